@@ -16,6 +16,7 @@ from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.display.compared_runs import ComparedRuns
+from accelerate_nb.notebook.display.listed_runs import ListedRuns
 from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
 from accelerate_nb.reports.history.run_table import RunTable
 
@@ -36,6 +37,8 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     """
     All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`. With names: these runs compared.
 
+    In JupyterLab and Notebook a press on a row opens the run below the table: its report, or its live panel where it still runs.
+
     Two to eight runs are compared by overlaid curves, the settings and metrics that differ, and the diff of their source.
     A name is a run's number in the table, its name or the beginning of it, or its folder. `folder` is the parent of the runs'
     folders; without it, the one that the setting `folder` names, or that in the user's cache.
@@ -49,10 +52,10 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     if len(names) == 1 and folder is None:
         # the parent of the runs' folders, as the only argument was until there were names
-        return RunTable(kept_runs(_parent(names[0])))
+        return ListedRuns(kept_runs(_parent(names[0])))
     if names:
         return compared_runs(names, folder)
-    return RunTable(kept_runs(_parent(folder)))
+    return ListedRuns(kept_runs(_parent(folder)))
 
 
 def compared_runs(

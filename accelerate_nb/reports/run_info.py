@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.events.run_state import RunInfo
 
 
@@ -37,6 +38,11 @@ class RunFacts:
             can_act=can_act,
             attach=f'accelerate_nb.attach("{run.folder}")' if getattr(run, "is_detached", False) else "",
         )
+
+    @classmethod
+    def of_saved(cls, run: SavedRun) -> RunFacts:
+        """The facts of a run that nobody can act on: from its folder."""
+        return cls(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
 
     def message(self) -> dict[str, Any]:
         """The facts as a page reads them."""

@@ -35,3 +35,11 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
         moves(other)
         other.get_by_role("button", name="Stop", exact=True).click()
         expect(other.locator(".anb-title .anb-chip")).to_have_text("■stopped")
+        # the table of runs opens it too, from its folder
+        second.give("accelerate_nb.runs()").run()
+        row = second.cell(0).get_by_role("button", name="train").first
+        row.press("Enter")
+        expect(second.cell(0).locator(".anb-title .anb-chip")).to_have_text("■stopped")
+        assert [output.output_type for output in second.save().cells[0].outputs] == ["execute_result", "display_data"]
+        row.press("Enter")
+        expect(second.page.locator(".anb")).to_have_count(0)

@@ -13,7 +13,6 @@ from accelerate_nb.cli.runs.html_page import write_page
 if TYPE_CHECKING:
     from accelerate_nb.events.run_reader import SavedRun
     from accelerate_nb.events.run_state import RunState
-    from accelerate_nb.reports.run_info import RunFacts
 
 
 def show_report(arguments: argparse.Namespace) -> int:
@@ -38,21 +37,19 @@ def show_report(arguments: argparse.Namespace) -> int:
 def _report(run: SavedRun, view: RunState) -> Iterator[str]:
     """The report that a notebook keeps as text; a failure of no rank is above it."""
     from accelerate_nb.reports.ansi import plain
-    from accelerate_nb.reports.report import static
 
     if run.error and not view.failures:
         yield plain(run.error)
         yield ""
-    yield static(_facts(run), view, live=False)["text/plain"]
+    yield _static(run, view)["text/plain"]
 
 
-def _facts(run: SavedRun) -> RunFacts:
+def _static(run: SavedRun, view: RunState) -> dict[str, str]:
+    from accelerate_nb.reports.report import static
     from accelerate_nb.reports.run_info import RunFacts
 
-    return RunFacts(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
+    return static(RunFacts.of_saved(run), view, live=False)
 
 
 def _write_page(run: SavedRun, view: RunState, path: Path) -> None:
-    from accelerate_nb.reports.report import static
-
-    write_page(path, f"{run.name}: {view.state}", static(_facts(run), view, live=False)["text/html"])
+    write_page(path, f"{run.name}: {view.state}", _static(run, view)["text/html"])

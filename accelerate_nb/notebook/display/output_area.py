@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class MimeBundle(NamedTuple):
@@ -12,6 +12,15 @@ class MimeBundle(NamedTuple):
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any] = {}
+
+
+class OutputArea(Protocol):
+    """An output of a cell, whose name is `cell`."""
+
+    cell: str
+
+    def update(self, bundle: MimeBundle) -> None:
+        """Show this instead."""
 
 
 class CellOutputArea:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
@@ -18,7 +18,7 @@ from accelerate_nb.notebook.display import saved_report
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
-from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, cell_id, cell_now
+from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_id, cell_now
 from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.reports.report import Report
 from accelerate_nb.reports.run_info import RunFacts
@@ -34,26 +34,36 @@ _BETWEEN_DRAWINGS = 1.0
 _KEPT = 8
 
 
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Take a widget away from all pages."""
+
+
 class FrontendState:
     """The state of the pages that show this notebook: whether one ever replied, and panels that they may still show."""
 
     def __init__(self) -> None:
         self.reply: bool | None = None
         self.code_copy = CodeCopy()
-        self._over: deque[LivePanel] = deque()
+        self._over: deque[_Closable] = deque()
 
     def timeout(self) -> float:
         """The seconds to wait for a page's hello."""
         return _TIMEOUT[self.reply]
 
-    def keep(self, panel: LivePanel) -> None:
-        """Let a panel stay whose run is over, and take away an old one for it."""
-        self._over.append(panel)
+    def keep(self, widget: _Closable) -> None:
+        """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
+        self._over.append(widget)
         if len(self._over) > _KEPT:
             self._over.popleft().close()
 
 
 _frontend: ContextVar[FrontendState] = ContextVar("accelerate_nb_pages", default=FrontendState())  # noqa: B039 - one for all threads
+
+
+def frontend() -> FrontendState:
+    """The state of the pages that show this notebook."""
+    return _frontend.get()
 
 
 class RunDisplay:
@@ -70,15 +80,22 @@ class RunDisplay:
     """
 
     def __init__(
-        self, host: str, *, live: bool, report: Report = "interactive", clock: Callable[[], float] = time.monotonic
+        self,
+        host: str,
+        *,
+        live: bool,
+        report: Report = "interactive",
+        clock: Callable[[], float] = time.monotonic,
+        new_output: Callable[[MimeBundle], OutputArea] = CellOutputArea,
     ) -> None:
         self._host, self._live, self._report, self._clock = host, live, report, clock
-        self._frontend, self._kernel_comm = _frontend.get(), kernel_comm()
+        self._new_output = new_output
+        self._frontend, self._kernel_comm = frontend(), kernel_comm()
         self._lock = threading.RLock()
         self._waits = ExitStack()
         self._run: RunHandle | None = None
         self._panel: LivePanel | None = None
-        self._outputs: list[CellOutputArea] = []
+        self._outputs: list[OutputArea] = []
         self._thread: threading.Thread | None = None
         self._is_static = not live
         self._is_over = False
@@ -144,11 +161,11 @@ class RunDisplay:
         with self._lock:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
             self._is_over = run.done
-            self._cell = cell_id()
+            self._cell = cell_id() if self._new_output is CellOutputArea else ""
             if self._live and not run.done:
                 self._panel = self._new_panel(run, background=background)
                 self._reply_deadline = self._clock() + self._frontend.timeout()
-            self._outputs.append(CellOutputArea(self._bundle()))
+            self._outputs.append(self._new_output(self._bundle()))
 
     def _new_panel(self, run: RunHandle, *, background: bool) -> LivePanel:
         from accelerate_nb.notebook.display.panel import LivePanel

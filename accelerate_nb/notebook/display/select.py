@@ -51,11 +51,16 @@ def choose(
     return DisplayChoice("panel", "a notebook") if has_widgets else DisplayChoice("html", "anywidget is not installed")
 
 
+def chosen(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
+    """The display mode for a host."""
+    has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
+    return choose(mode.panel, notebook_host, has_widgets=has_widgets).way
+
+
 def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
     """The front end for this host."""
     notebook_host = host(environment)
-    has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
-    way = choose(mode.panel, notebook_host, has_widgets=has_widgets).way
+    way = chosen(mode, notebook_host)
     if way == "text":
         # what executes a notebook keeps its outputs: the report comes after the lines
         report = mode.report if mode.panel == "auto" and notebook_host.reader == "file" else None

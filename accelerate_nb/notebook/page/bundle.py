@@ -22,9 +22,9 @@ _INDENTATION = re.compile(r"^[ ]+", re.MULTILINE)
 
 
 @cache
-def module() -> str:
-    """The panel as one ES module without imports: `mount`, the widget as default, and what its modules export."""
-    return joined(sources(), "panel")
+def module(entry: str = "panel") -> str:
+    """A widget as one ES module without imports: the panel, with `mount` and what its modules export, or another."""
+    return joined(sources(), entry)
 
 
 @cache

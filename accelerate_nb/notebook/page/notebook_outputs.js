@@ -39,12 +39,15 @@ export async function saveNotebook(notebook) {
   await notebook.save();
 }
 
-function panelOutputs(panel, notebook) {
+const panelOutputs = (panel, notebook) => matchingOutputs(notebook, ({ data }) => data?.[VIEW]?.model_id === panel);
+
+/** The outputs of a notebook that match, each as the list that it is in and its place there. */
+export function matchingOutputs(notebook, matches) {
   const found = [];
   for (const cell of notebook?.model?.cells ?? []) {
     const outputs = cell.outputs;
     for (let i = 0; i < (outputs?.length ?? 0); i++) {
-      if (outputs.get(i).data?.[VIEW]?.model_id === panel) found.push([outputs, i]);
+      if (matches(outputs.get(i))) found.push([outputs, i]);
     }
   }
   return found;

@@ -36,7 +36,7 @@ class RunTable(Sequence[SavedRun]):
     @overload
     def __getitem__(self, index: slice) -> RunTable: ...
     def __getitem__(self, index: int | slice) -> SavedRun | RunTable:
-        return RunTable(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+        return type(self)(self._runs[index]) if isinstance(index, slice) else self._runs[index]
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -45,11 +45,16 @@ class RunTable(Sequence[SavedRun]):
         return "\n".join(table_lines(self._runs)) if self._runs else "There are no runs."
 
     def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self, element_id: str = "") -> str:
+        """The table as HTML, as an element with this id."""
         if not self._runs:
             return "<div>There are no runs.</div>"
+        named = f' id="{element_id}"' if element_id else ""
         head, *rows = _columns([*_HEAD, "to show it"], ((*row, show_call(run)) for row, run in _rows(self._runs)))
         body = "".join(f"<tr>{''.join(f'<td{_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-        return f"<table><tr>{''.join(f'<th{_LEFT}>{name}</th>' for name in head)}</tr>\n{body}</table>"
+        return f"<table{named}><tr>{''.join(f'<th{_LEFT}>{name}</th>' for name in head)}</tr>\n{body}</table>"
 
 
 def show_call(run: SavedRun) -> str:

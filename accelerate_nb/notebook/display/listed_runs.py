@@ -1,0 +1,38 @@
+"""A table of runs that a notebook shows: in a page whose widgets work, its rows open."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.notebook.display.run_display import frontend
+from accelerate_nb.notebook.display.select import chosen
+from accelerate_nb.notebook.host import host
+from accelerate_nb.reports.history.run_table import RunTable
+
+
+class ListedRuns(RunTable):
+    """
+    Runs, the newest first, as `runs()` gives them.
+
+    >>> runs()[0].state
+    'running'
+    """
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self.html(self._opened_table() if self else "")}
+
+    def _opened_table(self) -> str:
+        """The id of the table whose rows a page opens; empty where none can."""
+        mode = resolve(
+            {}, {name: value for name, value in os.environ.items() if name == "ACCELERATE_NB_PANEL"}
+        ).launching
+        notebook_host = host(os.environ)
+        if chosen(mode, notebook_host) != "panel":
+            return ""
+        from accelerate_nb.notebook.display.run_browser import RunBrowser
+
+        browser = RunBrowser(self, notebook_host.service or "jupyter")
+        frontend().keep(browser)
+        return browser.element_id

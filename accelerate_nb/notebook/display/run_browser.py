@@ -1,0 +1,108 @@
+"""The rows of a table of runs as buttons: each opens its run below the table."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import anywidget
+import traitlets
+
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.events.run_reader import SavedRun, kept_run, view_of
+from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.notebook.display import saved_report
+from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
+from accelerate_nb.notebook.display.message_feed import Message
+from accelerate_nb.notebook.display.output_area import MimeBundle
+from accelerate_nb.notebook.display.run_display import RunDisplay
+from accelerate_nb.notebook.page import bundle as joining
+from accelerate_nb.reports.run_info import RunFacts
+
+
+class RunListWidget(anywidget.AnyWidget):
+    """A widget without a view of its own: the page has it turn the rows of the element `table` into buttons."""
+
+    _esm = joining.module("run_list")
+    table: Any = traitlets.Unicode("").tag(sync=True)
+
+
+class RunBrowser:
+    """
+    Opens runs of a table in the page that shows it: a report made from the run's folder, or the live panel of one that still runs.
+
+    The page puts it below the table, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
+
+    >>> browser = RunBrowser(kept_runs(parent), "jupyter")
+    >>> table.html(browser.element_id)
+    """
+
+    def __init__(self, runs: Sequence[SavedRun], host: str) -> None:
+        self._runs, self._host = runs, host
+        self.element_id = f"accelerate-nb-runs-{uuid4().hex[:12]}"
+        self._widget = RunListWidget(table=self.element_id)
+        self._comm = str(self._widget.model_id)
+        self._shown: _OutputBelow | None = None
+        self._widget.on_msg(lambda _widget, content, _buffers: self._receive(content))
+        # a person may look at former runs while a cell trains
+        kernel_comm().join(self._comm, self._receive)
+
+    def close(self) -> None:
+        """Open no more runs."""
+        kernel_comm().leave(self._comm)
+        self._widget.close()
+
+    def update(self, output: _OutputBelow, bundle: MimeBundle | None) -> None:
+        """Show a run below the table, or none, unless another one was opened meanwhile."""
+        if output is self._shown:
+            content = {} if bundle is None else {"data": dict(bundle.data), "metadata": dict(bundle.metadata)}
+            self._widget.send({"show": output.number, **content})
+
+    def _receive(self, content: Message) -> None:
+        """Open a run in a thread of its own: its folder may hold a day of metrics."""
+        number = content.get("open")
+        if number is None or isinstance(number, int):
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(self._open, number), name="accelerate_nb run", daemon=True
+            ).start()
+
+    def _open(self, number: int | None) -> None:
+        self._shown = output = _OutputBelow(self, number)
+        if number is None:
+            self.update(output, None)
+            return
+        try:
+            self._show(kept_run(self._runs[number].folder), output)
+        except (AccelerateNbError, OSError) as error:
+            output.update(MimeBundle({"text/plain": f"{type(error).__name__}: {error}"}))
+
+    def _show(self, run: SavedRun | None, output: _OutputBelow) -> None:
+        if run is None:
+            output.update(MimeBundle({"text/plain": "The folder of this run is gone."}))
+        elif run.is_over:
+            report = saved_report.bundle(RunFacts.of_saved(run), view_of(run), live=False, interactive=True)
+            output.update(MimeBundle(report))
+        else:
+            DetachedRun(run, RunDisplay(self._host, live=True, new_output=output.shown)).start().follow()
+
+
+class _OutputBelow:
+    """The output below the table, for the run of one row."""
+
+    cell = ""
+
+    def __init__(self, browser: RunBrowser, number: int | None) -> None:
+        self.number = number
+        self._browser = browser
+
+    def shown(self, bundle: MimeBundle) -> _OutputBelow:
+        """Show this; returns the output."""
+        self.update(bundle)
+        return self
+
+    def update(self, bundle: MimeBundle) -> None:
+        self._browser.update(self, bundle)
