@@ -34,7 +34,7 @@ _BETWEEN_DRAWINGS = 1.0
 _KEPT = 8
 
 
-class _Closable(Protocol):
+class _KeptWidget(Protocol):
     def close(self) -> None:
         """Take a widget away from all pages."""
 
@@ -45,13 +45,13 @@ class FrontendState:
     def __init__(self) -> None:
         self.reply: bool | None = None
         self.code_copy = CodeCopy()
-        self._over: deque[_Closable] = deque()
+        self._over: deque[_KeptWidget] = deque()
 
     def timeout(self) -> float:
         """The seconds to wait for a page's hello."""
         return _TIMEOUT[self.reply]
 
-    def keep(self, widget: _Closable) -> None:
+    def keep(self, widget: _KeptWidget) -> None:
         """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
         self._over.append(widget)
         if len(self._over) > _KEPT:
