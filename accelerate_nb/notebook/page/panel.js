@@ -8,11 +8,12 @@ import { savedReport } from "./saved_report.js";
 import { Knobs } from "./knobs.js";
 import { watchKernel } from "./kernel_status.js";
 import { replacePanel, restorePanel, saveNotebook } from "./notebook_outputs.js";
+import { Bell, notifyOfEnd } from "./notifications.js";
 import { acknowledge, kernelIsReachable, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
 import { END_STATES } from "./states.js";
 import { openView } from "./mount.js";
 
-const LIVE_PARTS = [Knobs];
+const LIVE_PARTS = [Knobs, Bell];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
@@ -38,16 +39,22 @@ export default () => {
     const onMessage = (message, buffers) => {
       if (message.log) saveFile(message.log, buffers);
       if (message.report) replacePanel(message.report, model.widget_manager?.context);
-      const hadEnded = END_STATES.has(store.state.state);
+      const [hadEnded, wasKnown] = [END_STATES.has(store.state.state), store.epoch > 0];
       feed(store, message);
-      if (END_STATES.has(store.state.state) && !hadEnded && store.views.size) awaitReport(model.get("place")?.report, (place) => continueIn(model, place));
+      const ends = END_STATES.has(store.state.state) && !hadEnded;
+      // what ended before this page was loaded is no news
+      if (ends && wasKnown) notifyOfEnd(store);
+      if (ends && store.views.size) awaitReport(model.get("place")?.report, (place) => continueIn(model, place));
       // also where the page's timers sleep, in a tab in the background
       if (store.views.size) acknowledge(store, send);
     };
     const notebook = model.widget_manager?.context;
     const ended = (how) => {
       const { gone, state: { ended: before } } = store;
-      if (endWithKernel(store, how)) setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
+      if (endWithKernel(store, how)) {
+        notifyOfEnd(store);
+        setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
+      }
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
       else if (!gone && before !== null && elapsedSince(store, before) < RECENT) saveNotebook(notebook);
       else return;

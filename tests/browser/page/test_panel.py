@@ -35,6 +35,40 @@ def _lines(number: int, size: int = 2) -> list[list[Any]]:
     return [[i % size, 0, f"line {i}", STARTED + i, 0] for i in range(number)]
 
 
+# Stands in for the browser's own, of which a browser without a window shows none; it counts what the page requests.
+STUB = """() => {
+  window.notified = [];
+  window.Notification = class {
+    static permission = "default";
+    static requests = 0;
+    static async requestPermission() { Notification.requests++; Notification.permission = "granted"; }
+    constructor(title, { body, tag }) { notified.push([title, body, tag]); }
+  };
+}"""
+
+
+def test_a_run_that_took_a_minute_is_notified_of_once_the_bell_was_pressed(page: Any, show: Any) -> None:
+    page.evaluate(STUB)
+    show([start(2)])
+    bell = page.get_by_role("button", name="Notify me when the run is over")
+    expect(bell).to_have_attribute("aria-pressed", "false")
+    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 74})
+    _give(page, **start(2))
+    assert page.evaluate("[Notification.requests, notified]") == [0, []]
+    bell.click()
+    expect(bell).to_have_attribute("aria-pressed", "true")
+    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 59})
+    _give(page, **start(2))
+    failure = {"rank": 1, "type": "KeyError", "message": "'label'"}
+    _give(page, seq=2, failure=failure, state={"state": "failed", "ended": STARTED + 74})
+    _give(page, seq=3, line_count=1)
+    told = ["train failed", "after 01:14, rank 1: KeyError: 'label'", "/home/me/.accelerate_nb/runs/train-7"]
+    assert page.evaluate("[Notification.requests, notified]") == [1, [told]]
+    _give(page, **start(2))
+    bell.click()
+    expect(bell).to_have_attribute("aria-pressed", "false")
+
+
 # ------------------------------------------------------------------------------------------------------------------- head
 
 
