@@ -29,6 +29,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     TaskDone,
 )
+from accelerate_nb.events.profile_events import ProfiledOperation, ProfileRequested, StepProfile
 
 # The `type` tag of each event in `events.jsonl`. A tag stays what it is when a class is renamed.
 TAGS: dict[str, type[Event]] = {
@@ -52,6 +53,8 @@ TAGS: dict[str, type[Event]] = {
     "memory_use": MemoryUse,
     "knob_value": KnobValue,
     "knob_held": KnobHeld,
+    "profile_requested": ProfileRequested,
+    "step_profile": StepProfile,
 }
 _TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
 _FIELDS = {tag: frozenset(field.name for field in fields(event_class)) for tag, event_class in TAGS.items()}
@@ -102,4 +105,6 @@ def from_values(values: dict[str, Any]) -> Event:
     }
     if "frames" in known:
         known["frames"] = tuple(Frame(*frame) for frame in known["frames"])
+    if "operations" in known:
+        known["operations"] = tuple(ProfiledOperation(*operation) for operation in known["operations"])
     return TAGS[tag](**known)

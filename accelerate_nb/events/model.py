@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from accelerate_nb.events.knob_events import KnobHeld, KnobValue
+from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Meaning: TypeAlias = Literal["", "bar", "warning", "error"]
@@ -322,4 +323,6 @@ Event: TypeAlias = (
     | MemoryUse
     | KnobValue
     | KnobHeld
+    | ProfileRequested
+    | StepProfile
 )

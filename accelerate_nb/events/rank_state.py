@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
 from accelerate_nb.events.knob_events import KnobValue
@@ -20,7 +20,12 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     Stream,
 )
+from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
 
+# What a rank says of itself, of which the newest counts.
+Fact: TypeAlias = (
+    DeviceSample | KnobValue | MemoryUse | MeshCoordinates | StepBreakdown | ProfileRequested | StepProfile | Failure
+)
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
 
@@ -30,7 +35,8 @@ class RankSummary:
     """
     One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar.
 
-    `first_step` and `steps` are the parts of its first step's time, and of its newest steps'.
+    `first_step` and `steps` are the parts of its first step's time, and of its newest steps'. `requested_profile` is one that it has not
+    sent yet, `profile` the newest that it has.
     """
 
     rank: int
@@ -46,6 +52,8 @@ class RankSummary:
     memory: MemoryUse | None
     first_step: StepBreakdown | None
     steps: StepBreakdown | None
+    requested_profile: ProfileRequested | None
+    profile: StepProfile | None
     failure: Failure | None
 
 
@@ -73,6 +81,8 @@ class RankFold:
     memory: MemoryUse | None = None
     first_step: StepBreakdown | None = None
     steps: StepBreakdown | None = None
+    requested_profile: ProfileRequested | None = None
+    profile: StepProfile | None = None
     failure: Failure | None = None
 
     def take_state(self, change: StateChange) -> None:
@@ -80,9 +90,10 @@ class RankFold:
             self.failure = self.first_step = self.steps = None
             self.open_lines.clear()
             self.knobs = {}
+            self.requested_profile = None
         self.state, self.detail = change.state, change.detail
 
-    def take_fact(self, fact: DeviceSample | KnobValue | MemoryUse | MeshCoordinates | StepBreakdown | Failure) -> None:
+    def take_fact(self, fact: Fact) -> None:
         if isinstance(fact, DeviceSample):
             self.devices[fact.device] = fact
         elif isinstance(fact, KnobValue):
@@ -95,6 +106,10 @@ class RankFold:
             self.steps = fact
         elif isinstance(fact, MeshCoordinates):
             self.coordinates = fact.coordinates
+        elif isinstance(fact, ProfileRequested):
+            self.requested_profile = fact
+        elif isinstance(fact, StepProfile):
+            self.requested_profile, self.profile = None, fact
         else:
             self.failure = fact
 
@@ -139,5 +154,7 @@ class RankFold:
             "memory": self.memory,
             "first_step": self.first_step,
             "steps": self.steps,
+            "requested_profile": self.requested_profile,
+            "profile": self.profile,
             "failure": self.failure,
         }

@@ -32,6 +32,7 @@ from accelerate_nb.events.model import (
     StateChange,
     StepBreakdown,
 )
+from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
 from accelerate_nb.events.rank_state import RankFold, RankState, RankSummary
 
 Shown: TypeAlias = LogLine | Display
@@ -118,7 +119,14 @@ class RunState:
                 case Display():
                     characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
                     self._shown.append(event, sum(characters))
-                case DeviceSample() | MemoryUse() | MeshCoordinates() | StepBreakdown() | Failure():
+                case (
+                    DeviceSample()
+                    | MemoryUse()
+                    | MeshCoordinates()
+                    | StepBreakdown()
+                    | Failure()
+                    | (ProfileRequested() | StepProfile())
+                ):
                     self._rank(event.rank).take_fact(event)
                 case NodeRanks():
                     self._nodes[event.node] = event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,13 @@ class RunHandle(RunInfo, Protocol):
         Change a knob of the training (`Accelerator.knob`), from any thread, without waiting for it.
 
         Raises `ConfigurationError` for an unknown knob or a bad value, `StateError` where nothing can be changed.
+        """
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """
+        Have ranks, by default all, profile their next optimizer steps, from any thread, without waiting for it.
+
+        Raises `ConfigurationError` for bad steps or ranks, `StateError` and `NotYetError` where they can't be profiled.
         """
 
     def stacks(self) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
-from accelerate_nb.errors import HangError, LaunchError, StoppedError, WorkerError
+from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
@@ -17,6 +17,7 @@ from accelerate_nb.failures.stack_dumps import stacks_text
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.knob_changes import KnobChanges
+from accelerate_nb.launching.profile_requests import ProfileRequests
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
@@ -82,6 +83,9 @@ class LostNodes(Protocol):
 class LaunchedRun(Run):
     """A run whose worker groups this process starts and follows; the launcher makes it."""
 
+    # where requests don't reach all ranks, and what to do instead; empty where they do
+    unreached: ClassVar[str] = ""
+
     def __init__(
         self,
         *,
@@ -123,6 +127,7 @@ class LaunchedRun(Run):
         self.ranks_here: Collection[int] | None = None
         self._thread: threading.Thread | None = None
         self._knobs = KnobChanges(run_context.view, self.send)
+        self._profiles = ProfileRequests(run_context.view, self.folder, self.send, run_context.take)
         self._on_event, run_context.on_event = run_context.on_event, self._on_run_event
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -158,7 +163,13 @@ class LaunchedRun(Run):
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, from any thread, without waiting for it."""
+        self._check_reached(f"Knob {name!r} was to be changed")
         self._knobs.request(name, value)
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks profile their next optimizer steps, from any thread, without waiting for it."""
+        self._check_reached("A profile was requested")
+        self._profiles.request(steps, ranks)
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
@@ -184,6 +195,10 @@ class LaunchedRun(Run):
 
     def _is_going_on(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _check_reached(self, request: str) -> None:
+        if self.unreached:
+            raise NotYetError(f"{request} {self.unreached}")
 
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)
@@ -363,6 +378,13 @@ def _explained(error: BaseException, text: str) -> BaseException:
 
 class InlineRun(LaunchedRun):
     """A run of one rank in the very process that waits for it."""
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """A call in this process can't be profiled from outside: raises `NotYetError`."""
+        raise NotYetError(
+            "A profile was requested of a function that runs in this process. Use torch.profiler or `accelerator.profile()` in it, or "
+            "launch workers."
+        )
 
     def start(self) -> InlineRun:
         """Begin in this thread, and return when the run is over."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -173,6 +173,18 @@ class Run(ABC):
         the run is over or stops.
 
         >>> run.set_knob("lr", 1e-4)
+        """
+
+    @abstractmethod
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """
+        Have ranks, by default all, profile their next optimizer steps with torch's profiler while the run goes on.
+
+        Returns at once. The panel shows the costliest operations, and offers the trace (Perfetto's format), which is in the run's folder too;
+        `run.view.rank(0).profile` holds them. Any optimizer of torch makes steps. Raises `ConfigurationError` for other than 1 to 100 steps or
+        an unknown rank, `StateError` where ranks don't run or profile already, and `NotYetError` where they can't be reached.
+
+        >>> run.profile(steps=10, ranks=[0])
         """
 
     # ------------------------------------------------------------------------------------------------------ inside

@@ -8,6 +8,7 @@ from typing import Any
 from accelerate_nb.events.model import FirstStep
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import
+from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.rank_local import RankLocal
 
 _reported: RankLocal[bool] = RankLocal(lambda: False)
@@ -23,7 +24,7 @@ def report_first_step() -> None:
 
 
 def install() -> None:
-    """Have any optimizer of torch report its first step in this process, also where no `Accelerator` is used."""
+    """Have any optimizer of torch report its steps in this process, also where no `Accelerator` is used."""
     after_import("torch.optim.optimizer", _watch)
 
 
@@ -31,9 +32,10 @@ def _watch(module: Any) -> None:
     module.register_optimizer_step_post_hook(_on_step)
 
 
-def _on_step(*_: Any) -> None:
+def _on_step(optimizer: Any, *_: Any) -> None:
     import torch
 
     # a step that is being traced is none, and to send anything would break its graph
     if not torch.compiler.is_compiling():
         report_first_step()
+        current_step_profiler().stepped(optimizer)

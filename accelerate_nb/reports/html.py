@@ -10,6 +10,7 @@ from accelerate_nb.events.model import LogLine, Meaning
 from accelerate_nb.reports.ansi import as_html
 from accelerate_nb.reports.failure_summary import FailureCause
 from accelerate_nb.reports.number_format import counted
+from accelerate_nb.reports.profile_table import COLUMNS, ProfileTable
 from accelerate_nb.reports.size_limits import first_fitting, fitted, narrowed, newest_fitting, saved_size
 from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_cells
 from accelerate_nb.reports.svg_chart import picture
@@ -68,6 +69,8 @@ def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
     yield _table(digest)
     if digest.step_causes:
         yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.step_causes))}</div>"
+    if digest.profile is not None:
+        yield _profile(digest.profile)
     if digest.host:
         amounts = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
         yield f"<div{_GAP}>{amounts}</div>"
@@ -133,6 +136,13 @@ def _curves(digest: RunSummary) -> str:
     fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
     more = f"\n<div>… {escape(digest.unshown)}</div>" if digest.unshown else ""
     return _as_table(fitting) + more
+
+
+def _profile(profile: ProfileTable) -> str:
+    rows = [[f"<b>{name}</b>" for name in COLUMNS], *([*map(escape, row)] for row in profile.rows)]
+    table = _as_table([*map(_row, rows)]) if profile.rows else ""
+    trace = f"<div{_IDLE_WARNING}>Its trace, for Perfetto: {escape(profile.trace)}</div>" if profile.trace else ""
+    return "\n".join(filter(None, (f"<div{_GAP}>{escape(profile.head)}</div>", table, trace)))
 
 
 def _coloured(text: str) -> str:

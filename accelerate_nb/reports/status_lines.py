@@ -14,6 +14,7 @@ from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
 from accelerate_nb.reports.number_format import ranks_text, time_text
+from accelerate_nb.reports.profile_table import newest_profile, profile_line
 from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.reports.summary import curve_text, ranks_of_nodes, row_of
@@ -101,6 +102,7 @@ class StatusLines:
         self._failed: set[int] = set()
         self._stopping = False
         self._shown_warning: IdleWarning | None = None
+        self._profile = 0
 
     def news(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
         """Lines on what has happened since the last call; `time` is in seconds since 1970."""
@@ -110,6 +112,7 @@ class StatusLines:
         self._stopping = view.state == "stopping"
         yield from self._failures(view, ranks, time)
         yield from self._idle_line(view.idle_warning)
+        yield from self._profile_line(ranks)
 
     def _restarts(self, view: RunState) -> Iterator[str]:
         for restart in view.restarts:
@@ -126,6 +129,12 @@ class StatusLines:
             self._failed.add(rank.rank)
             if not (failure.ended_by_us or failure.lost_connection):
                 yield f"{failure_line(failure)}; other ranks go on"
+
+    def _profile_line(self, ranks: Sequence[RankSummary]) -> Iterator[str]:
+        # of several ranks, the one that is there first
+        if (found := newest_profile(ranks)) is not None and found[0].number > self._profile:
+            self._profile = found[0].number
+            yield profile_line(found[0])
 
     def _idle_line(self, idle_warning: IdleWarning | None) -> Iterator[str]:
         shown, self._shown_warning = self._shown_warning, self._shown_warning if idle_warning is not None else None

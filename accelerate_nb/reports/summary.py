@@ -17,6 +17,7 @@ from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_
 from accelerate_nb.reports.memory_parts import memory_text
 from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
 from accelerate_nb.reports.number_format import bytes_text, counted, ranks_text, time_text, value_text
+from accelerate_nb.reports.profile_table import ProfileTable, profile_table
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.step_causes import step_causes, step_text
@@ -84,6 +85,7 @@ class RunSummary:
     pictures: tuple[MetricCurve, ...]
     unshown: str
     step_causes: tuple[str, ...]
+    profile: ProfileTable | None
     cause: FailureCause | None
     tails: tuple[LogTail, ...]
     folder: str
@@ -115,6 +117,7 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         pictures=curves[:_MOST_PICTURES],
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
         step_causes=step_causes(ranks),
+        profile=profile_table(ranks),
         cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
         tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
         folder=facts.folder,

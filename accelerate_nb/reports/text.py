@@ -8,6 +8,7 @@ from accelerate_nb.events.model import LogLine
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import FailureCause
 from accelerate_nb.reports.number_format import counted
+from accelerate_nb.reports.profile_table import COLUMNS, ProfileTable
 from accelerate_nb.reports.size_limits import first_fitting, fitted, narrowed, newest_fitting, saved_size
 from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_text
 
@@ -57,6 +58,8 @@ def _upper(digest: RunSummary) -> Iterator[str]:
     yield "\n".join(first_fitting(_table(digest), _TABLE))
     if digest.step_causes:
         yield "\n".join(digest.step_causes)
+    if digest.profile is not None:
+        yield "\n".join(_profile_lines(digest.profile))
     if digest.host:
         yield "  ".join(f"{name} {amount}" for name, amount in digest.host)
     if digest.curves:
@@ -70,6 +73,11 @@ def _table(digest: RunSummary) -> list[str]:
     rows = [head, *([*_cells(row)] for row in digest.rows)]
     filled = [index for index in range(len(head)) if any(row[index] for row in rows[1:])]
     return aligned([[row[index] for index in filled] for row in rows])
+
+
+def _profile_lines(profile: ProfileTable) -> list[str]:
+    trace = [f"Its trace, for Perfetto: {profile.trace}"] if profile.trace else []
+    return [profile.head, *(aligned([COLUMNS, *profile.rows]) if profile.rows else []), *trace]
 
 
 def _cells(row: SummaryRow) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.knobs import current_knobs
+from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.transport.protocol.channel import frame
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
@@ -22,6 +23,7 @@ from accelerate_nb.transport.protocol.messages import (
     QueryCollectives,
     StopAt,
 )
+from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 from accelerate_nb.worker.control_channel import ControlChannel
 
 # More of them than are sent would fill the pipe.
@@ -36,6 +38,7 @@ def install(channel: ControlChannel) -> None:
     channel.on(QueryCollectives, _collectives)
     channel.on(HoldForKnob, lambda message, _: emit(current_knobs().hold(message.rank, message.number)))
     channel.on(ChangeKnobAfter, lambda message, _: current_knobs().change(*astuple(message)))
+    channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
 
 
 def _hold(_: HoldAtBoundary, descriptors: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from accelerate_nb.events.channel import EventSender
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.sources.installed_packages import loaded_since
 from accelerate_nb.transport.outcome import Raised, failure_of, write_raised, write_returned
 from accelerate_nb.transport.payload import Payload, arrived
@@ -60,7 +61,10 @@ class RankConnection:
     def run(self) -> None:
         """Call the function, and leave its value."""
         self._send_state("running")
-        value = self._call()
+        try:
+            value = self._call()
+        finally:
+            current_step_profiler().end_function()
         background_tasks.finish()
         write_returned(self._worker.descriptors.outcome, value, loaded_since(self._before))
 

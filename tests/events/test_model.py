@@ -30,6 +30,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     TaskDone,
 )
+from accelerate_nb.events.profile_events import ProfiledOperation, ProfileRequested, StepProfile
 
 EVENTS = [
     LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
@@ -56,6 +57,8 @@ EVENTS = [
     MemoryUse(1, 2**40, 3, 4, None, 11.0),
     KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
     KnobHeld(1, 2, None),
+    ProfileRequested(1, 2, 10, 11.0),
+    StepProfile(1, 2, 9, 0.5, (ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),), "/runs/1/profile.json.gz", 11.0),
 ]
 
 

@@ -30,6 +30,7 @@ from accelerate_nb.events.model import (
     Restart,
     StateChange,
 )
+from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.reports.memory_parts import batch_factor, memory_parts
 from tests.reports import stories
@@ -177,6 +178,28 @@ def test_a_report_says_of_a_cpu_only_what_its_process_takes():
     for text in report(stories.view_of(memory)).values():
         assert "2.0 MiB of optimizer; the process takes 512.0 MiB in all" in text
         assert "would fit" not in text
+
+
+def test_a_report_has_the_newest_profile_of_the_first_rank_that_has_one():
+    operations = (
+        ProfiledOperation("aten::mm", 1200, 0.3, 0.6, "cuda"),
+        ProfiledOperation("<b>", 1, 2e-5, 4e-5, "cuda"),
+    )
+    profiles = [
+        StepProfile(0, 1, 10, 9.0, operations, "/runs/old", stories.STARTED),
+        StepProfile(0, 2, 0, 0.0, (), "", stories.STARTED, "no optimizer step was seen"),
+        *(StepProfile(rank, 2, 10, 0.5, operations, "/runs/trace", stories.STARTED) for rank in (1, 2)),
+    ]
+    texts = report(stories.view_of(*profiles, size=3))
+    for text in texts.values():
+        assert (
+            "rank 1, profile of 10 steps: 50 ms a step, costliest operations on the CUDA (profiled: ranks 0–2)" in text
+        )
+        assert "/runs/trace" in text
+        assert "/runs/old" not in text
+    assert "aten::mm   1,200  300 ms     60.0%\n<b>        1      0.02 ms    0.0%" in texts["text/plain"]
+    refused = report(stories.view_of(profiles[1], size=1))["text/plain"]
+    assert "rank 0 was not profiled: no optimizer step was seen" in refused
 
 
 @pytest.mark.parametrize("essential", ESSENTIAL)

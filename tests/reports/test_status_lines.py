@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, NodeRanks, Progress, Restart, StateChange
+from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import PlainText
 from tests.notebook.paper import Paper
@@ -72,6 +73,15 @@ def test_newest_metrics_stand_below_the_lines():
     paper.feed(metric(1.25, step=8))
     assert paper.open[0] == "[0] loss 1.25  lr 3.00e-4  step 8"
     assert paper.texts == []
+
+
+def test_a_profile_is_a_line_of_the_rank_that_has_it_first():
+    paper = StatusPaper()
+    operations = (ProfiledOperation("aten::mm", 20, 0.3, 0.6, "cpu"),)
+    for rank in (1, 0):
+        paper.feed(StepProfile(rank, 1, 10, 0.5, operations, "/runs/1/p.json.gz", STARTED))
+    head = "rank 1, profile of 10 steps: 50 ms a step, costliest operations on the CPU"
+    assert paper.texts == [f"... {head} · aten::mm 60% · trace: /runs/1/p.json.gz ..."]
 
 
 def test_a_bar_that_is_drawn_as_text_is_shown_once():

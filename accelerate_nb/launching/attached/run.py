@@ -11,7 +11,6 @@ from typing import Any, Literal
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import NotYetError
 from accelerate_nb.events.line_reader import OutputLine
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange, Stream
 from accelerate_nb.events.rank_state import RankState
@@ -88,11 +87,7 @@ class AttachedWorkers(InlineWorkers):
 class AttachedRun(InlineRun):
     """A run on processes that a launcher started, as the process of one rank has it: it is over when the launch returns."""
 
-    def set_knob(self, name: str, value: float) -> None:
-        """Knobs can't be changed in processes that another launcher started: raises `NotYetError`."""
-        raise NotYetError(
-            f"Knob {name!r} was to be changed in processes that another launcher started. Launch from a notebook to change knobs."
-        )
+    unreached = "in processes that another launcher started. Launch from a notebook instead."
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote through Python's streams; of one on a machine that does not share the folder, the last lines."""

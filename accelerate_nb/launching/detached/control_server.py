@@ -14,6 +14,7 @@ from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
+from accelerate_nb.transport.protocol.profile_messages import RequestProfile
 
 # A client that takes nothing for so many seconds is given up.
 _TIMEOUT = 30.0
@@ -71,6 +72,9 @@ class ControlServer:
                 # the attached process has checked it; a run that has ended meanwhile changes nothing
                 with suppress(AccelerateNbError):
                     self._run.set_knob(name, value)
+            case RequestProfile(steps, ranks):
+                with suppress(AccelerateNbError):
+                    self._run.profile(steps, ranks)
             case QueryStacks():
                 return StacksReply(self._run.stacks())
             case QueryLiveState():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from accelerate_nb.launching.detached.control_socket import check_owner
 from accelerate_nb.launching.detached.live_state import apply_live
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
 from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.profile_requests import checked_ranks
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.rank.knobs import checked_change
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
+from accelerate_nb.transport.protocol.profile_messages import RequestProfile
 
 # How often the folder is read for what is new, and the run host is asked for what is not in it.
 _BETWEEN_READS = 0.1
@@ -109,6 +112,10 @@ class DetachedRun(Run):
         if self.done:
             raise StateError(f"Knob {name!r} was to be changed, and the run is over. Knobs change while it runs.")
         self._request(ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks profile their next optimizer steps, without waiting for it."""
+        self._request(RequestProfile(steps, checked_ranks(self.view, steps, ranks)))
 
     # ------------------------------------------------------------------------------------------------------- inside
 

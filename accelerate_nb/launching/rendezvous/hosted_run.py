@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from accelerate_nb.errors import HangError, LaunchError, NotYetError
+from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Event, Failure, Restart, State, StateChange
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
@@ -135,6 +135,8 @@ class HostedNodes(LaunchedNodes):
 class HostNodeRun(LaunchedRun):
     """A run of several nodes, conducted here."""
 
+    unreached = "in a run that is launched on each machine. Launch it from one notebook."
+
     def __init__(self, nodes: HostedNodes, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._nodes, inner = nodes, self._run_context.on_event
@@ -144,12 +146,6 @@ class HostNodeRun(LaunchedRun):
             inner(event)
 
         self._run_context.on_event = on_event
-
-    def set_knob(self, name: str, value: float) -> None:
-        """Knobs of a run that is launched on each machine can't be changed: raises `NotYetError`."""
-        raise NotYetError(
-            f"Knob {name!r} was to be changed in a run that is launched on each machine. Launch it from one notebook."
-        )
 
     def _report_end(self, state: State, detail: str) -> None:
         failures = [item.failure for item in self._rank_results if item.failure is not None]

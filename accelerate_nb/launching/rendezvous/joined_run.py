@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from accelerate_nb.errors import HangError, LaunchError, NotYetError
+from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Failure, Restart, State
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import stopped_error, worker_error
@@ -60,6 +60,8 @@ class JoinedNodes(LaunchedNodes):
 class JoinedNodeRun(LaunchedRun):
     """A run that node 0 conducts, with `size` ranks here from `first_rank` on."""
 
+    unreached = "in a run that is launched on each machine. Launch it from one notebook."
+
     def __init__(self, link: HostLink, first_rank: int, size: int, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._link, self._own_ranks = link, range(first_rank, first_rank + size)
@@ -67,12 +69,6 @@ class JoinedNodeRun(LaunchedRun):
         self._run_context.deadline = None
         self._run_context.hang_warning_after = 0.0
         self._end: EndRun | None = None
-
-    def set_knob(self, name: str, value: float) -> None:
-        """Knobs of a run that is launched on each machine can't be changed: raises `NotYetError`."""
-        raise NotYetError(
-            f"Knob {name!r} was to be changed in a run that is launched on each machine. Launch it from one notebook."
-        )
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
         results = tuple(RankResult(rank) for rank in range(len(self.view.ranks)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,6 +150,10 @@ class CellRun:
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
         self._home.set_knob(name, value)
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks of the cell, by default all, profile their next optimizer steps (`Run.profile`)."""
+        self._home.profile(steps, self.ranks if ranks is None else ranks)
 
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells; takes up to some seconds."""

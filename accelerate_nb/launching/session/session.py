@@ -6,7 +6,7 @@ import atexit
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +263,12 @@ class Session:
         if not self.busy:
             raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
         self._run.set_knob(name, value)
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks, by default all, profile their next optimizer steps (`Run.profile`)."""
+        if not self.busy:
+            raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
+        self._run.profile(steps, ranks)
 
     def close(self) -> None:
         """End the workers, cleanly where they can: cells that run are interrupted; returns when all have ended."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from accelerate_nb.errors import HangError
-from accelerate_nb.events.knob_events import KnobValue
-from accelerate_nb.events.model import Display, MemoryUse, Progress, State, StateChange, StepBreakdown
-from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.model import Display, Progress, State, StateChange
+from accelerate_nb.events.rank_state import Fact, RankSummary
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run_context import Stop
@@ -53,6 +52,10 @@ class CellHandle:
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step."""
         self._run.set_knob(name, value)
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks of the cell profile their next optimizer steps."""
+        self._run.profile(steps, ranks)
 
     def stacks(self) -> str:
         """The current stack of every rank."""
@@ -127,9 +130,9 @@ class CellHandle:
         self._is_over = True
 
 
-def _facts(glance: RankSummary) -> list[KnobValue | MemoryUse | StepBreakdown]:
+def _facts(glance: RankSummary) -> list[Fact]:
     """What a rank said of its training."""
-    facts = (glance.first_step, glance.steps, glance.memory)
+    facts = (glance.first_step, glance.steps, glance.memory, glance.profile, glance.requested_profile)
     return [*glance.knobs.values(), *(fact for fact in facts if fact is not None)]
 
 

@@ -51,6 +51,7 @@ from accelerate_nb.transport.protocol.node_messages import (
     RunRefused,
     StartGroup,
 )
+from accelerate_nb.transport.protocol.profile_messages import ProfileSteps, RequestProfile
 from accelerate_nb.transport.worker_spec import LocalWorker
 
 # ------------------------------------------------------------------------------------------------- kernel to supervisor
@@ -324,6 +325,8 @@ TAGS: Mapping[str, type[Message]] = {
     "hold_for_knob": HoldForKnob,
     "change_knob_after": ChangeKnobAfter,
     "change_knob": ChangeKnob,
+    "profile_steps": ProfileSteps,
+    "request_profile": RequestProfile,
     "join_run": JoinRun,
     "run_joined": RunJoined,
     "run_refused": RunRefused,

@@ -18,6 +18,7 @@ from accelerate_nb.events.model import TaskDone
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.knobs import current_knobs
+from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
@@ -160,6 +161,7 @@ class TaskLoop:
         self._done.clear()
         current_stop_request().reset()
         current_knobs().restart()
+        current_step_profiler().begin_function()
         with self._lock:
             self._number, self._is_interrupted = due.number, due.number in self._early
         try:
@@ -171,6 +173,7 @@ class TaskLoop:
                 raise
             reply = self._failed(error)
         self._can_be_stopped = False
+        current_step_profiler().end_function()
         if self._is_interrupted and reply.failure is not None:
             reply = replace(reply, failure=replace(reply.failure, ended_by_us=True))
         with self._lock:

@@ -122,10 +122,13 @@ def test_a_value_of_a_class_of_the_callers_comes_back(folder):
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
     run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
     assert comes(lambda: steps_of(folder) > [0, 0])
-    # on the way, a knob of it is changed
+    # on the way, a rank is profiled, and a knob of it is changed
+    run.profile(steps=2, ranks=[1])
     assert comes(lambda: "scale" in run.view.knobs())
     run.set_knob("scale", 3.0)
     assert comes(lambda: run.view.knobs()["scale"].value == 3.0)
+    assert comes(lambda: run.view.rank(1).profile)
+    assert (run.folder / "profile_1_rank_1.json.gz").exists()
     host_of(run.folder).terminate()
     (first, second) = run.wait(20)
     assert first[1] == second[1]

@@ -85,6 +85,7 @@ from accelerate_nb.transport.protocol.node_messages import (
     RunRefused,
     StartGroup,
 )
+from accelerate_nb.transport.protocol.profile_messages import ProfileSteps, RequestProfile
 from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
@@ -175,6 +176,8 @@ EXAMPLES = [
     HoldForKnob(1, 3),
     ChangeKnobAfter(3, "lr", 1e-4, 17),
     ChangeKnob("lr", 1e-4),
+    ProfileSteps(1, 3, 10, "/runs/1"),
+    RequestProfile(10, (0, 2)),
     CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
     StopRun("finish"),
     QueryStacks(),

@@ -1,0 +1,261 @@
+"""The profile of a rank's next optimizer steps, by torch's profiler, while the training goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
+from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.rank_local import RankLocal
+
+MOST_OPERATIONS = 10
+_LONGEST_NAME = 200
+# A first step, and a further one where the others are short, that takes longer is none: an evaluation would fill the memory with its calls.
+_FIRST_STEP_LIMIT, _STEP_LIMIT, _TIMES_LONGEST = 120.0, 10.0, 5.0
+# The end of a function waits so long for the trace; whoever interrupts it waits for its failure meanwhile.
+_EXPORT_TIMEOUT = 3.0
+_BETWEEN_CHECKS = 1.0
+_NO_STEP = "no optimizer step was seen before its function ended"
+
+
+class Averages(Protocol):
+    """The totals of one operation (`torch.autograd.profiler_util.FunctionEventAvg`), in microseconds."""
+
+    key: str
+    count: int
+    self_cpu_time_total: float
+    self_device_time_total: float
+    device_type: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """A request to profile a rank's next steps; `folder` is that of the run, on the machine that launched it."""
+
+    rank: int
+    number: int
+    steps: int
+    folder: str
+
+    def without_profile(self, problem: str) -> StepProfile:
+        """The reply where there is no profile."""
+        return StepProfile(self.rank, self.number, 0, 0.0, (), "", time.time(), problem)
+
+    def trace_file(self) -> Path:
+        """The file of the trace: in the run's folder, or where this machine has none in a folder of its own."""
+        folder = Path(self.folder)
+        if not folder.is_dir():
+            folder = runs_folder(os.environ) / "nodes" / folder.name
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder / f"profile_{self.number}_rank_{self.rank}.json.gz"
+
+
+@dataclass(slots=True)
+class _Recording:
+    """A profile that goes on, of the steps of one optimizer."""
+
+    request: ProfileRequest
+    profiler: Any
+    optimizer: Any
+    began: float
+    stepped: float
+    steps: int = 0
+    longest: float = 0.0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def count_step(self) -> None:
+        now = time.monotonic()
+        self.longest = max(self.longest, now - self.stepped)
+        self.steps, self.stepped = self.steps + 1, now
+
+    @property
+    def deadline(self) -> float:
+        """The end of the time for the next step."""
+        limit = max(_STEP_LIMIT, _TIMES_LONGEST * self.longest) if self.steps else _FIRST_STEP_LIMIT
+        return self.stepped + limit
+
+
+class StepProfiler:
+    """
+    Profiles a rank's steps, between the thread that receives the request and the one that trains.
+
+    It begins after a step of whichever optimizer makes the next one, and ends after so many more of the same. What it saw is worked up in a
+    thread of its own. Ranks need not agree on a step, as they do for a knob: each profiles its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._request: ProfileRequest | None = None
+        self._recording: _Recording | None = None
+        self._export: threading.Thread | None = None
+        self._is_over = False
+
+    # --------------------------------------------------------------------------------------------- the thread that receives
+
+    def request(self, request: ProfileRequest) -> None:
+        """Profile the next steps, and send a `StepProfile` in any case."""
+        with self._lock:
+            if not self._is_over:
+                self._request = request
+                return
+        emit(request.without_profile("its function has ended"))
+
+    # ------------------------------------------------------------------------------------------------- the thread that trains
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note a step of an optimizer: a profile may begin or end here."""
+        recording = self._recording
+        if recording is None:
+            if self._request is not None:
+                self._begin(optimizer)
+        elif recording.optimizer is optimizer:
+            recording.count_step()
+            if recording.steps >= recording.request.steps:
+                self._finish(recording)
+
+    def begin_function(self) -> None:
+        """Take requests from now on; another function begins."""
+        self._is_over = False
+
+    def end_function(self) -> None:
+        """Finish the profile with the steps made so far, since the function has ended, and wait a moment for its trace."""
+        with self._lock:
+            self._is_over = True
+            request, self._request = self._request, None
+        if request is not None:
+            emit(request.without_profile(_NO_STEP))
+        if self._recording is not None:
+            self._finish(self._recording)
+        if self._export is not None:
+            self._export.join(_EXPORT_TIMEOUT)
+
+    def _begin(self, optimizer: Any) -> None:
+        with self._lock:
+            request, self._request = self._request, None
+        if request is None:
+            return
+        if obstacle := _obstacle():
+            emit(request.without_profile(obstacle))
+            return
+        profiler = _new_profiler()
+        profiler.start()
+        now = time.monotonic()
+        self._recording = recording = _Recording(request, profiler, optimizer, now, now)
+        threading.Thread(target=self._watch, args=(recording,), name="accelerate_nb profile", daemon=True).start()
+
+    def _finish(self, recording: _Recording) -> None:
+        self._recording = None
+        recording.over.set()
+        seconds = time.monotonic() - recording.began
+        recording.profiler.stop()
+        if not recording.steps:
+            emit(recording.request.without_profile("no whole optimizer step was seen before the profile had to end"))
+            return
+        if self._export is not None:
+            background_tasks.done(self._export.join)
+        self._export = threading.Thread(
+            target=_export, args=(recording, seconds), name="accelerate_nb profile", daemon=True
+        )
+        self._export.start()
+        background_tasks.begun(self._export.join)
+
+    # ----------------------------------------------------------------------------------------------- the thread that watches
+
+    def _watch(self, recording: _Recording) -> None:
+        while not recording.over.wait(_BETWEEN_CHECKS):
+            if time.monotonic() > recording.deadline:
+                # only the thread that began a profile can end it
+                ctypes.pythonapi.Py_AddPendingCall(_FINISH_LATE, None)
+
+    def finish_late(self) -> None:
+        """Finish a profile whose next step has not come in time."""
+        recording = self._recording
+        if recording is not None and time.monotonic() > recording.deadline:
+            self._finish(recording)
+
+
+_profilers = RankLocal(StepProfiler)
+
+
+def current_step_profiler() -> StepProfiler:
+    """The profiler of this rank's steps."""
+    return _profilers.get()
+
+
+def _finish_late(_: object) -> int:
+    current_step_profiler().finish_late()
+    return 0
+
+
+# Python calls it in the main thread, at any time after it was added: it lasts as long as the process.
+_FINISH_LATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_finish_late)
+
+
+def costliest(averages: Sequence[Averages], most: int = MOST_OPERATIONS) -> tuple[ProfiledOperation, ...]:
+    """
+    The operations that took the most time in themselves, the costliest first: on the device where one was used, else on the CPU.
+
+    A device's kernels count for the operations that launched them.
+    """
+    operations = [item for item in averages if _type_of(item.device_type) == "cpu"]
+    kernels = [item for item in averages if _type_of(item.device_type) != "cpu" and item.self_device_time_total > 0]
+    device = _type_of(kernels[0].device_type) if kernels else "cpu"
+    times = [item.self_device_time_total if kernels else item.self_cpu_time_total for item in operations]
+    total = sum(times) or 1.0
+    ranked = sorted(zip(times, operations, strict=True), key=lambda pair: -pair[0])[:most]
+    return tuple(
+        ProfiledOperation(item.key[:_LONGEST_NAME], item.count, time / 1e6, time / total, device)
+        for time, item in ranked
+        if time > 0
+    )
+
+
+def _type_of(device_type: Any) -> str:
+    return str(device_type.name).lower()
+
+
+def _obstacle() -> str:
+    """The reason why there can be no profile; empty where there can."""
+    import torch.profiler
+
+    if "torch_xla" in sys.modules:
+        return "torch's profiler sees nothing of an XLA device"
+    if not torch.profiler.kineto_available():
+        return "this torch was built without Kineto, which makes traces"
+    if torch.autograd._profiler_enabled():
+        return "the training runs a profiler of its own at this moment"
+    if threading.current_thread() is not threading.main_thread():
+        return "its steps are made in another thread than the main one"
+    return ""
+
+
+def _new_profiler() -> Any:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    devices = {"CUDA": torch.cuda, "XPU": torch.xpu}
+    used = [getattr(ProfilerActivity, name) for name, module in devices.items() if module.is_initialized()]
+    return profile(activities=[ProfilerActivity.CPU, *used])
+
+
+def _export(recording: _Recording, seconds: float) -> None:
+    """Send what a profile saw, and write its trace, whose file is complete when its event comes."""
+    request, trace = recording.request, ""
+    with suppress(OSError, RuntimeError):
+        # a full disk costs the trace
+        path = request.trace_file()
+        recording.profiler.export_chrome_trace(str(path))
+        trace = str(path)
+    operations = costliest(recording.profiler.key_averages())
+    emit(StepProfile(request.rank, request.number, recording.steps, seconds, operations, trace, time.time()))
