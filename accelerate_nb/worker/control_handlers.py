@@ -13,7 +13,7 @@ from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
 from accelerate_nb.rank.stop_request import current_stop_request
-from accelerate_nb.transport.protocol.channel import frame
+from accelerate_nb.transport.protocol.framing import frame
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import (

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.rank import first_step
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.protocol.channel import message_of
+from accelerate_nb.transport.protocol.framing import message_of
 from accelerate_nb.transport.protocol.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import display, logging_hooks, rank_threads as threads, stdio, tqdm_hook, xla

@@ -12,7 +12,7 @@ from accelerate_nb import LaunchError, notebook_launcher
 from accelerate_nb.launching.engines import supervisor as engine
 from accelerate_nb.launching.engines.supervisor import SupervisorHandle
 from accelerate_nb.transport.protocol import channel
-from accelerate_nb.transport.protocol.channel import frame
+from accelerate_nb.transport.protocol.framing import frame
 from accelerate_nb.transport.protocol.messages import HoldAtBoundary, KillGroup, LeaveGroup
 
 ONE = {"num_processes": 1, "cpu": True, "config_file": ""}

@@ -13,7 +13,7 @@ from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, rea
 from accelerate_nb.launching.engines.base import Workers
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.transport.connection import Connection
-from accelerate_nb.transport.protocol.channel import message_of
+from accelerate_nb.transport.protocol.framing import message_of
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import CollectivesReply, QueryCollectives
 

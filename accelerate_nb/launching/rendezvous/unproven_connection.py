@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.protocol.channel import Channel, FrameReader
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.framing import FrameReader
 from accelerate_nb.transport.protocol.message import Message
 
 # The longest message, and what is read at all, in bytes.

@@ -32,7 +32,8 @@ from accelerate_nb.launching.session.task_files import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.protocol.agent_messages import QueryNode, RankExited
-from accelerate_nb.transport.protocol.channel import VERSION, Channel
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.framing import VERSION
 from accelerate_nb.transport.protocol.messages import BeginTask, CloseSession, KillGroup
 from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.session_tasks import PullNames, PushNames

@@ -37,7 +37,8 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankOutcome,
     ToRank,
 )
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage, frame
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.framing import frame
 from accelerate_nb.transport.protocol.messages import FilePart, KillGroup, StopRun
 from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
 

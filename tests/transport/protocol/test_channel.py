@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.protocol.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.framing import SIZE_LIMIT, VERSION, FrameReader, frame, message_of
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import encode
 from accelerate_nb.transport.protocol.messages import (
