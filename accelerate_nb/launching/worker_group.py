@@ -72,8 +72,8 @@ class WorkerGroup:
         self.lost: str | None = None
         self.lost_ranks: set[int] = set()
         self.has_timed_out = False
-        # reports that came twice, or not at all
-        self.repeated = self.missing = 0
+        # reports that came twice
+        self.repeated = 0
         self._numbers: dict[int, int] = {}
         self._killed: set[int] = set()
         self._failed_at: float | None = None
@@ -129,12 +129,10 @@ class WorkerGroup:
         return report.lines if isinstance(report, RankOutput) else list(self._take_next(report, now))
 
     def _is_next(self, report: _RankReport) -> bool:
-        """Whether a report is the next one of its rank, or one after some that are missing."""
-        expected = self._numbers.get(report.rank, 0)
-        if report.number < expected:
+        """Whether a report is one that did not come before."""
+        if report.number < self._numbers.get(report.rank, 0):
             self.repeated += 1
             return False
-        self.missing += report.number - expected
         self._numbers[report.rank] = report.number + 1
         return True
 

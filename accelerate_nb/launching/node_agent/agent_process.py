@@ -169,6 +169,8 @@ class AgentServer:
     def _start(self, agent: NodeAgent, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers with this node's part of their environment; rank 0 gets the socket that listens to the other nodes."""
         request = _on_this_node(request, self._network)
+        rank_info = request.processes[0][0].rank_info
+        self._reports.begin(rank_info.size)
         sock = self._network.take_socket()
         if sock is None or request.has_store or 0 not in request.ranks:
             agent.start(request, descriptors)
@@ -176,7 +178,7 @@ class AgentServer:
             agent.start(replace(request, has_store=True), [*descriptors, sock.fileno()])
         if sock is not None:
             sock.close()
-        self._sampler = NodeSampler(self._channel.try_send, request.processes[0][0].rank_info.node_rank)
+        self._sampler = NodeSampler(self._channel.try_send, rank_info.node_rank)
 
     def _reply(self, reply: Callable[[], Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,9 +18,9 @@ from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import Event, NodeRanks, TaskDone
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs, with_gap
 from accelerate_nb.transport.protocol.agent_messages import (
-    HEARTBEAT_INTERVAL,
     AgentLost,
     CloseGroup,
     GroupClosed,
@@ -59,7 +59,8 @@ class NodeLink:
 
     `release` gets the channel back, with whether it may be used again. `inherits_environment`: its workers have the node's own.
     A node from which nothing comes for `silence_limit` seconds is lost. With a `log_folder` ranks' whole logs stay there, in a folder of
-    that name: `fetched_logs` gets to know which have gaps here, and `read_log` reads one when the workers have ended.
+    that name: `fetched_logs` gets to know which have gaps here, and `read_log` reads one when the workers have ended. The nodes of a
+    run share its `reader`.
     """
 
     name: str = "their node"
@@ -70,14 +71,15 @@ class NodeLink:
     log_folder: str = ""
     fetched_logs: FetchedLogs | None = None
     read_log: Callable[[QueryRankLog], RankLog | None] = lambda _: None
+    reader: ChannelReader = field(default_factory=ChannelReader)
 
 
 class RemoteAgent:
     """
     One group of workers of an agent whose process is at the other end of `channel`; another group can use the channel after it.
 
-    What comes is read in a thread of its own, so that neither end ever waits for the other to read. An agent from which nothing
-    comes for some seconds is lost, and so is one whose connection has ended.
+    What comes is read in the thread of its node's `reader`. An agent from which nothing comes for some seconds is lost, and so is one
+    whose connection has ended.
     """
 
     has_outcomes = True
@@ -91,8 +93,6 @@ class RemoteAgent:
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._is_closing = self._is_lost = False
-        self._thread: threading.Thread | None = None
-        self._heartbeats: threading.Thread | None = None
 
     @property
     def takes_sockets(self) -> bool:
@@ -109,10 +109,7 @@ class RemoteAgent:
     def _begin(self, ranks: tuple[int, ...]) -> None:
         """Read what comes about these ranks."""
         self.ranks = ranks
-        self._thread = threading.Thread(target=self._receive, name="accelerate_nb agent", daemon=True)
-        self._thread.start()
-        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="accelerate_nb heartbeat", daemon=True)
-        self._heartbeats.start()
+        self._node.reader.read(self._channel, self._take, self._on_end, self._node.silence_limit)
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what has come; it ends a wait by itself."""
@@ -142,14 +139,12 @@ class RemoteAgent:
 
     def close(self) -> None:
         """Have whatever still runs ended; a connection whose agent does not reply is ended, too."""
-        if self._thread is None:
+        if not self.ranks:
             self._node.release(True)
             return
         if not self._close_group():
             self._channel.shutdown()
-        self._thread.join()
-        if self._heartbeats is not None:
-            self._heartbeats.join()
+            self._closed.wait(_CLOSE_TIMEOUT)
         self._node.release(not self._is_lost)
         for _, descriptors in self._arrived:
             for descriptor in descriptors:
@@ -184,21 +179,10 @@ class RemoteAgent:
 
     # ------------------------------------------------------------------------------------------- the thread that reads
 
-    def _receive(self) -> None:
-        is_closed, reason = False, "its connection has ended"
-        try:
-            while not is_closed and (received := self._channel.receive(self._node.silence_limit)) is not None:
-                is_closed = self._take(received)
-        except TimeoutError as error:
-            reason = f"{error}: its machine or the agent was stopped, or the network between was cut"
-            # nobody may wait any longer until it takes a message
-            self._channel.shutdown()
-        except OSError as error:
-            reason = f"its connection has ended: {error}"
-        if not is_closed:
+    def _on_end(self, reason: str | None) -> None:
+        """The last message has come or, for a reason, none will."""
+        if reason is not None:
             self._is_lost = True
-            if self._channel.refused["version"]:
-                reason = str(self._channel.last_error)
             text = f"the agent of {self._node.name} ({of_ranks(self.ranks)}) was lost: {reason}"
             self._on_report(ReceivedMessage(AgentLost(self.ranks, text, time.time())))
         self._closed.set()
@@ -253,14 +237,10 @@ class RemoteAgent:
             case RankEvent(_, _, event):
                 return replace(report, event=_dated(event, offset))
             case RankOutput(_, _, _, lines):
-                return replace(report, lines=tuple(_dated(line, offset) for line in lines))
+                return replace(report, lines=tuple(replace(line, time=line.time - offset) for line in lines))
             case RankExited():
                 return replace(report, time=report.time - offset)
         return report
-
-    def _send_heartbeats(self) -> None:
-        while not self._closed.wait(HEARTBEAT_INTERVAL):
-            self._channel.try_send(Heartbeat())
 
     def _on_report(self, received: ReceivedMessage) -> None:
         self._arrived.append(received)

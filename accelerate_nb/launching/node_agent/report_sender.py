@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.transport.protocol.agent_messages import RankEvent, RankOutput, RankReports
@@ -13,6 +14,9 @@ from accelerate_nb.transport.protocol.message import Message
 
 # Output and measurements are sent at most this often, in seconds: a panel shows them no more often.
 BETWEEN_SENDS = 0.1
+# In larger worlds less often: what the ranks of many nodes write is the work of one process.
+_RANKS_AT_ONCE = 4096
+_LONGEST_BETWEEN = 0.5
 # More bytes of output don't wait: they would fill the memory, or a message.
 _MOST_OUTPUT = 2 << 20
 _CAN_WAIT = (DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
@@ -32,6 +36,11 @@ class ReportSender:
         self._collected: list[Message] = []
         self._output = 0
         self._next = float("-inf")
+        self._between = BETWEEN_SENDS
+
+    def begin(self, world_size: int) -> None:
+        """Reports of a world of so many ranks follow. In a large one, what a rank writes meanwhile becomes one report."""
+        self._between = min(max(BETWEEN_SENDS, world_size / _RANKS_AT_ONCE), _LONGEST_BETWEEN)
 
     def send(self, report: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a report, at the latest in a later `tick`; its descriptors are closed."""
@@ -59,10 +68,29 @@ class ReportSender:
     def flush(self) -> None:
         """Send what has waited."""
         reports, self._collected, self._output = self._collected, [], 0
+        if self._between > BETWEEN_SENDS:
+            reports = _joined(reports)
         if reports:
             # where the other end has gone, that ends the loop
             self._channel.try_send(reports[0] if len(reports) == 1 else RankReports(tuple(reports)))
-            self._next = self._clock() + BETWEEN_SENDS
+            self._next = self._clock() + self._between
+
+
+def _joined(reports: Sequence[Message]) -> list[Message]:
+    """Reports in their order, where the outputs of a rank between which it reported nothing else are one: it has the number of the last."""
+    found: list[Message] = []
+    # where the last report of each rank is
+    places: dict[int | None, int] = {}
+    for report in reports:
+        rank = getattr(report, "rank", None)
+        former = found[places[rank]] if rank in places else None
+        if isinstance(report, RankOutput) and isinstance(former, RankOutput) and not report.left_out:
+            raw, lines = former.raw + report.raw, former.lines + report.lines
+            found[places[rank]] = replace(former, number=report.number, raw=raw, lines=lines)
+        else:
+            places[rank] = len(found)
+            found.append(report)
+    return found
 
 
 def _can_wait(report: Message) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
 from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, REPLY_TIMEOUT, NodeConnection
@@ -61,6 +62,7 @@ class NodeGroup:
     @property
     def agents(self) -> list[partial[RemoteAgent]]:
         """The factories of the nodes' agents; each gives its connection back when it is closed."""
+        reader = ChannelReader()
         return [
             partial(
                 RemoteAgent,
@@ -73,6 +75,7 @@ class NodeGroup:
                     log_folder=self.log_folder,
                     fetched_logs=self.fetched_logs,
                     read_log=partial(read_log, connection.engine, connection.name),
+                    reader=reader,
                 ),
             )
             for connection in self.connections

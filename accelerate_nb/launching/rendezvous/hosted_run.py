@@ -13,6 +13,7 @@ from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent, Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
@@ -73,6 +74,7 @@ class HostedNodes(LaunchedNodes):
         self.sizes = (local.size, *(peer.size for peer in rendezvous.peers))
         # the nodes that were lost; a run can't start again without them
         self._lost: list[str] = []
+        self._reader = ChannelReader()
         self._heartbeats = HeartbeatThread([peer.channel for peer in rendezvous.peers])
         self._heartbeats.start()
         self._on_stop: Callable[[Stop], None] = lambda _: None
@@ -126,7 +128,7 @@ class HostedNodes(LaunchedNodes):
             if not is_usable:
                 self._lost.append(peer.name)
 
-        return NodeLink(peer.name, peer.clock_offset, release=release, silence_limit=SILENCE_LIMIT)
+        return NodeLink(peer.name, peer.clock_offset, release=release, silence_limit=SILENCE_LIMIT, reader=self._reader)
 
     def _stop(self, how: Stop) -> None:
         self._on_stop(how)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from accelerate_nb.events.model import Event
+from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.worker_spec import WorkerSpec
@@ -206,7 +206,7 @@ class RankOutput(Message):
     rank: int
     number: int
     raw: bytes
-    lines: tuple[Event, ...]
+    lines: tuple[LogLine, ...]
     left_out: int = 0
     whole_log: str = ""
 

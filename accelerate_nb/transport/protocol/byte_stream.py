@@ -71,6 +71,13 @@ def is_readable(descriptor: int, timeout: float) -> bool:
     return bool(poll.poll(timeout * 1000))
 
 
+def is_writable(descriptor: int) -> bool:
+    """Whether a short message can be sent over a socket without waiting."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def is_unix_socket(sock: socket.socket | ByteStream) -> TypeGuard[socket.socket]:
     """Whether a stream is a socket that passes descriptors."""
     return isinstance(sock, socket.socket) and sock.family == getattr(socket, "AF_UNIX", None)

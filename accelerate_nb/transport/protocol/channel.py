@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.byte_stream import ByteStream, is_readable, is_unix_socket
+from accelerate_nb.transport.protocol.byte_stream import ByteStream, is_readable, is_unix_socket, is_writable
 from accelerate_nb.transport.protocol.framing import MOST_DESCRIPTORS, SIZE_LIMIT, FrameReader, frame
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import FilePart
@@ -154,6 +154,18 @@ class Channel:
         except OSError:
             return False
         return True
+
+    def send_at_once(self, message: Message) -> None:
+        """Send a short message over a socket, unless it would have to wait: for another one, or until the other end reads."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if is_writable(self.fileno()):
+                    self._send_whole(memoryview(frame(message)))
+            except OSError:
+                # who reads finds it
+                return
+            finally:
+                self._lock.release()
 
     def _send_part(self, data: memoryview, batch: Sequence[int], *, has_begun: bool) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", batch))] if batch else []

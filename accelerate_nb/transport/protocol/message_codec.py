@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from accelerate_nb.errors import ProtocolError
@@ -18,7 +19,7 @@ from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import TAGS
 
 _EVENT_CLASSES = get_args(Event)
-_LOG_LINE_FIELDS = tuple(field.name for field in fields(LogLine))
+_LOG_LINE_VALUES = attrgetter(*(field.name for field in fields(LogLine)))
 _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
 
 
@@ -58,8 +59,11 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
+    if isinstance(value, LogLine):
+        # the event that comes most
+        return _LOG_LINE_VALUES(value)
     if isinstance(value, _EVENT_CLASSES):
-        return _plain_log_line(value) if type(value) is LogLine else json.loads(to_line(value))
+        return json.loads(to_line(value))
     if isinstance(value, Message):
         return {"type": _TAG_OF[type(value)], **_plain_fields(value)}
     return _plain_fields(value) if hasattr(value, "__dataclass_fields__") else value
@@ -67,11 +71,6 @@ def _plain(value: Any) -> Any:
 
 def _plain_fields(value: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-def _plain_log_line(line: LogLine) -> dict[str, Any]:
-    """The values of the event that comes most, as `to_line` has them."""
-    return {"type": "log", **{name: getattr(line, name) for name in _LOG_LINE_FIELDS}}
 
 
 class _MismatchError(Exception):
@@ -160,10 +159,19 @@ def _check_literal(choices: tuple[Any, ...], value: Any) -> Any:
 
 
 def _check_event(value: Any) -> Event:
+    if type(value) is list:
+        return _check_log_line(value)
     try:
         return from_values(dict(_check_plain(dict, value)))
     except (ValueError, TypeError, KeyError) as error:
         raise _MismatchError(f"it is no event: {error}") from None
+
+
+def _check_log_line(value: Any) -> LogLine:
+    try:
+        return LogLine(*_check_plain(list, value))
+    except TypeError as error:
+        raise _MismatchError(f"it is no line of a log: {error}") from None
 
 
 def _check_message(value: Any) -> Message:
@@ -181,7 +189,12 @@ def _check_bytes(value: Any) -> bytes:
 
 
 # The checks of what has a form of its own between processes.
-_SPECIAL_CHECKS: Mapping[Any, _Check] = {Event: _check_event, Message: _check_message, bytes: _check_bytes}
+_SPECIAL_CHECKS: Mapping[Any, _Check] = {
+    Event: _check_event,
+    LogLine: _check_log_line,
+    Message: _check_message,
+    bytes: _check_bytes,
+}
 
 
 def _check_items(check: _Check, value: Any) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -117,8 +118,25 @@ def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
         strange = (RankOutcome(0, 0), RankOutput(7, 0, b"", ()), RankReports((output(0),)), state(1))
         node.send(RankReports(strange))
         node.shutdown()
-        agent._thread.join()  # type: ignore[union-attr]
+        assert agent._closed.wait(30)
         agent.tick(0.0, 0.0)
         assert reports[0] == state(1)
         assert channel.refused == {"unexpected": 3}
         agent.close()
+
+
+def test_in_a_large_world_a_rank_s_lines_are_one_report_and_go_less_often(ends: Ends) -> None:
+    ends.sender.begin(world_size=1024)
+    ends.sender.send(output(0))
+    ends.tick()
+    progress = RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0))
+    gap = replace(output(5), left_out=7)
+    for report in (output(1, "a"), output(2, "b"), progress, output(4), gap):
+        ends.sender.send(report)
+    ends.now += 2 * BETWEEN_SENDS
+    ends.tick()
+    assert ends.came() == [[output(0)]]
+    ends.now += BETWEEN_SENDS
+    ends.tick()
+    lines = (LogLine(0, "stdout", "a", 1.0), LogLine(0, "stdout", "b", 1.0))
+    assert ends.came() == [[RankOutput(0, 2, b"ab", lines), progress, output(4), gap]]

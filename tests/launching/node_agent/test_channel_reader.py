@@ -1,0 +1,94 @@
+"""One thread reads the channels of all nodes, finds those that are silent, and lets no node wait for another."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
+from accelerate_nb.transport.protocol.agent_messages import GroupClosed, Heartbeat, PeersReached
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.message import Message
+
+TIMEOUT = 30.0
+
+
+class Node:
+    """A node whose channel is read, and what came of it."""
+
+    def __init__(self, reader: ChannelReader, silence_limit: float = TIMEOUT) -> None:
+        near, far = socket.socketpair()
+        self.channel, self.far = Channel(near), Channel(far)
+        self.came: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.ends: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        reader.read(self.channel, self._take, self.ends.put, silence_limit)
+
+    def _take(self, received: ReceivedMessage) -> bool:
+        self.came.put(received.message)
+        return isinstance(received.message, GroupClosed)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    reader = ChannelReader()
+    with ExitStack() as made:
+        found = [Node(reader) for _ in range(12)]
+        for node in found:
+            made.enter_context(node.channel)
+            made.enter_context(node.far)
+        yield found
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "accelerate_nb nodes"]
+
+
+def test_one_thread_reads_all_channels_until_their_last_message(nodes: list[Node]) -> None:
+    messages = [PeersReached({str(number): "x"}) for number in range(3)]
+    [thread] = threads()
+    for message in (*messages, GroupClosed(), Heartbeat()):
+        for node in nodes:
+            node.far.send(message)
+    for node in nodes:
+        assert node.ends.get(timeout=TIMEOUT) is None
+        assert [node.came.get(timeout=TIMEOUT) for _ in range(4)] == [*messages, GroupClosed()]
+        # the next group's
+        assert node.came.empty()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+    received = nodes[0].channel.receive(TIMEOUT)
+    assert received is not None
+    assert received.message == Heartbeat()
+
+
+def test_a_silent_node_and_one_that_has_gone_are_found_while_others_go_on(nodes: list[Node]) -> None:
+    reader = ChannelReader()
+    silent, gone = Node(reader, 0.2), Node(reader)
+    with silent.channel, silent.far, gone.channel, gone.far:
+        gone.far.shutdown()
+        assert gone.ends.get(timeout=TIMEOUT) == "its connection has ended"
+        assert "nothing came for 0.2 s" in (silent.ends.get(timeout=TIMEOUT) or "")
+        # nobody waits any longer until it takes a message
+        assert not silent.channel.try_send(Heartbeat())
+    assert all(node.ends.empty() for node in nodes)
+
+
+def test_a_node_that_does_not_read_keeps_no_other_from_its_heartbeats() -> None:
+    reader = ChannelReader()
+    stuck, other = Node(reader), Node(reader)
+    with stuck.channel, stuck.far, other.channel, other.far:
+        thread = threading.Thread(target=stuck.channel.try_send, args=(PeersReached({"0": "x" * (8 << 20)}),))
+        thread.start()
+        received = other.far.receive(TIMEOUT)
+        assert received is not None
+        assert received.message == Heartbeat()
+        assert thread.is_alive()
+        stuck.channel.shutdown()
+        thread.join(TIMEOUT)
+        other.far.send(GroupClosed())
+        assert other.ends.get(timeout=TIMEOUT) is None
