@@ -1,4 +1,4 @@
-"""The notebook for TPUs runs through torch_xla, too, on a device and on two, and says so."""
+"""The notebook for TPUs runs through torch_xla on two devices, and says so."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from tests.notebooks.executing import SECONDS, executed, printed
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_notebook_for_tpus_learns_on_every_device(devices: int, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_for_tpus_learns_on_every_device(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    monkeypatch.setenv("CPU_NUM_DEVICES", str(devices))
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
     run = executed("07_tpu.ipynb", tmp_path)
     cells = {cell.id: cell for cell in run.notebook.cells}
-    assert f"Found {devices} x XLA CPU device" in printed(cells["found"])
-    assert f"{devices} rank(s) on xla:0, precision bf16" in printed(cells["launch"])
+    assert "Found 2 x XLA CPU device" in printed(cells["found"])
+    assert "2 rank(s) on xla:0, precision bf16" in printed(cells["launch"])
     assert run.answer["seen"] == 261
     # ranks that are threads draw from one generator, in whichever order: the weights they begin with differ between runs
     assert run.answer["right"] >= 0.8 * 261
