@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from accelerate_nb.config.settings import setting
-from accelerate_nb.config.value_types import DeviceIds, HostList
+from accelerate_nb.config.value_types import DeviceIds, HostList, NodeCount
 from accelerate_nb.errors import ConfigurationError
 
 
@@ -127,9 +127,8 @@ class LaunchingConfig:
         group="machines",
         advanced=True,
     )
-    num_nodes: int = setting(
+    num_nodes: Annotated[int, NodeCount()] = setting(
         1,
-        minimum=1,
         label="Nodes",
         help="Number of machines, on each of which it is launched; with engine='local', of agents on this one that pretend to be "
         "machines; with engine='join', of those that join.",

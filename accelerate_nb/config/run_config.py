@@ -74,7 +74,7 @@ def resolve(
     >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
     'bf16'
     """
-    arguments = _with_min_nodes(with_current_names(arguments, all_settings()))
+    arguments = with_current_names(arguments, all_settings())
     known = {setting.name for setting in all_settings()}
     for name in arguments:
         if name not in known:
@@ -83,22 +83,6 @@ def resolve(
     unsupported.refuse(file or {})
     sources = _sources(arguments, environment, file)
     return RunConfig(launching=_made(LaunchingConfig, sources), training=_made(TrainingConfig, sources))
-
-
-def _with_min_nodes(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, with a range of `num_nodes` in torchrun's spelling (`"1:2"`) as its two settings."""
-    least, colon, most = str(arguments.get("num_nodes", "")).partition(":")
-    if not colon:
-        return arguments
-    if not (least.isdecimal() and most.isdecimal()):
-        raise ConfigurationError(
-            f"num_nodes was given as {arguments['num_nodes']!r}, but it should be a number, or the fewest and the most: '1:2'. Pass such a value."
-        )
-    if arguments.get("min_nodes") is not None:
-        raise ConfigurationError(
-            f"num_nodes={arguments['num_nodes']!r} and min_nodes={arguments['min_nodes']} were both given. Pass one of them."
-        )
-    return {**arguments, "num_nodes": int(most), "min_nodes": int(least)}
 
 
 def _refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
@@ -221,4 +205,16 @@ def _first(setting: Setting, sources: tuple[_SettingSource, ...]) -> Origin | No
 def _made(section: type[Section], sources: tuple[_SettingSource, ...]) -> Section:
     members = (setting for setting in all_settings() if setting.section == section_name(section))
     found = {item.name: _first(item, sources) for item in members}
-    return section(**{name: origin.value for name, origin in found.items() if origin is not None})
+    return section(**_with_min_nodes({name: origin.value for name, origin in found.items() if origin is not None}))
+
+
+def _with_min_nodes(found: dict[str, Any]) -> dict[str, Any]:
+    """The values of settings, with a range of nodes (`"1:2"`) as its two settings."""
+    if not isinstance(nodes := found.get("num_nodes"), str):
+        return found
+    if "min_nodes" in found:
+        raise ConfigurationError(
+            f"num_nodes={nodes!r} and min_nodes={found['min_nodes']} were both given. Pass one of them."
+        )
+    least, most = map(int, nodes.split(":"))
+    return {**found, "num_nodes": most, "min_nodes": least}

@@ -72,6 +72,23 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCount:
+    """Numbers of machines, or the fewest and the most as torchrun spells them: the text `1:2`."""
+
+    PLACEHOLDER: ClassVar[str] = "N|MIN:MAX"
+    expected: ClassVar[str] = "a whole number that is at least 1, or the fewest and the most: '1:2'"
+
+    def check(self, value: Any) -> int | str:
+        return self.parse(value) if isinstance(value, str) else Integer(1).check(value)
+
+    def parse(self, text: str) -> int | str:
+        numbers = [Integer(1).parse(part) for part in text.split(":")]
+        if len(numbers) > 2:
+            raise InvalidValue
+        return numbers[0] if len(numbers) == 1 else "{}:{}".format(*numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """Real numbers, neither infinite nor NaN."""
 

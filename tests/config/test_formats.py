@@ -12,7 +12,17 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files, keys
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
-from accelerate_nb.config.value_types import Boolean, DeviceIds, HostList, Integer, NamedValues, Number, OneOf, Text
+from accelerate_nb.config.value_types import (
+    Boolean,
+    DeviceIds,
+    HostList,
+    Integer,
+    NamedValues,
+    NodeCount,
+    Number,
+    OneOf,
+    Text,
+)
 from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.errors import ConfigurationError
 
@@ -47,6 +57,8 @@ def other_than_default(setting):
             return {"timeout": 30, "name": "a b"}
         case DeviceIds():
             return "0,2"
+        case NodeCount():
+            return 3
         case HostList():
             return "a,b:4"
         case MeshAxes():

@@ -55,6 +55,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         "Text": "",
         "DeviceIds": "0",
         "HostList": "a,b:4",
+        "NodeCount": "1:2",
         "MeshAxes": "fsdp",
         "NamedValues": "a=b",
         "Entries": "{}",
@@ -72,6 +73,8 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         "restart_delay",
         "monitor_interval",
     }
+    nodes = resolve(read_cell_line("--num-nodes 1:2 --hosts a,b")[1], {}).launching
+    assert (nodes.min_nodes, nodes.num_nodes) == (1, 2)
     assert resolve(read_cell_line("-n 2 --gradient-accumulation-steps 3 --cpu")[1], {}).launching.num_processes == 2
 
 

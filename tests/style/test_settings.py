@@ -23,7 +23,17 @@ from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS, Setting
-from accelerate_nb.config.value_types import Boolean, DeviceIds, HostList, Integer, NamedValues, Number, OneOf, Text
+from accelerate_nb.config.value_types import (
+    Boolean,
+    DeviceIds,
+    HostList,
+    Integer,
+    NamedValues,
+    NodeCount,
+    Number,
+    OneOf,
+    Text,
+)
 from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.notebook.api import resolved
@@ -63,6 +73,8 @@ def another(setting: Setting) -> Any:
             return {"timeout": "30"}
         case DeviceIds():
             return "0,2"
+        case NodeCount():
+            return 3
         case HostList():
             return "a,b:4"
         case MeshAxes():

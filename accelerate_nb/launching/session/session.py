@@ -62,6 +62,11 @@ class Session:
                 f"num_nodes={config.launching.num_nodes} was requested for a session, which is not offered here yet on nodes of which each "
                 "launches by itself. Name the machines as hosts to drive all of them from here."
             )
+        if config.launching.min_nodes is not None:
+            raise NotYetError(
+                f"min_nodes={config.launching.min_nodes} was requested for a session, which does not start again with fewer nodes after a loss "
+                "yet. Pass one number of nodes, or launch a function with max_restarts."
+            )
         _check_no_threads(config)
         session = cls(config)
         session._begin_run(refresh)

@@ -18,7 +18,7 @@ from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config.formats import command
 from accelerate_nb.config.run_config import all_settings, resolve
-from accelerate_nb.errors import WorkerError
+from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.model import Failure
 
 TWO = ("--cpu", "-n", "2")
@@ -413,6 +413,15 @@ def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
     assert request.config == resolve(settings, {})
 
 
+def test_a_range_of_machines_is_the_fewest_and_the_most():
+    request, what = read("--num_machines", "1:2", "--hosts", "a:2,b:2", "--max_restarts", "3", "train.py")
+    assert what == ["train.py"]
+    launching = request.config.launching
+    assert (launching.min_nodes, launching.num_nodes, launching.max_restarts) == (1, 2, 3)
+    with pytest.raises(ConfigurationError, match=r"--num-nodes was given 'two', .*the fewest and the most"):
+        read("--num_machines", "two", "train.py")
+
+
 def _sample(setting):
     if setting.choices:
         return setting.choices[0]
@@ -423,6 +432,7 @@ def _sample(setting):
         "Text": "static",
         "DeviceIds": "all",
         "HostList": "a,b:4",
+        "NodeCount": 2,
         "MeshAxes": "fsdp",
         "NamedValues": {"a": "b"},
         "Entries": {},

@@ -80,8 +80,17 @@ def test_fewer_nodes_keep_their_number_of_ranks_as_long_as_the_fewest_are_left()
     assert leave_out(ROSTER, [0, 1, 2], min_nodes=1) is None
 
 
-def test_a_range_of_nodes_is_spelled_as_for_torchrun():
-    launching = resolve({"num_nodes": "1:2", "hosts": ["a", "b"], "max_restarts": 1}, {}).launching
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ({"num_nodes": "1:2"}, {}, {}),
+        ({}, {"ACCELERATE_NB_NUM_NODES": "1:2"}, {"num_machines": 3}),
+        ({}, {}, {"num_machines": "1:2"}),
+    ],
+)
+def test_a_range_of_nodes_is_spelled_as_for_torchrun_by_whoever_gives_it(sources):
+    arguments, environment, file = sources
+    launching = resolve({"hosts": ["a", "b"], "max_restarts": 1, **arguments}, environment, file).launching
     assert (launching.min_nodes, launching.num_nodes) == (1, 2)
 
 
