@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli.runs.find import found_run
@@ -28,8 +29,10 @@ def show_logs(arguments: argparse.Namespace) -> int:
         )
     wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
     label = "[{}] " if len(wanted) > 1 else ""
-    followers = [LogFollower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
-    _write_new(followers, label)
+    most = max(arguments.lines, 0)
+    followers = [LogFollower(rank, found.folder, most) for rank in wanted]
+    for follower in followers:
+        _write(follower.rank, _without_gaps(follower.rank, follower.new(), found.folder, most), label)
     if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
         print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
     if arguments.follow:
@@ -46,15 +49,35 @@ def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None
         # first the state, then the lines: what was written before the end is not missed
         now = kept_run(run.folder)
         is_over = now is None or now.is_over
-        _write_new(followers, label)
+        for follower in followers:
+            _write(follower.rank, follower.new(), label)
 
 
-def _write_new(followers: Sequence[LogFollower], label: str) -> None:
+def _without_gaps(rank: int, lines: list[str], folder: Path, most: int) -> list[str]:
+    """The last lines of a rank; where some of them are left out in the run's folder, those of its whole log, which may be on another machine."""
+    from accelerate_nb.events.run_reader import last_lines
+    from accelerate_nb.launching.detached.log_request import requested_log
+    from accelerate_nb.launching.node_agent.fetched_logs import is_gap
+
+    if not any(map(is_gap, lines)):
+        return lines
+    whole = requested_log(folder, rank)
+    if whole is not None:
+        _, lines, _ = last_lines(whole, most)
+    if any(map(is_gap, lines)):
+        print(
+            f"Parts of what rank {rank} wrote are left out; each gap names the file that holds all of it. In the notebook that launched the run, "
+            f"run.logs({rank}) fetches it.",
+            file=sys.stderr,
+        )
+    return lines
+
+
+def _write(rank: int, lines: Sequence[str], label: str) -> None:
     from accelerate_nb.events.terminal_lines import cleaned
     from accelerate_nb.reports.ansi import plain
 
-    for follower in followers:
-        for line in follower.new():
-            text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
-            sys.stdout.write(f"{label.format(follower.rank)}{text}\n")
+    for line in lines:
+        text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
+        sys.stdout.write(f"{label.format(rank)}{text}\n")
     sys.stdout.flush()

@@ -13,7 +13,15 @@ from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
 from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
+from accelerate_nb.transport.protocol.messages import (
+    FetchRankLog,
+    LiveState,
+    QueryLiveState,
+    QueryStacks,
+    RankLogFile,
+    StacksReply,
+    StopRun,
+)
 from accelerate_nb.transport.protocol.profile_messages import RequestProfile
 
 # A client that takes nothing for so many seconds is given up.
@@ -77,6 +85,8 @@ class ControlServer:
                     self._run.profile(steps, ranks)
             case QueryStacks():
                 return StacksReply(self._run.stacks())
+            case FetchRankLog(rank):
+                return RankLogFile(str(self._run.log_file(rank)))
             case QueryLiveState():
                 pass
             case _:

@@ -27,6 +27,8 @@ _MOST_BYTES_AT_END, _MOST_SECONDS_AT_END = 32 << 20, 5.0
 _AT_ONCE = 1 << 20
 # What was fetched while the run goes on is in a folder of this name.
 _FOLDER = "fetched"
+# What a line that stands for a gap has in it.
+_GAP = " left out here; whole log: node "
 
 
 class FetchedLogs:
@@ -91,9 +93,14 @@ def _fetch(folder: Path, rank: int, read: ReadLog, most: int, deadline: float) -
     return None
 
 
+def is_gap(line: str) -> bool:
+    """Whether a line of a rank's log stands for what is left out there."""
+    return line.startswith("… ") and _GAP in line
+
+
 def with_gap(report: RankOutput, node: str) -> RankOutput:
     """A report with a line where something is left out, which names the file on its node that holds all of it."""
-    text = f"… {bytes_text(report.left_out)} left out here; whole log: node {node}, {report.whole_log}"
+    text = f"… {bytes_text(report.left_out)}{_GAP}{node}, {report.whole_log}"
     when = report.lines[0].time if report.lines and isinstance(report.lines[0], LogLine) else time.time()
     line = LogLine(report.rank, "stdout", text, when)
     return replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))

@@ -237,6 +237,13 @@ class QueryLiveState(Message):
     """Reply with a `LiveState`."""
 
 
+@dataclass(frozen=True, slots=True)
+class FetchRankLog(Message):
+    """Reply with the file that holds all that a rank wrote so far (`RankLogFile`), fetched from its machine."""
+
+    rank: int
+
+
 # ------------------------------------------------------------------------------------------ run host to attached process
 
 
@@ -245,6 +252,13 @@ class StacksReply(Message):
     """The position of every rank, as a person reads it."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankLogFile(Message):
+    """The file of a rank's log on this machine; where a part can't be fetched, a line in it says so."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +304,8 @@ TAGS: Mapping[str, type[Message]] = {
     "stop_run": StopRun,
     "query_stacks": QueryStacks,
     "query_live_state": QueryLiveState,
+    "fetch_rank_log": FetchRankLog,
+    "rank_log_file": RankLogFile,
     "stacks_reply": StacksReply,
     "live_state": LiveState,
     "start_workers": StartWorkers,

@@ -121,7 +121,7 @@ def test_a_value_of_a_class_of_the_callers_comes_back(folder):
 
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
     run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
+    assert comes(lambda: steps_of(folder) > [0, 0] and run.view.rank(1).state == "running")
     # on the way, a rank is profiled, and a knob of it is changed
     run.profile(steps=2, ranks=[1])
     assert comes(lambda: "scale" in run.view.knobs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -14,9 +15,13 @@ from unittest import mock
 import pytest
 
 from accelerate_nb import Run, launch
+from accelerate_nb.cli.main import main
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.run_folder import status_of
+from accelerate_nb.launching.detached.control_server import ControlServer
+from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.node_agent import fetched_logs, node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
@@ -249,7 +254,7 @@ def bounded_log(run: Run, rank: int) -> str:
 
 
 def test_a_whole_log_is_fetched_while_the_rank_runs_and_kept_at_its_end(
-    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path
+    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     goes_on = tmp_path / "goes on"
     goes_on.touch()
@@ -264,6 +269,12 @@ def test_a_whole_log_is_fetched_while_the_rank_runs_and_kept_at_its_end(
         # the log lies on the node
         assert Path(path).read_text() == whole_text()
         assert Path(path).is_relative_to(nodes_cache / "accelerate_nb_runs" / "nodes")
+    with ControlServer(control := ControlSocket(run.folder), run):
+        status = {**(status_of(run.folder) or {}), "control": str(control.path)}
+        (run.folder / "status.json").write_text(json.dumps(status))
+        # another process, which knows the run's folder alone
+        assert main(["runs", "logs", run.folder.name, "--folder", str(tmp_path), "--rank", "1", "--lines", "9999"]) == 0
+    assert capsys.readouterr().out.splitlines() == whole_text().splitlines()[-9999:]
     goes_on.unlink()
     run.wait(60)
     for rank in range(2):
