@@ -47,15 +47,19 @@ def sources() -> dict[str, str]:
 
 @cache
 def style() -> str:
-    """The panel's style sheet."""
-    return files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+    """The style sheet of a live panel."""
+    return _style_sheet("panel.css") + _style_sheet("live.css")
 
 
 @cache
 def bare_style() -> str:
-    """The same style sheet without comments and the spaces that separate nothing."""
-    text = " ".join(_CSS_COMMENT.sub("", style()).split())
+    """The style sheet of a saved report, without comments and the spaces that separate nothing."""
+    text = " ".join(_CSS_COMMENT.sub("", _style_sheet("panel.css")).split())
     return _CSS_SPACE.sub(r"\1", text).replace(";}", "}")
+
+
+def _style_sheet(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:

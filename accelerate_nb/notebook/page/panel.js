@@ -12,8 +12,9 @@ import { Bell, notifyOfEnd } from "./notifications.js";
 import { acknowledge, kernelIsReachable, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
 import { END_STATES } from "./states.js";
 import { openView } from "./mount.js";
+import { RunBar } from "./run_bar.js";
 
-const LIVE_PARTS = [Knobs, Bell];
+const LIVE_PARTS = [Knobs, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place

@@ -65,7 +65,7 @@ export class View {
     clearInterval(this.timer);
     this.scheme.removeEventListener("change", this.onScheme);
     for (const observer of [this.sight, this.themed]) observer.disconnect();
-    for (const part of [this.head, this.charts, this.output]) part.close();
+    for (const part of [this.head, this.charts, this.output, ...this.extras]) part.close?.();
     this.store.views.delete(this);
     this.root.remove();
   }

@@ -69,6 +69,36 @@ def test_a_run_that_took_a_minute_is_notified_of_once_the_bell_was_pressed(page:
     expect(bell).to_have_attribute("aria-pressed", "false")
 
 
+SCROLLS = """() => {
+  const notebook = document.querySelector(".jp-Notebook");
+  notebook.style = "height: 600px; overflow: auto";
+  notebook.append(Object.assign(document.createElement("div"), { style: "height: 5000px" }));
+}"""
+AWAY = "() => { document.querySelector('.jp-Notebook').scrollTop = 3000; }"
+
+
+def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_closed(page: Any, show: Any) -> None:
+    page.evaluate(SCROLLS)
+    show(running(2))
+    line, pin = page.locator(".anb-run-bar"), page.get_by_role("button", name="Pin", exact=True)
+    page.evaluate(AWAY)
+    expect(page.locator(".anb-head")).not_to_be_in_viewport()
+    expect(line).to_be_hidden()
+    _give(page, seq=3, run={"background": True})
+    expect(line).to_contain_text("epoch 3/10")
+    expect(line).to_be_in_viewport()
+    line.get_by_role("button", name="Stop").click()
+    assert len(_sent(page, "stop")) == 1
+    line.get_by_role("button", name="train").click()
+    expect(line).to_be_hidden()
+    expect(pin).to_be_focused()
+    page.evaluate(AWAY)
+    _give(page, seq=4, state={"state": "finished", "ended": STARTED + 80})
+    expect(line).to_contain_text("finished")
+    line.get_by_role("button", name="Close this line").click()
+    expect(line).to_be_hidden()
+
+
 # ------------------------------------------------------------------------------------------------------------------- head
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 import pytest
 
@@ -63,7 +64,9 @@ def test_a_saved_report_holds_the_module_without_comments_and_indentation() -> N
 def test_the_style_of_a_saved_report_says_the_same() -> None:
     bare = bundle.bare_style()
     assert len(bare) < len(bundle.style())
-    assert bare.count("{") == bundle.style().count("{") == bare.count("}")
+    whole = (files(bundle.__package__) / "panel.css").read_text(encoding="utf-8")
+    assert bare.count("{") == whole.count("{") == bare.count("}")
+    assert whole in bundle.style()
     assert "  " not in bare
     # a space may be an ancestor's
     assert ".anb :focus-visible{" in bare
