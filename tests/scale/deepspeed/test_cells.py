@@ -82,8 +82,9 @@ def test_a_rank_that_fails_is_named(kernel: Kernel, happens: str, message: str) 
 
 def test_a_hang_is_told_with_the_stack_of_every_rank_and_an_interrupt_ends_it(kernel: Kernel) -> None:
     cell = kernel.start("run(hangs, hang_warning_after=2)")
-    cell.until(lambda: "rank 1 is elsewhere" in cell.text)
-    assert "time.sleep(600)" in cell.text
+    # a busy machine may be silent for as long before the training begins, which is reported, too
+    cell.until(lambda: "time.sleep(600)" in cell.text)
+    assert "rank 1 is elsewhere" in cell.text
     assert "rank 0 waits in" in cell.text
     kernel.interrupt()
     cell.wait(INTERRUPTED)
