@@ -104,7 +104,7 @@ def prepare(
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
         folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
-        keep_source(folder, function, current_sources())
+        keep_source(folder, function, args, current_sources())
         return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
     return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
 
@@ -240,7 +240,7 @@ def _request(
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
         warn_user(text)
     folder, sources = folder or new_folder(parent, call.name), current_sources()
-    keep_source(folder, call.function, sources)
+    keep_source(folder, call.function, call.args, sources)
     return RunRequest(call.name, config, choice, plan, sources, folder, nodes)
 
 

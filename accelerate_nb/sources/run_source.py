@@ -5,27 +5,30 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from accelerate_nb.sources.call_arguments import call_lines
 from accelerate_nb.sources.cells import CellSources
 
 FILE_NAME = "source.txt"
+ARGUMENTS = "arguments"
 # The most that is kept of a run's source, in bytes.
 SIZE_LIMIT = 64 << 10
-_HEAD = re.compile(r"^# -{8} (function|launch|script): ?(.*)\n", re.MULTILINE)
+_HEAD = re.compile(rf"^# -{{8}} ({ARGUMENTS}|function|launch|script): ?(.*)\n", re.MULTILINE)
 _CUT = "\n# … the rest was not kept\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
     """
-    One text of a run's source: `role` is "function" (the cell or file that defines it), "launch" (the cell that launched it) or "script".
+    One text of a run's source: `role` is "function" (the cell or file that defines it), "launch" (the cell that launched it), "script",
+    or "arguments" (what the function or the script was given).
 
-    `origin` is the shown name of the cell or the path of the file.
+    `origin` is the shown name of the cell or the path of the file; of arguments, the name of what was given them.
     """
 
     role: str
@@ -37,13 +40,13 @@ class SourcePart:
 class HasSource(Protocol):
     """A callable that knows the text which it runs."""
 
-    def source_part(self) -> SourcePart | None:
-        """The text that it runs; `None` where there is none."""
+    def source_parts(self) -> tuple[SourcePart, ...]:
+        """The text that it runs, and its arguments, as far as there are any."""
 
 
-def keep_source(folder: Path, function: Callable[..., Any], sources: CellSources) -> None:
+def keep_source(folder: Path, function: Callable[..., Any], args: Sequence[Any], sources: CellSources) -> None:
     """Write the source of a run that is launched now into its folder; a run is worth more than this record."""
-    text = as_text(source_parts(function, sources))
+    text = as_text(source_parts(function, args, sources))
     if text:
         with suppress(OSError):
             (folder / FILE_NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -57,17 +60,23 @@ def kept_source(folder: Path) -> tuple[SourcePart, ...]:
         return ()
 
 
-def source_parts(function: Callable[..., Any], sources: CellSources) -> tuple[SourcePart, ...]:
-    """The cell or file that defines a function, and the newest cell, which launches it; of a program, its own text."""
+def source_parts(function: Callable[..., Any], args: Sequence[Any], sources: CellSources) -> tuple[SourcePart, ...]:
+    """The arguments of a function, the cell or file that defines it, and the newest cell, which launches it; of a program, its own text."""
     if isinstance(function, HasSource):
-        own = function.source_part()
-        return () if own is None else (own,)
+        return function.source_parts()
+    parts = arguments_part(_inner(function), call_lines(function, args))
     defined = _definition(function, sources)
     launching = _newest_cell(sources)
-    parts = [defined] if defined is not None else []
+    parts += () if defined is None else (defined,)
     if launching is not None and (defined is None or launching.origin != defined.origin):
-        parts.append(launching)
-    return tuple(parts)
+        parts += (launching,)
+    return parts
+
+
+def arguments_part(called: Any, lines: str) -> tuple[SourcePart, ...]:
+    """The arguments that something was called with, where there are any."""
+    name = getattr(called, "__name__", type(called).__name__)
+    return (SourcePart(ARGUMENTS, f"arguments of {name}", lines),) if lines else ()
 
 
 def script_part(path: str, shown_path: str) -> SourcePart | None:
@@ -99,10 +108,14 @@ def parts_of(text: str) -> tuple[SourcePart, ...]:
     return tuple(SourcePart(*fields[i : i + 3]) for i in range(0, len(fields), 3))
 
 
-def _definition(function: Callable[..., Any], sources: CellSources) -> SourcePart | None:
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
-    inner = inspect.unwrap(function)
+    return function
+
+
+def _definition(function: Callable[..., Any], sources: CellSources) -> SourcePart | None:
+    inner = inspect.unwrap(_inner(function))
     # an object that is called has the code of its class
     code = getattr(inner if inspect.isroutine(inner) else type(inner).__call__, "__code__", None)
     if code is None:

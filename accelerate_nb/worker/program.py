@@ -22,7 +22,8 @@ from types import CodeType, ModuleType
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.sources.run_source import SourcePart, script_part
+from accelerate_nb.sources.call_arguments import word_lines
+from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part
 from accelerate_nb.transport.main_module import become_main
 from accelerate_nb.worker.display import allow_prompts
 
@@ -228,13 +229,12 @@ class Program:
     def __name__(self) -> str:  # what a run is called
         return self.title or self.what.name
 
-    def source_part(self) -> SourcePart | None:
-        """The script's text, which its run's folder keeps; `None` where the program is no script."""
+    def source_parts(self) -> tuple[SourcePart, ...]:
+        """The arguments and the script's text, which the run's folder keeps; a program that is no script has no text."""
         what = self.what.of if isinstance(self.what, ScriptFunction) else self.what
-        if not isinstance(what, ScriptFile):
-            return None
         # a notebook's script lies in a folder that goes with it
-        return script_part(what.path, self.title or what.given_path)
+        script = script_part(what.path, self.title or what.given_path) if isinstance(what, ScriptFile) else None
+        return arguments_part(self, word_lines(self.arguments)) + (() if script is None else (script,))
 
     def __call__(self) -> None:
         """Be the program."""

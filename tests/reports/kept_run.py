@@ -7,7 +7,7 @@ from pathlib import Path
 from accelerate_nb.events.model import Metric, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 
-SOURCE = "# -------- function: Cell In[{cell}]\ndef train():\n    lr = {lr}\n    return lr\n"
+SOURCE = "# -------- arguments: arguments of train\nwarmup = {warmup}\nepochs = 2\n# -------- function: Cell In[{cell}]\ndef train():\n    lr = {lr}\n    return lr\n"
 
 
 def keep(parent: Path, name: str, started: float, lr: float, **settings: object) -> Path:
@@ -20,5 +20,5 @@ def keep(parent: Path, name: str, started: float, lr: float, **settings: object)
         record.event(StateChange(None, "finished", started + 61))
         facts = {"name": name, "why": "2 on the CPU", "state": "finished", "started": started, "ended": started + 61}
         record.status(**facts, ranks=2, settings={"num_processes": 2, "timeout": 60.0, **settings})
-    (folder / "source.txt").write_text(SOURCE.format(cell=int(started), lr=lr))
+    (folder / "source.txt").write_text(SOURCE.format(cell=int(started), lr=lr, warmup=round(lr * 20)))
     return folder

@@ -36,25 +36,29 @@ def cells() -> Iterator[tuple[Any, CellSources]]:
 
 def test_a_notebook_keeps_the_cells_of_the_function_and_of_the_launch(tmp_path: Path, cells: Any) -> None:
     train, sources = cells
-    keep_source(tmp_path, train, sources)
+    keep_source(tmp_path, train, (0.1,), sources)
     assert kept_source(tmp_path) == (
+        SourcePart("arguments", "arguments of train", "lr = 0.1\n"),
         SourcePart("function", "Cell In[1]", "".join(DEFINITION)),
         SourcePart("launch", "Cell In[2]", "".join(LAUNCH)),
     )
-    assert (tmp_path / "source.txt").read_text().startswith("# -------- function: Cell In[1]\n# my training\n")
+    assert (tmp_path / "source.txt").read_text().startswith("# -------- arguments: arguments of train\nlr = 0.1\n")
 
 
 def test_a_cell_that_defines_and_launches_is_kept_once(cells: Any) -> None:
     train, _ = cells
     alone = CellSources({"<cell 1>": DEFINITION}, {"<cell 1>": 1})
-    assert [part.role for part in source_parts(train, alone)] == ["function"]
+    assert [part.role for part in source_parts(train, (0.1,), alone)] == ["arguments", "function"]
 
 
 def test_a_script_is_kept_with_its_path(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
-    program = Program(ScriptFile(str(script), "train.py"))
-    assert source_parts(program, CellSources({}, {})) == (SourcePart("script", "train.py", "print('hello')\n"),)
+    program = Program(ScriptFile(str(script), "train.py"), ("--lr", "0.1"))
+    assert source_parts(program, (), CellSources({}, {})) == (
+        SourcePart("arguments", f"arguments of {program.__name__}", "--lr = 0.1\n"),
+        SourcePart("script", "train.py", "print('hello')\n"),
+    )
 
 
 def test_long_source_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.history.run_table import differing_settings
 from accelerate_nb.reports.metric_curves import MetricCurve, curves_of
-from accelerate_nb.sources.run_source import SourcePart, kept_source
+from accelerate_nb.sources.call_arguments import values_of
+from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source
 
 # So many runs are told apart by their colours.
 MOST_RUNS = 8
@@ -50,7 +51,7 @@ class Comparison:
     """
     Runs beside each other, in the order in which they were named; the first is what the others are compared with.
 
-    `settings` holds a setting's name and its value in each run, `metrics` a metric's name and its span in each run. The lines
+    `settings` holds the name of a setting, or of an argument of the function or script, and its value in each run, `metrics` a metric's name and its span in each run. The lines
     of `curves` are runs, by their index, as the ranks of `overlay` are: means over a run's ranks. `diffs` has an entry for each
     later run of which the source was kept.
     """
@@ -79,7 +80,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
     sources = [kept_source(run.folder) for run in runs]
     return Comparison(
         runs=tuple(runs),
-        settings=tuple(_setting_rows(runs)),
+        settings=(*_setting_rows(runs), *_argument_rows(sources)),
         metrics=tuple((name, metric_spans(name, series)) for name in names),
         curves=curves_of(series, names),
         overlay=overlay,
@@ -116,7 +117,7 @@ def diff_lines(
 ) -> tuple[str, ...]:
     """The unified diff of two sources, part by part; the numbers of cells are no difference."""
     lines: list[str] = []
-    for role in dict.fromkeys(part.role for part in [*first, *other]):
+    for role in dict.fromkeys(part.role for part in [*first, *other] if part.role != ARGUMENTS):
         old, new = _part(first, role), _part(other, role)
         lines += difflib.unified_diff(
             old.text.splitlines(),
@@ -141,6 +142,14 @@ def _setting_rows(runs: Sequence[SavedRun]) -> Iterator[tuple[str, tuple[str, ..
         names = ["num_processes", *names]
     for name in names:
         yield name, tuple(_value_text(run.settings.get(name, defaults.get(name))) for run in runs)
+
+
+def _argument_rows(sources: Sequence[Sequence[SourcePart]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    every = [values_of(_part(source, ARGUMENTS).text) for source in sources]
+    for name in dict.fromkeys(name for values in every for name in values):
+        row = tuple(values.get(name, "none") for values in every)
+        if len(set(row)) > 1:
+            yield name, row
 
 
 def _value_text(value: Any) -> str:

@@ -27,9 +27,9 @@ class DetachedCell:
     values: Mapping[str, Any]
     __name__: str
 
-    def source_part(self) -> SourcePart:
+    def source_parts(self) -> tuple[SourcePart, ...]:
         """The cell's text, which its run's folder keeps."""
-        return SourcePart("function", self.__name__, self.cell.source.lstrip("\n"))
+        return (SourcePart("function", self.__name__, self.cell.source.lstrip("\n")),)
 
     def __call__(self) -> None:
         from accelerate_nb.worker.session.shell import new_shell, show

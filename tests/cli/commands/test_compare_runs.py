@@ -39,7 +39,10 @@ def test_settings_metrics_and_source_that_differ_are_shown(compare: Callable[...
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
     assert ["mixed_precision", "default", "bf16"] in rows
-    assert "timeout" not in out
+    # what the function was called with stands with the settings
+    assert ["warmup", "1", "2"] in rows
+    assert not {"timeout", "epochs"} & {row[0] for row in rows if row}
+    assert "warmup = " not in out
     # the mean of both ranks: from 1.05 down to 1.05 - 9 * lr
     assert ["loss", "A", "0.6", "1.05", "0.6"] in rows
     assert ["B", "0.15", "1.05", "0.15", "−0.45", "(−75", "%)"] in rows
