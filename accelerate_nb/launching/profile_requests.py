@@ -61,6 +61,6 @@ def checked_ranks(view: RunState, steps: object, ranks: Iterable[int] | None) ->
         raise StateError(f"A profile was requested, and {found}. Profile ranks while they train.")
     if busy := [rank for rank in chosen if known[rank].requested_profile is not None]:
         raise StateError(
-            f"A profile was requested, and one of {of_ranks(busy)} is under way. Request another when its table is there."
+            f"A profile was requested, and that of {of_ranks(busy)} is under way. Request another when its table is there."
         )
     return tuple(chosen)

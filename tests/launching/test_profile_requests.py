@@ -39,7 +39,7 @@ def test_a_profile_has_the_costliest_operations_of_each_rank_and_a_trace(tmp_pat
     run = launch(trains, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
     assert comes(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
     run.profile(steps=3)
-    with pytest.raises(StateError, match=r"one of ranks? .* is under way"):
+    with pytest.raises(StateError, match=r"that of ranks? .* is under way"):
         run.profile(steps=3)
     assert comes(lambda: len(profiles(run.view, 1)) == 2)
     run.profile(steps=2, ranks=[1])

@@ -27,7 +27,7 @@ from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.notebook.display.knob_feed import KnobFeed
-from accelerate_nb.notebook.display.memory_feed import MemoryFeed
+from accelerate_nb.notebook.display.rank_facts_feed import RankFactsFeed
 from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within
@@ -75,7 +75,7 @@ class MessageFeed:
         self._loads: dict[int, HostSample] = {}
         self._precision = ""
         self._knobs = KnobFeed(self._view)
-        self._memory = MemoryFeed()
+        self._rank_facts = RankFactsFeed()
         self._steps: dict[int, StepBreakdown] = {}
         self._causes: tuple[str, ...] = ()
         self._failures: tuple[Failure, ...] = ()
@@ -172,7 +172,7 @@ class MessageFeed:
             "devices": [*self._new_devices(glances)],
             "coordinates": [*self._new_coordinates(glances)],
             "steps": (steps := [*self._new_steps(glances)]),
-            "memory": self._memory.news(glances),
+            **self._rank_facts.news(glances),
             **self._knobs.news(),
             "host": self._new_host(),
         }

@@ -7,17 +7,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
+from accelerate_nb.notebook.display.run_requests import Reply, RunRequests
 from accelerate_nb.notebook.page import bundle as joining
 from accelerate_nb.notebook.page.mount_script import SCRIPT
 from accelerate_nb.reports.report import report_id
@@ -26,7 +25,6 @@ from accelerate_nb.reports.run_info import RunFacts
 # The time for a page to acknowledge a message before it gets no more; the whole backlog takes it longer.
 _TIMEOUT = 3.0
 _BACKLOG_TIMEOUT = 20.0
-_MOST_OF_A_LOG = 64 * 1024 * 1024
 
 
 class PanelWidget(anywidget.AnyWidget):
@@ -68,7 +66,7 @@ class LivePanel:
         self._run, self._kernel_comm, self._clock = run, kernel_comm, clock
         self._panel = PanelWidget()
         self._inbox: deque[Message] = deque()
-        self._outbox: deque[tuple[Message, list[bytes]]] = deque()
+        self._outbox: deque[Reply] = deque()
         self._panel.on_msg(self._receive_late)
         self._comm = str(self._panel.model_id)
         # a background run's cell is over soon, and then the kernel brings the clicks by itself
@@ -76,9 +74,10 @@ class LivePanel:
         self.facts = RunFacts.of(run, host, background=background, can_act=can_act)
         self._panel.place = {"panel": self._comm, "cell": cell_id(), "report": report_id(self.facts)}
         self._feed = MessageFeed(run.view)
+        self._requests = RunRequests(run)
         self._lock = threading.RLock()
         self._unanswered: deque[tuple[int, float]] = deque()
-        self._holds_back = self._ended = self._stop_requested = self._takes_stacks = False
+        self._holds_back = self._ended = self._stop_requested = False
         self._needs_all = False
         self._report: MimeBundle | None = None
         self._was_loaded_anew = False
@@ -182,12 +181,8 @@ class LivePanel:
                 self._stop_requested = True
             case "kill":
                 self._run.request_stop("kill")
-            case "stacks":
-                self._beside(self._take_stacks)
-            case "knob":
-                self._beside(lambda: self._set_knob(content.get("name"), content.get("value")))
-            case "log":
-                self._beside(lambda: self._fetch_log(content.get("rank")))
+            case "stacks" | "knob" | "profile" | "trace" | "log":
+                self._beside(content)
 
     def _take_acknowledgement(self, seq: Any) -> None:
         while isinstance(seq, int) and self._unanswered and self._unanswered[0][0] <= seq:
@@ -196,50 +191,14 @@ class LivePanel:
             self._holds_back = False
             self._needs_all = self._feed.is_far_behind()
 
-    def _beside(self, work: Callable[[], None]) -> None:
-        """Run slow work in a thread of its own; the next step sends its result."""
+    def _beside(self, content: Message) -> None:
+        """Reply to a request in a thread of its own; the next step sends the reply."""
 
         def do() -> None:
-            work()
+            if (reply := self._requests.reply(content)) is not None:
+                self._outbox.append(reply)
             if self._ended:
                 self.step()
 
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(do,), name="accelerate_nb reply", daemon=True).start()
-
-    def _take_stacks(self) -> None:
-        if self._takes_stacks:
-            return
-        self._takes_stacks = True
-        try:
-            text = self._run.stacks() or "No rank runs any more."
-        finally:
-            self._takes_stacks = False
-        self._outbox.append(({"stacks": {"text": text}}, []))
-
-    def _set_knob(self, name: Any, value: Any) -> None:
-        try:
-            self._run.set_knob(str(name), value)
-        except AccelerateNbError as error:
-            self._outbox.append(({"knob_error": {"name": name, "text": str(error)}}, []))
-
-    def _fetch_log(self, rank: Any) -> None:
-        if not isinstance(rank, int):
-            return
-        path = self._run.log_file(rank)
-        self._outbox.append(({"log": {"rank": rank, "name": path.name}}, [end_of(path, _MOST_OF_A_LOG)]))
-
-
-def end_of(path: Path, most: int) -> bytes:
-    """A file's last bytes, after a line that names the omission where they are not all."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            left_out = max(size - most, 0)
-            file.seek(left_out)
-            data = file.read(most)
-    except FileNotFoundError:
-        return b""
-    if not left_out:
-        return data
-    return f"... the first {left_out:,} bytes are left out here; all of it is in {path} ...\n".encode() + data

@@ -6,6 +6,7 @@ import { saveFile } from "./text_export.js";
 import { awaitReport } from "./report_observer.js";
 import { savedReport } from "./saved_report.js";
 import { Knobs } from "./knobs.js";
+import { Profiling } from "./profiling.js";
 import { watchKernel } from "./kernel_status.js";
 import { replacePanel, restorePanel, saveNotebook } from "./notebook_outputs.js";
 import { Bell, notifyOfEnd } from "./notifications.js";
@@ -14,7 +15,7 @@ import { END_STATES } from "./states.js";
 import { openView } from "./mount.js";
 import { RunBar } from "./run_bar.js";
 
-const LIVE_PARTS = [Knobs, Bell, RunBar];
+const LIVE_PARTS = [Knobs, Profiling, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
@@ -38,7 +39,7 @@ export default () => {
     for (const message of model.get("snapshot") ?? []) feed(store, message);
     const send = sender(model);
     const onMessage = (message, buffers) => {
-      if (message.log) saveFile(message.log, buffers);
+      if (message.file) saveFile(message.file, buffers);
       if (message.report) replacePanel(message.report, model.widget_manager?.context);
       const [hadEnded, wasKnown] = [END_STATES.has(store.state.state), store.epoch > 0];
       feed(store, message);

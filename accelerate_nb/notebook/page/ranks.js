@@ -33,7 +33,8 @@ export class Ranks {
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
     this.fold = button("anb-plain-btn", "Fold", () => this.foldAgain(), { title: "show ranks that say the same as one row" });
     show(this.fold, false);
-    this.element = section("ranks", "Ranks", div("anb-tools", this.fold), this.strip, this.box, this.stepNotes.element, this.host);
+    this.tools = div("anb-tools", this.fold);
+    this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, this.stepNotes.element, this.host);
   }
 
   forget() {

@@ -3,6 +3,7 @@
 import { plain } from "./ansi.js";
 import { count, duration, number } from "./format.js";
 import { nodeState, ranksName, ranksOfNodes } from "./node_row.js";
+import { profileText } from "./profile.js";
 import { progressOf, progressText } from "./progress.js";
 import { SYMBOLS } from "./states.js";
 import { elapsed } from "./store.js";
@@ -53,6 +54,7 @@ export function snapshotOf(store, most = MOST_LINES_SAVED) {
     progress: ranks.flatMap((rankState) =>
       [...rankState.bars].map(([name, { label, done, total, rate, unit, closed, note }]) => [rankState.rank, label, done, total, rate, unit, closed, name, note]),
     ),
+    profiles: ranks.filter(({ profile }) => profile).map(({ rank, profile }) => [rank, null, profile]),
     devices: ranks.flatMap((rankState) => [...rankState.devices.values()].map(({ device, utilisation, used, total }) => [rankState.rank, device, utilisation, used, total])),
     coordinates: ranks.filter((rankState) => rankState.coordinates).map(({ rank, coordinates }) => [rank, coordinates]),
     metrics: [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, points(curve)])),
@@ -79,7 +81,7 @@ function reportText(store) {
   const ranks = [...store.ranks.values()];
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
   const error = failure ? [`${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}`, plain(failure.traceback ?? "")] : [];
-  return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), ...ranks.map(lastLinesText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
+  return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
 }
 
 function ranksText(store) {

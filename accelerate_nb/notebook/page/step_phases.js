@@ -4,7 +4,7 @@ import { div, h, set, setStyle, show, span } from "./elements.js";
 
 const PHASES = ["data", "forward", "backward", "communication", "optimizer", "idle"]; // as in reports/step_causes.py
 
-const milliseconds = (value) => (value >= 1000 ? `${(value / 1000).toPrecision(3)} s` : `${value.toPrecision(3)} ms`);
+export const milliseconds = (value) => (value >= 1000 ? `${(value / 1000).toPrecision(3)} s` : `${value.toPrecision(3)} ms`);
 
 const MEMORY = ["weights", "gradients", "optimizer", "activations", "others"]; // as in reports/memory_parts.py
 

@@ -29,6 +29,7 @@ function emptyContent() {
     knobs: new Map(), // name -> value, least, most
     knobChanges: [], // [name, value, time], the newest last
     knobErrors: new Map(), // name -> why its last change was refused
+    profileError: "", // why a profile, or a trace, was refused
     causes: [], // what makes steps slow, in sentences
     failure: null,
     idleWarning: null,
@@ -40,7 +41,7 @@ function emptyContent() {
 export function makeStore() {
   return {
     ...emptyContent(),
-    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, lastMessageAt: 0, stacks: null, stacksRequested: false, following: true, lostAt: null,
+    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, lastMessageAt: 0, stacks: null, stacksRequested: false, profileRequested: false, following: true, lostAt: null,
     views: new Set(), acknowledged: 0, acknowledgedAt: 0,
   };
 }
@@ -51,7 +52,7 @@ function rankOf(store, rank) {
     const size = Math.max(store.run.size, store.ranks.size + 1);
     const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
     rankState = {
-      rank, state: "starting", detail: "", lineCount: 0, steps: null, bars: new Map(), newest: new Map(), devices: new Map(), coordinates: "",
+      rank, state: "starting", detail: "", lineCount: 0, steps: null, profiling: null, profile: null, bars: new Map(), newest: new Map(), devices: new Map(), coordinates: "",
       ring: new RingBuffer(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
     };
     store.ranks.set(rank, rankState);
@@ -141,7 +142,7 @@ export function feed(store, message) {
   if (message.nodes) store.nodes = message.nodes.map(([node, label, first, last]) => ({ node, label, first, last }));
   for (const [node, cpu, used, total] of message.loads ?? []) store.loads.set(node, { cpu, used, total });
   if (message.precision) store.precision = message.precision === "no" ? "" : message.precision;
-  if (message.state) store.state = { detail: "", ended: null, ...message.state };
+  if (message.state) Object.assign(store, { state: { detail: "", ended: null, ...message.state }, profileError: "" });
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });
   }
@@ -155,6 +156,8 @@ export function feed(store, message) {
   if (message.knob_changes) store.knobChanges = message.knob_changes;
   if (message.knob_error) store.knobErrors.set(message.knob_error.name, message.knob_error.text);
   for (const [rank, parts, total, text] of message.memory ?? []) rankOf(store, rank).memory = { parts, total, text };
+  for (const [rank, profiling, profile] of message.profiles ?? []) Object.assign(rankOf(store, rank), { profiling, profile });
+  if (message.profiles || message.profile_error) Object.assign(store, { profileRequested: false, profileError: message.profile_error ?? "" });
   if (message.causes) store.causes = message.causes;
   if (message.host) store.host = message.host;
   for (const line of message.lines ?? []) takeLine(store, line);

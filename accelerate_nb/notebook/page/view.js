@@ -5,6 +5,7 @@ import { div, h, setText, set } from "./elements.js";
 import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";
+import { Profile } from "./profile.js";
 import { Ranks } from "./ranks.js";
 import { acknowledge, kernelIsReachable } from "./store.js";
 import { readTheme } from "./theme.js";
@@ -34,13 +35,14 @@ export class View {
     this.notices = new Notices(this);
     this.ranks = new Ranks(this);
     this.charts = new Charts(this);
+    this.profile = new Profile(this);
     this.output = new Output(this);
     this.extras = this.liveParts.map((Part) => new Part(this));
     this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
     this.root = h(
       "div",
       { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
-      div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.output.element, this.live),
+      div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.profile.element, this.output.element, this.live),
     );
     for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
     this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.returnFocus());
@@ -108,7 +110,7 @@ export class View {
     // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
     if (!this.charts.paint()) this.changes = -1; // the others at the next tick
     set(this.root, "aria-label", `Distributed run ${this.store.run.name}`);
-    for (const part of [this.head, this.notices, ...this.extras, this.ranks, this.charts, this.output]) part.draw();
+    for (const part of [this.head, this.notices, ...this.extras, this.ranks, this.charts, this.profile, this.output]) part.draw();
   }
 
   forget() {

@@ -753,7 +753,7 @@ def test_the_whole_file_of_a_rank_is_saved(page: Any, show: Any) -> None:
     with page.expect_download() as download:
         page.get_by_role("button", name="Whole file").click()
         assert _sent(page, "log") == [{"do": "log", "rank": 1}]
-        page.evaluate("() => giveFile({ log: { rank: 1, name: 'rank_1.log' } }, 'every line\\n')")
+        page.evaluate("() => giveFile({ file: { name: 'rank_1.log' } }, 'every line\\n')")
     assert download.value.suggested_filename == "rank_1.log"
     assert Path(download.value.path()).read_text() == "every line\n"
 

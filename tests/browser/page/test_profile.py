@@ -1,0 +1,90 @@
+"""Profiles in the panel: a button that requests one, the table of each rank, the trace as a file, and what a report keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.page.feeds import STARTED, running
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+
+def profile(number: int, name: str, **more: Any) -> dict[str, Any]:
+    operations = [[name, 1200, 0.3, 0.6, "cuda"], ["aten::add_", 40, 0.1, 0.2, "cuda"]]
+    facts = {"number": number, "steps": 10, "seconds": 0.5, "problem": "", "trace": "/runs/7/trace.json.gz"}
+    return {**facts, "operations": operations, **more}
+
+
+def give(page: Any, **message: Any) -> None:
+    page.evaluate("(message) => give(message)", message)
+
+
+def test_a_profile_is_requested_of_the_chosen_rank_shown_and_saved(page: Any, show: Any) -> None:
+    show(running(2))
+    expect(page.get_by_role("region", name="Profile")).to_be_hidden()
+    page.get_by_label("ranks to profile").select_option("Rank 1")
+    press = page.get_by_role("button", name="Profile 10 steps")
+    press.focus()
+    press.press("Enter")
+    sent = "(what) => model.sent.filter((message) => message.do === what)"
+    assert page.evaluate(sent, "profile") == [{"do": "profile", "ranks": [1]}]
+    status = page.locator(".anb-profiling")
+    expect(status).to_have_text("Requested a profile…")
+    give(page, seq=3, profiles=[[1, 10, None]])
+    expect(status).to_have_text("Profiling rank 1: the next 10 steps…")
+    press.click()
+    give(page, seq=4, profile_error="one of rank 1 is under way")
+    expect(status).to_have_text("one of rank 1 is under way")
+    give(page, seq=5, profiles=[[1, None, profile(1, "aten::mm")]])
+    expect(status).to_be_hidden()
+    expect(page.locator(".anb-sr[role=status]").last).to_contain_text(
+        "Profile: 10 steps, 50.0 ms a step; time on the CUDA"
+    )
+    table = page.get_by_role("table", name="costliest operations")
+    expect(table.get_by_role("row").nth(1)).to_have_text("aten::mm1,200300 ms60.0 %")
+    page.get_by_role("button", name="Trace").click()
+    assert page.evaluate(sent, "trace") == [{"do": "trace", "rank": 1}]
+    with page.expect_download() as download:
+        page.evaluate("() => giveFile({ file: { name: 'trace.json.gz' } }, 'the trace')")
+    assert download.value.suggested_filename == "trace.json.gz"
+    # a newer one takes its place, and another rank's can be chosen
+    newest = [[0, None, profile(2, "aten::conv2d")], [1, None, profile(2, "aten::bmm")]]
+    give(page, seq=6, profiles=newest)
+    expect(table).to_contain_text("aten::conv2d")
+    page.get_by_label("rank whose profile is shown").select_option("Rank 1")
+    expect(table).to_contain_text("aten::bmm")
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+    for light in (True, False):
+        page.evaluate("(light) => theme(light)", light)
+        expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "light" if light else "dark")
+        for part in (".anb-profile", ".anb-ranks"):
+            found = axe.run(page, context=part)["violations"]
+            assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == []
+    give(page, seq=7, state={"state": "finished", "ended": STARTED + 75})
+    expect(press).to_be_hidden()
+    expect(table).to_contain_text("aten::bmm")
+
+
+def test_a_report_keeps_the_table_and_a_reason_without_one(page: Any, show: Any) -> None:
+    rows = [[0, None, profile(1, "aten::mm")], [1, None, profile(1, "", operations=[], problem="no step was seen")]]
+    show([*running(2), {"seq": 3, "profiles": rows}])
+    saved = page.evaluate(
+        """(rows) => {
+            const { makeStore, feed, snapshotOf, mount } = panel;
+            const store = makeStore();
+            feed(store, { seq: 1, reset: true, run: { name: "train", size: 2 }, profiles: rows });
+            document.getElementById("here").replaceChildren();
+            mount(document.getElementById("here"), [snapshotOf(store)]);
+            return snapshotOf(store).profiles.length;
+        }""",
+        rows,
+    )
+    assert saved == 2
+    section = page.get_by_role("region", name="Profile")
+    expect(section).to_contain_text("aten::mm")
+    expect(section.get_by_role("button", name="Trace")).to_be_hidden()
+    page.get_by_label("rank whose profile is shown").select_option("Rank 1")
+    expect(section).to_contain_text("rank 1 was not profiled: no step was seen")
+    expect(section.get_by_role("table")).to_be_hidden()
