@@ -287,6 +287,13 @@ class LaunchingConfig:
         """Raise `ConfigurationError` where `min_nodes` can have no effect on a launch with these settings."""
         if self.min_nodes is None:
             return
+        if self.min_nodes > self.num_nodes > 1:
+            raise ConfigurationError(
+                f"min_nodes={self.min_nodes} was given for num_nodes={self.num_nodes}. Pass the smaller number first: num_nodes='1:2'."
+            )
+        if self.is_on_each_node and self.rdzv_backend == "c10d":
+            # as torchrun, it begins with those that have come
+            return
         if not self.max_restarts:
             raise ConfigurationError(
                 f"min_nodes={self.min_nodes} was given without max_restarts: a run that lost a node goes on by a restart. Pass "
@@ -295,11 +302,7 @@ class LaunchingConfig:
         if self.is_on_each_node or not (self.names_hosts or self.num_nodes > 1):
             raise ConfigurationError(
                 f"min_nodes={self.min_nodes} was given, and no other machines are reached from here, of which some could be left out. Name "
-                "them by hosts, a hostfile, or engine='slurm'; of a run that each machine launches, all are needed."
-            )
-        if self.min_nodes > self.num_nodes > 1:
-            raise ConfigurationError(
-                f"min_nodes={self.min_nodes} was given for num_nodes={self.num_nodes}. Pass the smaller number first: num_nodes='1:2'."
+                "them by hosts, a hostfile, or engine='slurm'; a run that each machine launches begins with fewer with rdzv_backend='c10d'."
             )
 
     @property

@@ -22,11 +22,12 @@ from accelerate_nb.launching.rendezvous.unproven_connection import UnprovenConne
 from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
+from accelerate_nb.transport.rank_info import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
 class HostedRendezvous:
-    """All nodes have come: the listening socket, this node's address for the others, the peers, which are nodes 1, 2, ..., and the names of all."""
+    """The nodes have come: the listening socket, this node's address for the others, the peers, which are nodes 1, 2, ..., and the names of all."""
 
     run: str
     listener: socket.socket
@@ -37,7 +38,7 @@ class HostedRendezvous:
 
 class RendezvousHost:
     """
-    Waits at a listening socket until all nodes have come.
+    Waits at a listening socket until all nodes have come, or as many as are needed and for a while no others.
 
     >>> RendezvousHost(settings, listener, placement, max_restarts=0).wait()
     """
@@ -51,6 +52,8 @@ class RendezvousHost:
         self._joined: dict[int, tuple[Channel, JoinRun]] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._facts = facts_of_this_node(settings.host)
+        # when it begins without those that are not needed
+        self._last_call: float | None = None
 
     def wait(self) -> HostedRendezvous:
         """
@@ -63,12 +66,13 @@ class RendezvousHost:
             failing.callback(self._listener.close)
             failing.callback(self._close_all)
             try:
-                while len(self._joined) < self._settings.nodes - 1:
-                    if time.monotonic() > deadline:
+                while not self._is_complete(time.monotonic()):
+                    if self._last_call is None and time.monotonic() > deadline:
                         raise LaunchError(self._missing_text())
+                    most = self._settings.timeout if self._last_call is None else self._settings.last_call
                     notice.say(
                         f"{len(self._joined) + 1} of {self._settings.nodes} nodes are there; waiting at {self._settings.endpoint} for "
-                        f"{self._missing()}, up to {self._settings.timeout:g} s"
+                        f"{self._missing()}, up to {most:g} s"
                     )
                     self._wait_once()
                 return self._complete(failing)
@@ -78,10 +82,20 @@ class RendezvousHost:
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
+    def _is_complete(self, now: float) -> bool:
+        """Whether nobody else is waited for."""
+        count, settings = len(self._joined) + 1, self._settings
+        if count < (settings.min_nodes or settings.nodes):
+            self._last_call = None
+        elif self._last_call is None:
+            self._last_call = now + settings.last_call
+        return count == settings.nodes or (self._last_call is not None and now >= self._last_call)
+
     def _wait_once(self) -> None:
         """Take what comes within a moment."""
         watched = [self._listener, *self._strangers.states, *self._sockets.values()]
-        readable = select.select(watched, (), (), HEARTBEAT_INTERVAL)[0]
+        left = HEARTBEAT_INTERVAL if self._last_call is None else self._last_call - time.monotonic()
+        readable = select.select(watched, (), (), min(max(left, 0.0), HEARTBEAT_INTERVAL))[0]
         if self._listener in readable:
             self._strangers.accept(self._listener)
         for rank in [rank for rank, sock in self._sockets.items() if sock in readable]:
@@ -169,13 +183,17 @@ class RendezvousHost:
 
     def _complete(self, failing: ExitStack) -> HostedRendezvous:
         """Check the nodes, and answer them; from now on everything is the caller's."""
-        run, ranks = uuid.uuid4().hex[:12], range(1, self._settings.nodes)
+        came = sorted(self._joined)
+        # where fewer came than could, one that went may have left a gap
+        self._joined = {rank: self._joined[former] for rank, former in enumerate(came, 1)}
+        self._sockets = {rank: self._sockets[former] for rank, former in enumerate(came, 1)}
+        run, ranks = uuid.uuid4().hex[:12], range(1, len(came) + 1)
         names = (f"node 0 on {self._facts.host}", *map(self._name, ranks))
         sizes = (self._placement.size, *(self._joined[rank][1].processes for rank in ranks))
-        address = str(self._sockets[1].getsockname()[0])
+        address = str(self._sockets[1].getsockname()[0]) if came else _own_address(self._listener)
         channels = [self._joined[rank][0] for rank in ranks]
         waiting = [WaitingNode(channel, name) for channel, name in zip(channels, names[1:], strict=True)]
-        clock_offsets = check_nodes(address, names[0], waiting)
+        clock_offsets = check_nodes(address, names[0], waiting) if waiting else ()
         peers = tuple(map(Peer, channels, names[1:], sizes[1:], clock_offsets))
         for rank, peer in enumerate(peers, 1):
             peer.channel.try_send(RunJoined(run, rank, names, sizes, self._max_restarts))
@@ -202,6 +220,12 @@ class RendezvousHost:
         for rank in list(self._joined):
             self._drop(rank)
         self._strangers.close()
+
+
+def _own_address(listener: socket.socket) -> str:
+    """An address of this node at which a socket listens."""
+    address = str(listener.getsockname()[0])
+    return LOOPBACK if address in {"0.0.0.0", "::"} else address
 
 
 def _backend(node_rank: int | None) -> str:

@@ -112,5 +112,7 @@ def _reply(channel: Channel, received: ReceivedMessage, network: NodeNetwork) ->
 
 def _is_sound(answer: RunJoined, settings: RendezvousSettings, placement: Placement) -> bool:
     """Whether an answer fits what this node asked for."""
-    is_complete = len(answer.sizes) == len(answer.names) == settings.nodes and min(answer.sizes) > 0
-    return is_complete and 0 < answer.node_rank < settings.nodes and answer.sizes[answer.node_rank] == placement.size
+    nodes = len(answer.sizes)
+    # how many are needed is node 0's to say
+    is_complete = nodes == len(answer.names) <= settings.nodes and min(answer.sizes, default=0) > 0
+    return is_complete and 0 < answer.node_rank < nodes and answer.sizes[answer.node_rank] == placement.size

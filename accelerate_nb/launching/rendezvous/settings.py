@@ -21,15 +21,19 @@ from accelerate_nb.transport.rank_info import on_interface
 # The port of Accelerate's and torchrun's launchers, and torchrun's time for nodes to come, in seconds.
 DEFAULT_PORT = 29500
 _JOIN_TIMEOUT = 600.0
+# Its time for more nodes to come than are needed, in seconds.
+_LAST_CALL = 30.0
 # The entries of rdzv_conf that torchrun has for that time, and those that mean something here.
 _TIMEOUTS = ("join_timeout", "timeout")
-_KNOWN = {*_TIMEOUTS, "is_host", "rank"}
+_KNOWN = {*_TIMEOUTS, "last_call_timeout", "is_host", "rank"}
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
     """
     The place and the terms of a rendezvous; `node_rank` is `None` where nodes get their ranks in the order in which they come.
+
+    Once `min_nodes` are there, others have `last_call` seconds to come.
 
     >>> RendezvousSettings.of(resolve({"num_nodes": 2, "master_addr": "10.0.0.1"}, {}).launching).endpoint
     '10.0.0.1:29500'
@@ -42,6 +46,8 @@ class RendezvousSettings:
     run_id: str
     timeout: float = _JOIN_TIMEOUT
     is_host: bool | None = None
+    min_nodes: int | None = None
+    last_call: float = _LAST_CALL
 
     @classmethod
     def of(cls, config: LaunchingConfig) -> RendezvousSettings:
@@ -63,6 +69,8 @@ class RendezvousSettings:
                 run_id=config.rdzv_id,
                 timeout=float(timeout),
                 is_host=None if is_host is None else str(is_host).lower() in {"1", "true", "yes", "t", "y"},
+                min_nodes=config.min_nodes,
+                last_call=float(conf.get("last_call_timeout", _LAST_CALL)),
             )
         except ValueError:
             raise ConfigurationError(

@@ -99,7 +99,7 @@ def test_a_range_of_nodes_is_spelled_as_for_torchrun_by_whoever_gives_it(sources
     [
         ({"num_nodes": "1:", "hosts": "a,b"}, "the fewest and the most"),
         ({"num_nodes": "1:2", "hosts": "a,b"}, "without max_restarts"),
-        ({"num_nodes": "1:2", "max_restarts": 1}, "no other machines"),
+        ({"num_nodes": "1:2", "max_restarts": 1}, "no other machines.*rdzv_backend='c10d'"),
         ({"num_nodes": "3:2", "hosts": "a,b", "max_restarts": 1}, "smaller number first"),
         ({"num_nodes": "1:2", "min_nodes": 1, "hosts": "a,b", "max_restarts": 1}, "both given"),
     ],

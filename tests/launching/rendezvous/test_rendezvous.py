@@ -154,6 +154,29 @@ def test_a_node_that_came_and_went_is_waited_for_again() -> None:
         closed(future.result())
 
 
+C10D = {"rdzv_backend": "c10d", "rdzv_conf": {"last_call_timeout": 0.5}}
+
+
+def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_last_call() -> None:
+    with host(**C10D, num_nodes="2:4") as (future, address):
+        gone = Channel(socket.create_connection(address))
+        gone.send(request(nodes=4, node_rank=None))
+        assert gone.receive(10.0) == ReceivedMessage(Heartbeat())
+        terms = replace(settings_of(**C10D, num_nodes="2:4"), port=address[1])
+        with ThreadPoolExecutor(1) as threads:
+            joined = threads.submit(join, terms, PLACEMENT)
+            gone.close()
+            assert joined.result().answer.sizes == (2, 2)
+        assert joined.result().answer.node_rank == 1
+        assert len(future.result().peers) == 1
+        joined.result().channel.close()
+        closed(future.result())
+    with host(**C10D, num_nodes="1:2") as (future, address):
+        alone = future.result()
+        assert (alone.peers, alone.address) == ((), "127.0.0.1")
+        closed(alone)
+
+
 def test_clocks_that_differ_are_corrected_in_what_nodes_report() -> None:
     with host() as (future, address), Channel(socket.create_connection(address)) as channel:
         channel.send(request())
