@@ -530,7 +530,8 @@ def test_a_long_line_says_how_long_it_is():
 
 
 def packed(made, name="packed"):
-    return json.loads(gzip.decompress(base64.b64decode(re.search(rf'const {name} = "([^"]*)"', made)[1])))
+    text = re.search(rf'const {name} = "([^"]*)"', made)[1]
+    return json.loads(gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:[]", "<>&$`")))))
 
 
 def test_the_panel_of_a_saved_report_holds_the_same_run():

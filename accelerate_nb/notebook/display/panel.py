@@ -18,7 +18,7 @@ from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
 from accelerate_nb.notebook.display.run_requests import Reply, RunRequests
 from accelerate_nb.notebook.page import bundle as joining
-from accelerate_nb.notebook.page.mount_script import SCRIPT
+from accelerate_nb.notebook.page.mount_script import PAGE_SCRIPT
 from accelerate_nb.reports.report import report_id
 from accelerate_nb.reports.run_info import RunFacts
 
@@ -39,7 +39,7 @@ class PanelWidget(anywidget.AnyWidget):
     _css = joining.style()
     snapshot: Any = traitlets.List().tag(sync=True)
     place: Any = traitlets.Dict().tag(sync=True)
-    script: Any = traitlets.Unicode(SCRIPT.template).tag(sync=True)
+    script: Any = traitlets.Unicode(PAGE_SCRIPT).tag(sync=True)
 
 
 class LivePanel:
