@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.run_config import resolve
 from accelerate_nb.config.runs_folder import configured_runs_folder
 from accelerate_nb.events.find_run import find_run, find_runs
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
@@ -70,6 +68,7 @@ def attach(
     run: str | os.PathLike[str] | SavedRun | Run | None = None,
     *,
     panel: bool | str | None = None,
+    report: str | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Run:
     """
@@ -80,7 +79,7 @@ def attach(
     and errors are those of the run that `launch` gave. Several processes may attach at once, and an interrupt of `wait()` leaves the run alone. A run that
     is over can be attached to for its results. A run that is not detached can be watched, and stopped only where it was launched.
 
-    `panel` is that of `launch`, `folder` that of `runs`.
+    `panel` and `report` are those of `launch`, `folder` is that of `runs`.
 
     Raises `ConfigurationError` where there is no such run.
 
@@ -88,7 +87,7 @@ def attach(
     >>> run.wait()
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    config = _launching_config(panel)
+    config = select.settings(panel, report)
     if isinstance(run, Run):
         run = run.folder
     found = run if isinstance(run, SavedRun) else _found(run, _parent(folder))
@@ -114,12 +113,3 @@ def _found(run: str | os.PathLike[str] | None, parent: Path) -> SavedRun:
 
 def _parent(folder: str | os.PathLike[str] | None) -> Path:
     return configured_runs_folder(os.environ, folder)
-
-
-def _launching_config(panel: bool | str | None) -> LaunchingConfig:
-    """The settings with which this process shows a run."""
-    __tracebackhide__ = True
-    chosen = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
-    return resolve(
-        chosen, {name: value for name, value in os.environ.items() if name == "ACCELERATE_NB_PANEL"}
-    ).launching

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from accelerate_nb.config.run_config import resolve
 from accelerate_nb.notebook.display.run_display import frontend
-from accelerate_nb.notebook.display.select import chosen
+from accelerate_nb.notebook.display.select import chosen, settings
 from accelerate_nb.notebook.host import host
 from accelerate_nb.reports.history.run_table import RunTable
 
@@ -25,14 +24,11 @@ class ListedRuns(RunTable):
 
     def _opened_table(self) -> str:
         """The id of the table whose rows a page opens; empty where none can."""
-        mode = resolve(
-            {}, {name: value for name, value in os.environ.items() if name == "ACCELERATE_NB_PANEL"}
-        ).launching
-        notebook_host = host(os.environ)
+        mode, notebook_host = settings(), host(os.environ)
         if chosen(mode, notebook_host) != "panel":
             return ""
         from accelerate_nb.notebook.display.run_browser import RunBrowser
 
-        browser = RunBrowser(self, notebook_host.service or "jupyter")
+        browser = RunBrowser(self, notebook_host.service or "jupyter", mode.report)
         frontend().keep(browser)
         return browser.element_id

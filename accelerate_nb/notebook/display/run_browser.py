@@ -20,6 +20,7 @@ from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.run_display import RunDisplay
 from accelerate_nb.notebook.page import bundle as joining
+from accelerate_nb.reports.report import Report
 from accelerate_nb.reports.run_info import RunFacts
 
 
@@ -36,12 +37,12 @@ class RunBrowser:
 
     The page puts it below the table, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
 
-    >>> browser = RunBrowser(kept_runs(parent), "jupyter")
+    >>> browser = RunBrowser(kept_runs(parent), "jupyter", "interactive")
     >>> table.html(browser.element_id)
     """
 
-    def __init__(self, runs: Sequence[SavedRun], host: str) -> None:
-        self._runs, self._host = runs, host
+    def __init__(self, runs: Sequence[SavedRun], host: str, report: Report) -> None:
+        self._runs, self._host, self._report = runs, host, report
         self.element_id = f"accelerate-nb-runs-{uuid4().hex[:12]}"
         self._widget = RunListWidget(table=self.element_id)
         self._comm = str(self._widget.model_id)
@@ -84,10 +85,11 @@ class RunBrowser:
         if run is None:
             output.update(MimeBundle({"text/plain": "The folder of this run is gone."}))
         elif run.is_over:
-            report = saved_report.bundle(RunFacts.of_saved(run), view_of(run), live=False, interactive=True)
-            output.update(MimeBundle(report))
+            made = saved_report.kept(RunFacts.of_saved(run), view_of(run), self._report, interactive=True)
+            output.update(MimeBundle(made))
         else:
-            DetachedRun(run, RunDisplay(self._host, live=True, new_output=output.shown)).start().follow()
+            display = RunDisplay(self._host, live=True, report=self._report, new_output=output.shown)
+            DetachedRun(run, display).start().follow()
 
 
 class _OutputBelow:

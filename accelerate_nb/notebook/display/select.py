@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.front_end import FrontEnd, RunHandle
@@ -49,6 +51,15 @@ def choose(
     if notebook_host.service == "kaggle":
         return DisplayChoice("html", "Kaggle shows no widgets but its own")
     return DisplayChoice("panel", "a notebook") if has_widgets else DisplayChoice("html", "anywidget is not installed")
+
+
+def settings(panel: bool | str | None = None, report: str | None = None) -> LaunchingConfig:
+    """The settings with which this process shows a run that it did not launch."""
+    __tracebackhide__ = True
+    given = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
+    names = ("ACCELERATE_NB_PANEL", "ACCELERATE_NB_REPORT")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    return resolve({**given, "report": report}, environment).launching
 
 
 def chosen(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:

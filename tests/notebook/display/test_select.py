@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.notebook.display.select import FailureOnly, choose, front_end, shows_at_once
+from accelerate_nb.notebook.display.select import FailureOnly, choose, front_end, settings, shows_at_once
 from accelerate_nb.notebook.display.text import PlainText
 from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.notebook.host import NotebookHost
@@ -58,6 +58,16 @@ def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
     assert isinstance(shown, PlainText)
     assert not shows_at_once(shown)
     assert shows_at_once(front_end(LaunchingConfig(panel="off"), {}))
+
+
+def test_a_run_that_is_attached_is_shown_as_the_call_or_the_environment_says(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_NB_PANEL", "html")
+    monkeypatch.setenv("ACCELERATE_NB_REPORT", "static")
+    assert (settings().panel, settings().report) == ("html", "static")
+    mine = settings(False, "interactive")
+    assert (mine.panel, mine.report) == ("off", "interactive")
+    with pytest.raises(ConfigurationError, match="report"):
+        settings(report="large")
 
 
 class Run:
