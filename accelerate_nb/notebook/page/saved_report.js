@@ -54,6 +54,8 @@ export function snapshotOf(store, most = MOST_LINES_SAVED) {
     progress: ranks.flatMap((rankState) =>
       [...rankState.bars].map(([name, { label, done, total, rate, unit, closed, note }]) => [rankState.rank, label, done, total, rate, unit, closed, name, note]),
     ),
+    memory: ranks.filter(({ memory }) => memory).map(({ rank, memory: { parts, total, text } }) => [rank, parts, total, text]),
+    knob_changes: store.knobChanges,
     profiles: ranks.filter(({ profile }) => profile).map(({ rank, profile }) => [rank, null, profile]),
     devices: ranks.flatMap((rankState) => [...rankState.devices.values()].map(({ device, utilisation, used, total }) => [rankState.rank, device, utilisation, used, total])),
     coordinates: ranks.filter((rankState) => rankState.coordinates).map(({ rank, coordinates }) => [rank, coordinates]),

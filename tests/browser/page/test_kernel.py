@@ -132,7 +132,7 @@ def test_a_report_of_the_kernel_that_comes_while_the_page_saves_its_own_is_saved
 
 
 def test_what_the_page_keeps_is_the_panel_again(panel_page: Any) -> None:
-    panel_page.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']] })")
+    panel_page.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']], knob_changes: [['lr', 0.1, 9e9]] })")
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
     kept = panel_page.evaluate(
         """async () => {
@@ -158,6 +158,8 @@ def test_what_the_page_keeps_is_the_panel_again(panel_page: Any) -> None:
     expect(panel.get_by_role("log").first).to_contain_text("step   234")
     expect(panel.locator("[data-means=warning]")).to_contain_text("UserWarning: slow")
     expect(panel.get_by_role("group", name="metric loss")).to_be_visible()
+    expect(panel.locator(".anb-phase-weights").first).to_be_visible()
+    assert kept["messages"][0]["knob_changes"] == [["lr", 0.1, 9e9]]
     expect(panel.get_by_role("progressbar", name="rank 1 progress")).to_have_attribute(
         "aria-valuetext", "train 326/600 · 24.8 it/s"
     )
