@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -44,6 +45,8 @@ _LOADED = [
     "accelerate_nb.runtime.strategies.megatron.strategy",
     "megatron.core.models.gpt",
 ]
+# Where a collected test has loaded the first of them, too: a rank alone takes a second and a half for them.
+_LOADED_OF_TRANSFORMERS = ["transformers", "transformers.models.llama.modeling_llama"]
 
 
 class RanksFailed(AssertionError):
@@ -125,7 +128,7 @@ def _collect(ranks: list[_Rank], limit: float) -> None:
 @contextmanager
 def _started(function: Callable[..., Any], world_size: int, args: tuple[Any, ...]) -> Iterator[list[_Rank]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_LOADED)
+    context.set_forkserver_preload(_LOADED + (_LOADED_OF_TRANSFORMERS if "transformers" in sys.modules else []))
     # the store is the test's own, so no rank has to find a free port, and none can be taken in between
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks: list[_Rank] = []
@@ -172,6 +175,8 @@ def _work(
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # a look for garbage among all that was loaded would copy its memory from the server, too
+    gc.freeze()
     if "fork" in multiprocessing.get_all_start_methods():
         # what a rank starts itself, a loader's workers, begins as in a process that no server has forked
         multiprocessing.set_start_method("fork", force=True)
