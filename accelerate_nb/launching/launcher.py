@@ -165,13 +165,15 @@ def run_of(
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
     engine = _engine(choice, plan.payload, request.config.launching)
-    attempt_nodes = AttemptNodes(request.nodes) if isinstance(request.nodes, RunNodes) else None
+    nodes: Nodes | AttemptNodes | None = request.nodes
+    if isinstance(nodes, RunNodes):
+        nodes = AttemptNodes(nodes)
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        if request.nodes is None:
+        if nodes is None:
             return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
-        return (attempt_nodes or request.nodes).worker_group(attempt, engine, run_context, number)
+        return nodes.worker_group(attempt, engine, run_context, number)
 
     run = _run(
         kind,
@@ -187,7 +189,7 @@ def run_of(
         facts,
         is_local=request.nodes is None or request.nodes.is_local,
         node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
-        lost_nodes=attempt_nodes,
+        lost_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
     )
     if request.nodes is not None:
         run.ranks_here = request.nodes.ranks_here

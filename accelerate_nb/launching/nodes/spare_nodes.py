@@ -72,7 +72,7 @@ def replace_lost(roster: NodeRoster, lost: Collection[int]) -> NodeChange | None
         names[node] = spare.name
         ranks = of_ranks(roster.ranks_of(node))
         verb = "starts" if roster.sizes[node] == 1 else "start"
-        texts.append(f"node {roster.names[node]} was lost; {ranks} {verb} again on {spare.name}")
+        texts.append(f"{_called(roster.names[node])} was lost; {ranks} {verb} again on {spare.name}")
     returning = [Host(roster.names[node], roster.sizes[node]) for node in sorted(lost)]
     new = tuple(names[node] for node in sorted(lost))
     return NodeChange(NodeRoster(tuple(names), roster.sizes, (*spares, *returning)), new, "; ".join(texts))
@@ -89,11 +89,16 @@ def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) 
     if min_nodes is None or len(left) < max(min_nodes, 1) or not lost:
         return None
     names, sizes = tuple(roster.names[node] for node in left), tuple(roster.sizes[node] for node in left)
-    gone = [roster.names[node] for node in sorted(lost)]
-    subject = f"node {gone[0]} was" if len(gone) == 1 else f"nodes {', '.join(gone)} were"
+    gone = [_called(roster.names[node]) for node in sorted(lost)]
+    subject = f"{' and '.join(gone)} {'was' if len(gone) == 1 else 'were'}"
     verb = "starts" if sum(sizes) == 1 else "start"
     text = f"{subject} lost; {sum(sizes)} of {sum(roster.sizes)} ranks {verb} again, on {', '.join(names)}"
     return NodeChange(NodeRoster(names, sizes, roster.spares), (), text)
+
+
+def _called(name: str) -> str:
+    """A node in a sentence: hosts have names of their own, others are numbered."""
+    return name if name.startswith("node ") else f"node {name}"
 
 
 def reachable_change(roster: NodeRoster, lost: Collection[int], can_reach: Callable[[str], bool]) -> NodeChange | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from accelerate_nb.errors import HangError, LaunchError
-from accelerate_nb.events.model import Event, Failure, Restart, State, StateChange
+from accelerate_nb.events.model import Event, Failure, NodeRanks, Restart, State, StateChange
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
@@ -15,6 +16,8 @@ from accelerate_nb.launching.node_agent.agent import NodeAgent, Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
+from accelerate_nb.launching.nodes.attempt_nodes import ranks_of_nodes
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, leave_out
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host import HostedRendezvous
@@ -41,15 +44,23 @@ class PeerAgent(RemoteAgent):
     takes_sockets = False
 
     def __init__(
-        self, channel: Channel, loop: AgentLoop, report: Report, node: NodeLink, on_stop: Callable[[Stop], None]
+        self,
+        channel: Channel,
+        loop: AgentLoop,
+        report: Report,
+        node: NodeLink,
+        *,
+        sizes: tuple[int, ...],
+        on_stop: Callable[[Stop], None],
     ) -> None:
         super().__init__(channel, loop, report, node)
-        self._on_stop = on_stop
+        self._sizes, self._on_stop = sizes, on_stop
 
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Have the node start its ranks."""
         self._begin(request.ranks)
-        self._channel.try_send(StartGroup(request.processes[0][0].rank_info.restart_count))
+        rank_info = request.processes[0][0].rank_info
+        self._channel.try_send(StartGroup(rank_info.restart_count, rank_info.node_rank, self._sizes))
 
     def _take(self, received: ReceivedMessage) -> bool:
         match received.message:
@@ -63,16 +74,16 @@ class PeerAgent(RemoteAgent):
 
 
 class HostedNodes(LaunchedNodes):
-    """The nodes of a run that this process conducts, itself the first of them."""
+    """The nodes of a run that this process conducts, itself the first of them; after a loss it goes on with `min_nodes` at least."""
 
-    def __init__(self, rendezvous: HostedRendezvous, local: Placement) -> None:
+    def __init__(self, rendezvous: HostedRendezvous, local: Placement, min_nodes: int | None = None) -> None:
         super().__init__(local, 0, rendezvous.address)
-        self._rendezvous = rendezvous
+        self._rendezvous, self._peers, self._min_nodes = rendezvous, rendezvous.peers, min_nodes
         self.run = rendezvous.run
         self.max_restarts: int | None = None
         self.names = rendezvous.names
         self.sizes = (local.size, *(peer.size for peer in rendezvous.peers))
-        # the nodes that were lost; a run can't start again without them
+        # the nodes that were lost, and are not left out
         self._lost: list[str] = []
         self._reader = ChannelReader()
         self._heartbeats = HeartbeatThread([peer.channel for peer in rendezvous.peers])
@@ -85,13 +96,41 @@ class HostedNodes(LaunchedNodes):
         self._on_stop = run.request_stop
         return run
 
+    @property
+    def node_ranks(self) -> list[NodeRanks]:
+        """The ranks of each node."""
+        return ranks_of_nodes(self.names, self.sizes)
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether the run may go on with fewer nodes, and with fewer ranks."""
+        return self._min_nodes is not None
+
+    def replace_lost(self, ranks: Collection[int]) -> str:
+        """Go on without the nodes of these ranks, where there may be fewer; returns a sentence, which is empty where nothing changes."""
+        roster = NodeRoster(self.names, self.sizes)
+        lost = roster.nodes_of(ranks)
+        change = None if 0 in lost else leave_out(roster, lost, self._min_nodes)
+        if change is None:
+            return ""
+        for node in lost:
+            self._peers[node - 1].channel.close()
+        self._peers = tuple(peer for node, peer in enumerate(self._peers, 1) if node not in lost)
+        self.names, self.sizes = change.roster.names, change.roster.sizes
+        self._lost.clear()
+        return change.text
+
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node was lost in a former one."""
         if self._lost:
             raise LaunchError(
                 f"The run was to start again, and {' and '.join(self._lost)} was lost. Launch it again on each node."
             )
-        peers = (partial(PeerAgent, peer.channel, node=self._link(peer), on_stop=self._stop) for peer in self._peers)
+        plan = replace(plan, size=sum(self.sizes), node_sizes=self.sizes)
+        peers = (
+            partial(PeerAgent, peer.channel, node=self._link(peer), sizes=self.sizes, on_stop=self._stop)
+            for peer in self._peers
+        )
         master = MasterAddress(self._rendezvous.address, self._rendezvous.listener.getsockname()[1])
         return GroupRunner(
             plan, [partial(NodeAgent, engine), *peers], run_context, number, master, store=self._rendezvous.listener
@@ -118,10 +157,6 @@ class HostedNodes(LaunchedNodes):
         self._rendezvous.listener.close()
         for peer in self._peers:
             peer.channel.close()
-
-    @property
-    def _peers(self) -> tuple[Peer, ...]:
-        return self._rendezvous.peers
 
     def _link(self, peer: Peer) -> NodeLink:
         def release(is_usable: bool) -> None:
@@ -175,4 +210,4 @@ def _concerns(event: Event, ranks: range) -> bool:
             return state == "stopping"
         case StateChange(rank) | Failure(rank):
             return rank not in ranks
-    return isinstance(event, Restart)
+    return isinstance(event, (Restart, NodeRanks))

@@ -31,24 +31,29 @@ class JoinedNodes(LaunchedNodes):
         super().__init__(local, sum(answer.sizes[: answer.node_rank]), rendezvous.address)
         self._rendezvous, self._port = rendezvous, port
         self.run, self.sizes, self.max_restarts = answer.run, answer.sizes, answer.max_restarts
-        self.names = answer.names
+        self.names, self._node_rank = answer.names, answer.node_rank
         self._link = HostLink(rendezvous.channel, answer.names[0])
         self._link.start()
 
     def run_kind(self, **arguments: Any) -> JoinedNodeRun:
         """The run of these nodes."""
         # node 0 decides about restarts, and when the time is over
-        return JoinedNodeRun(self._link, self.first_rank, self.local.size, **arguments)
+        return JoinedNodeRun(self, self._link, **arguments)
+
+    def take_place(self, order: StartGroup) -> None:
+        """Take the place of this node among those that take part in an attempt."""
+        self._node_rank, self.sizes = order.node_rank, order.sizes
+        self.first_rank = sum(order.sizes[: order.node_rank])
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> JoinedGroupRunner:
         """The runner of one attempt."""
         return JoinedGroupRunner(
-            plan,
+            replace(plan, size=sum(self.sizes), node_sizes=self.sizes),
             engine,
             run_context,
             number,
             link=self._link,
-            node_rank=self._rendezvous.answer.node_rank,
+            node_rank=self._node_rank,
             master=MasterAddress(self._rendezvous.host, self._port),
         )
 
@@ -58,14 +63,14 @@ class JoinedNodes(LaunchedNodes):
 
 
 class JoinedNodeRun(LaunchedRun):
-    """A run that node 0 conducts, with `size` ranks here from `first_rank` on."""
+    """A run that node 0 conducts, with some of its ranks here."""
 
     unreached = "in a run that is launched on each machine. Launch it from one notebook."
 
-    def __init__(self, link: HostLink, first_rank: int, size: int, **arguments: Any) -> None:
+    def __init__(self, nodes: JoinedNodes, link: HostLink, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._link, self._own_ranks = link, range(first_rank, first_rank + size)
-        self.main_rank = first_rank
+        self._nodes, self._link = nodes, link
+        self.main_rank = nodes.first_rank
         self._run_context.deadline = None
         self._run_context.hang_warning_after = 0.0
         self._end: EndRun | None = None
@@ -74,7 +79,9 @@ class JoinedNodeRun(LaunchedRun):
         results = tuple(RankResult(rank) for rank in range(len(self.view.ranks)))
         while True:
             match self._link.next_order():
-                case StartGroup(number):
+                case StartGroup(number) as order:
+                    self._nodes.take_place(order)
+                    self.main_rank, self.ranks_here = self._nodes.first_rank, self._nodes.ranks_here
                     group, results = self._run_once(number)
                     if group.lost is not None:
                         self._error = self._error_of(group, results)
@@ -95,7 +102,7 @@ class JoinedNodeRun(LaunchedRun):
         """The results with the failures of ranks elsewhere; sets the run's error."""
         elsewhere = {item.rank: item for item in end.failures if isinstance(item, Failure)}
         merged = tuple(
-            item if item.rank in self._own_ranks else replace(item, failure=elsewhere.get(item.rank))
+            item if item.rank in self._nodes.ranks_here else replace(item, failure=elsewhere.get(item.rank))
             for item in results
         )
         failures = [item.failure for item in merged if item.failure is not None]

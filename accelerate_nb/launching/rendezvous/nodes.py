@@ -27,7 +27,7 @@ def join_nodes(config: RunConfig) -> tuple[Placement, HostedNodes | JoinedNodes]
         nodes = JoinedNodes(join(settings, local), local, settings.port)
     else:
         rendezvous = RendezvousHost(settings, listener, local, config.launching.max_restarts).wait()
-        nodes = HostedNodes(rendezvous, local)
+        nodes = HostedNodes(rendezvous, local, config.launching.min_nodes)
     placement = replace(local, size=sum(nodes.sizes))
     try:
         check_training(config, placement)

@@ -57,9 +57,15 @@ class RunRefused(Message):
 
 @dataclass(frozen=True, slots=True)
 class StartGroup(Message):
-    """Start the receiver's own ranks, which were started again so many times; a `CloseGroup` ends them."""
+    """
+    Start the receiver's own ranks, which were started again so many times; a `CloseGroup` ends them.
+
+    `node_rank` is the receiver's rank among the nodes that take part now, `sizes` the number of ranks of each.
+    """
 
     restart_count: int
+    node_rank: int
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,18 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def launched(function: Callable[..., Any], args: tuple[Any, ...] = (), *, folder: Path, **settings: Any) -> list[Run]:
-    """The run on both nodes: node 0 is the first."""
+def launched(
+    function: Callable[..., Any], args: tuple[Any, ...] = (), *, folder: Path, nodes: int = 2, **settings: Any
+) -> list[Run]:
+    """The run on all nodes: node 0 is the first."""
     settings = {"num_processes": 1, "use_port": free_port(), "folder": str(folder), **LAUNCH, **settings}
 
     def node(rank: int) -> Run:
         static = {} if settings.get("rdzv_backend") == "c10d" else {"node_rank": rank}
         return launch(function, args, **{**settings, **static})
 
-    with ThreadPoolExecutor(2) as threads:
-        runs = list(threads.map(node, range(2)))
+    with ThreadPoolExecutor(nodes) as threads:
+        runs = list(threads.map(node, range(nodes)))
     return sorted(runs, key=lambda run: run.main_rank)
 
 
@@ -57,6 +59,14 @@ def raises_on_last() -> None:
 def waits() -> None:
     print("waits", flush=True)
     time.sleep(600)
+
+
+def waits_at_first() -> tuple[str, ...]:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        waits()
+    # they find each other again
+    Accelerator().wait_for_everyone()
+    return tuple(os.environ[name] for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE"))
 
 
 def fails_once() -> str:
@@ -145,6 +155,21 @@ def test_all_nodes_start_again_together(tmp_path: Path) -> None:
     host, other = launched(fails_once, folder=tmp_path, max_restarts=1, results="main")
     assert (host.wait(), other.wait()) == ("1", "1")
     assert "the first time" in other.view.restarts[0].reason
+
+
+def test_nodes_that_are_left_go_on_where_there_may_be_fewer(tmp_path: Path) -> None:
+    settings = {"num_nodes": "2:3", "rdzv_backend": "c10d", "max_restarts": 1, "restart_delay": 0.01}
+    host, lost, other = launched(waits_at_first, folder=tmp_path, nodes=3, **settings)
+    until_lines(host, 3)
+    lost._link._channel.shutdown()  # type: ignore[attr-defined]
+    with pytest.raises(LaunchError):
+        lost.wait(40)
+    assert host.wait(40) == [("0", "1", "0", "2"), None]
+    assert other.wait(40) == [None, ("1", "1", "1", "2")]
+    assert other.main_rank == 1
+    for run in (host, other):
+        assert "2 of 3 ranks start again, on node 0 on" in run.view.restarts[0].reason
+        assert len(run.view.ranks) == len(run.view.nodes) == 2
 
 
 def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None:

@@ -250,7 +250,12 @@ def test_node_0_unpickles_nothing_of_a_node() -> None:
     reports: list[object] = []
     with AgentLoop() as loop, Channel(far, passes_descriptors=False) as node:
         agent = PeerAgent(
-            Channel(near, passes_descriptors=False), loop, lambda message, _: reports.append(message), NodeLink(), print
+            Channel(near, passes_descriptors=False),
+            loop,
+            lambda message, _: reports.append(message),
+            NodeLink(),
+            sizes=(1, 1),
+            on_stop=print,
         )
         agent._begin((0,))
         node.send(RankOutcome(0, 0), [memory_file("outcome")])

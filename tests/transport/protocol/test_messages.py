@@ -155,7 +155,7 @@ EXAMPLES = [
     RunRefused("node_rank=1 is taken"),
     RequestMembership("box"),
     MembershipGranted("box-2"),
-    StartGroup(1),
+    StartGroup(1, 1, (2, 1)),
     RunEvent(StateChange(0, "finished", 1.0)),
     RequestStop("finish"),
     EndRun("failed", "", None, (StateChange(0, "failed", 1.0),), "launch", "The workers were lost"),
