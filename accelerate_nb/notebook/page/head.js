@@ -1,12 +1,11 @@
-// The head of the panel: what runs, how it is, since when, and what can be asked of it.
+// The head of the panel: what runs, how it is, and since when.
 
-import { button, div, h, setText, set, show, span } from "./elements.js";
+import { div, h, setText, set, show, span } from "./elements.js";
 import { clockOfDay, count, duration, timeLeft } from "./format.js";
 import { chip } from "./controls.js";
 import { runProgress } from "./run_progress.js";
 import { END_STATES } from "./states.js";
 import { elapsed, kernelNow } from "./store.js";
-import { TabTitle } from "./tab_title.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
 
@@ -14,18 +13,13 @@ export class Head {
   constructor(view) {
     this.view = view;
     this.store = view.store;
-    this.stopPressed = 0;
     this.state = null;
     this.name = h("span", { class: "anb-name", role: "heading", "aria-level": "3" });
     this.chip = chip();
     this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
     this.facts = span("anb-facts");
     this.notes = span("anb-notes");
-    this.tab = new TabTitle();
-    this.stop = button("anb-stop", "Stop", () => this.pressStop());
-    this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
-    this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
-    this.buttons = div("anb-buttons", this.pause, this.stacks, this.stop);
+    this.buttons = div("anb-buttons"); // of the live parts
     this.element = div(
       "anb-head",
       div("anb-title", this.name, this.chip.element, this.time, span("anb-space"), this.buttons),
@@ -33,20 +27,13 @@ export class Head {
     );
   }
 
-  forget() {
-    this.stopPressed = 0;
-  }
-
   draw() {
     const { run, state, ranks, lineCount, lostAt, restarts } = this.store;
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
-    this.chip.set(lostAt !== null ? "not connected" : this.stopPressed && !over ? "stopping" : state.state);
+    this.chip.set(lostAt !== null ? "not connected" : this.view.stopPressed && !over ? "stopping" : state.state);
     set(this.facts, "title", [deviceNames(ranks), `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
     show(this.buttons, this.view.canAct && !over);
-    show(this.pause, run.background);
-    setText(this.pause, this.store.following ? "Freeze view" : "Unfreeze view");
-    setText(this.stacks, this.store.stacksRequested ? "Asking…" : "Stacks");
     if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
     this.state = state.state;
     this.drawClock();
@@ -57,7 +44,6 @@ export class Head {
     this.drawFacts();
     setText(this.time, duration(elapsed(this.store)));
     this.drawNotes();
-    this.drawStop();
   }
 
   /** 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s) */
@@ -74,19 +60,6 @@ export class Head {
     setText(this.facts, facts.join(" · "));
   }
 
-  /** Shows in the tab how far the run is, also while nobody looks at the page. */
-  drawTab() {
-    const { share, left } = runProgress(this.store);
-    const isKnown = left !== null && !this.store.idleWarning;
-    const over = END_STATES.has(this.store.state.state);
-    const parts = over || share === null ? [] : [`${Math.floor(share * 100)} %`, ...(isKnown ? [`${timeLeft(left)} left`] : [])];
-    this.tab.show(this.view.canAct ? parts.join(" · ") : "");
-  }
-
-  close() {
-    this.tab.show("");
-  }
-
   drawNotes() {
     const { state, gaps, skipped, following, lostAt } = this.store;
     const over = END_STATES.has(state.state);
@@ -99,41 +72,6 @@ export class Head {
     if (lostAt !== null) notes.push("the kernel can't be reached: this view is frozen until it is back");
     if (!following) notes.push("frozen: press Unfreeze view to follow");
     setText(this.notes, notes.join(" · "));
-  }
-
-  pressStop() {
-    if (this.stop.dataset.step === "kill") {
-      this.view.sendRequest({ do: "kill" });
-      setText(this.stop, "Killing…");
-      this.stop.disabled = true;
-      return;
-    }
-    this.view.sendRequest({ do: "stop" });
-    this.view.announce("Stopping");
-    this.stopPressed = performance.now();
-    this.view.draw();
-  }
-
-  // A second press kills; for a second after the first one it waits, so that a double click does not.
-  drawStop() {
-    const over = END_STATES.has(this.store.state.state);
-    show(this.stop, !over);
-    if (over || this.stop.textContent === "Killing…") return;
-    const requested = this.stopPressed > 0 || this.store.state.state === "stopping";
-    const waits = requested && performance.now() - this.stopPressed < 1000 && this.stopPressed > 0;
-    const hadFocus = document.activeElement === this.stop;
-    setText(this.stop, !requested ? "Stop" : waits ? "Stopping…" : "Kill");
-    set(this.stop, "data-step", requested && !waits ? "kill" : "stop");
-    set(this.stop, "title", requested ? "End every process at once" : "End every rank at its next step");
-    if (this.stop.disabled !== waits) this.stop.disabled = waits;
-    if (hadFocus && !waits) this.stop.focus({ preventScroll: true });
-  }
-
-  pressFreeze() {
-    this.store.following = !this.store.following;
-    this.view.sendRequest({ do: "follow", on: this.store.following });
-    this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
-    this.view.draw();
   }
 }
 

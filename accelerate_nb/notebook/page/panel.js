@@ -7,15 +7,16 @@ import { awaitReport } from "./report_observer.js";
 import { savedReport } from "./saved_report.js";
 import { Knobs } from "./knobs.js";
 import { Profiling } from "./profiling.js";
-import { watchKernel } from "./kernel_status.js";
+import { endWithKernel, takeConnection, watchKernel } from "./kernel_status.js";
 import { replacePanel, restorePanel, saveNotebook } from "./notebook_outputs.js";
 import { Bell, notifyOfEnd } from "./notifications.js";
-import { acknowledge, kernelIsReachable, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
+import { acknowledge, feed, kernelIsReachable, kernelNow, makeStore } from "./store.js";
 import { END_STATES } from "./states.js";
 import { openView } from "./mount.js";
 import { RunBar } from "./run_bar.js";
+import { RunControls } from "./run_controls.js";
 
-const LIVE_PARTS = [Knobs, Profiling, Bell, RunBar];
+const LIVE_PARTS = [RunControls, Knobs, Profiling, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
@@ -58,7 +59,7 @@ export default () => {
         setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
       }
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
-      else if (!gone && before !== null && elapsedSince(store, before) < RECENT) saveNotebook(notebook);
+      else if (!gone && before !== null && kernelNow(store) - before < RECENT) saveNotebook(notebook);
       else return;
       // the cell's last outputs may come after the word that its kernel has ended
       setTimeout(() => notebook.model?.dirty && saveNotebook(notebook), CLOSE_DELAY);

@@ -30,7 +30,7 @@ export class RunBar {
   build() {
     this.chip = chip();
     [this.name, this.facts] = [span("anb-run-name"), span("anb-run-facts")];
-    this.stop = button("anb-stop", "Stop", () => this.view.head.pressStop());
+    this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.fill = div("anb-fill");
     this.bar = h(
       "div",
@@ -50,6 +50,11 @@ export class RunBar {
 
   choose(pinned) {
     this.shared.pinned = pinned;
+    this.update();
+  }
+
+  pressStop() {
+    this.view.controls.pressStop();
     this.update();
   }
 
@@ -88,7 +93,7 @@ export class RunBar {
   }
 
   update() {
-    const { head, store, canAct, root } = this.view;
+    const { head, controls, store, canAct, root } = this.view;
     this.locate();
     this.draw();
     // when the run ends another view takes over
@@ -101,15 +106,15 @@ export class RunBar {
     if (this.shared.shown !== this) this.shared.shown?.takeAway();
     this.shared.shown = this;
     this.put();
-    head.draw();
+    for (const part of [head, controls]) part.draw();
     set(this.bar, "aria-label", `Run ${store.run.name}, in sight`);
     set(this.bar, "data-anb-theme", root.dataset.anbTheme);
     this.chip.set(head.chip.element.dataset.state);
     setText(this.name, head.name.textContent);
     setText(this.facts, `${head.time.textContent} · ${head.facts.textContent}`);
-    setText(this.stop, head.stop.textContent);
-    this.stop.disabled = head.stop.disabled;
-    show(this.stop, canAct && !head.stop.hidden);
+    setText(this.stop, controls.stop.textContent);
+    this.stop.disabled = controls.stop.disabled;
+    show(this.stop, canAct && !controls.stop.hidden);
     setStyle(this.fill, "transform", `scaleX(${runProgress(store).share ?? 0})`);
   }
 

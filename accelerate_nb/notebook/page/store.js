@@ -3,7 +3,6 @@
 import { count, real } from "./format.js";
 import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
-import { END_STATES } from "./states.js";
 
 const MOST_LINES = 50_000; // kept of all ranks together
 const MOST_LINES_OF_A_RANK = 20_000;
@@ -175,38 +174,13 @@ export function kernelNow(store) {
   return store.clock === null ? Date.now() / 1000 : store.clock + performance.now() / 1000;
 }
 
-export const elapsedSince = (store, time) => kernelNow(store) - time;
-
 export function elapsed(store) {
   if (store.run.started === null) return 0;
   return (store.state.ended ?? store.lostAt ?? kernelNow(store)) - store.run.started;
 }
 
-/** The kernel has ended, and the run with it unless it is detached: what came before stands. Whether this is news. */
-export function endWithKernel(store, reason) {
-  if (END_STATES.has(store.state.state) && !store.gone) return false;
-  const isNews = !store.gone;
-  // a kernel that died is restarted, too
-  const { attach, folder } = store.run;
-  const follows = attach ? `and this run goes on without it. In any notebook, ${attach} shows it again. The` : "and this run ended with it. The";
-  if (isNews || reason === "died") store.gone = `The kernel ${reason}, ${follows} output until then is here; all output: ${folder}`;
-  if (isNews) store.state = { ...(attach ? store.state : { state: "stopped", detail: "" }), ended: store.lostAt ?? kernelNow(store) };
-  for (const rankState of attach ? [] : store.ranks.values()) if (!END_STATES.has(rankState.state)) rankState.state = "stopped";
-  Object.assign(store, { idleWarning: null, stacksRequested: false, lostAt: null });
-  store.changes++;
-  return isNews;
-}
-
 /** Whether there is a kernel that hears what is sent. */
 export const kernelIsReachable = ({ gone, lostAt }) => !gone && lostAt === null;
-
-/** Whether the page can reach the kernel; without it the clock stands. Whether this is news. */
-export function takeConnection(store, connected) {
-  if (connected === (store.lostAt === null) || END_STATES.has(store.state.state)) return false;
-  store.lostAt = connected ? null : kernelNow(store);
-  store.changes++;
-  return true;
-}
 
 /** The lines that have not ended, in the order of ranks; of many the first few, and a line that says which are left out. */
 export function openLines(store) {

@@ -26,6 +26,7 @@ export class View {
     this.epoch = store.epoch;
     this.changes = -1;
     this.ticks = 0;
+    this.stopPressed = 0; // when
     this.build();
     this.watch();
   }
@@ -67,7 +68,7 @@ export class View {
     clearInterval(this.timer);
     this.scheme.removeEventListener("change", this.onScheme);
     for (const observer of [this.sight, this.themed]) observer.disconnect();
-    for (const part of [this.head, this.charts, this.output, ...this.extras]) part.close?.();
+    for (const part of [this.charts, this.output, ...this.extras]) part.close?.();
     this.store.views.delete(this);
     this.root.remove();
   }
@@ -89,10 +90,10 @@ export class View {
 
   tick() {
     acknowledge(this.store, this.send);
-    if (++this.ticks % TICKS_OF_TAB === 0) this.head.drawTab();
+    if (++this.ticks % TICKS_OF_TAB === 0) for (const part of this.extras) part.drawTab?.();
     if (document.hidden || !this.root.isConnected || !this.visible) return;
     if (this.store.changes === this.changes) {
-      this.head.drawClock();
+      for (const part of [this.head, ...this.extras]) part.drawClock?.();
       return;
     }
     const from = performance.now();
@@ -115,7 +116,8 @@ export class View {
 
   forget() {
     this.epoch = this.store.epoch;
-    for (const part of [this.head, this.ranks, this.charts, this.output]) part.forget();
+    this.stopPressed = 0;
+    for (const part of [this.ranks, this.charts, this.output]) part.forget();
   }
 
   // ------------------------------------------------------------------------------------------------ what the parts share
@@ -156,7 +158,7 @@ export class View {
 
   /** The keyboard goes back to where the stacks were asked from. */
   restoreStacksFocus() {
-    (this.stacksOpener?.isConnected ? this.stacksOpener : this.head.stacks).focus();
+    (this.stacksOpener?.isConnected ? this.stacksOpener : this.controls.stacks).focus();
   }
 
   /** Escape gives the keyboard back to the notebook. */

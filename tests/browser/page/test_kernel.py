@@ -132,7 +132,9 @@ def test_a_report_of_the_kernel_that_comes_while_the_page_saves_its_own_is_saved
 
 
 def test_what_the_page_keeps_is_the_panel_again(panel_page: Any) -> None:
-    panel_page.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']], knob_changes: [['lr', 0.1, 9e9]] })")
+    panel_page.evaluate(
+        "() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']], knob_changes: [['lr', 0.1, 9e9]] })"
+    )
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
     kept = panel_page.evaluate(
         """async () => {
