@@ -45,6 +45,7 @@ export class Profile {
     this.path = span("anb-trace-path");
     this.trace = div("anb-tools anb-trace", "Trace: ", this.path);
     this.element = section("profile", "Profile", div("anb-tools", this.select, this.head, span("anb-space"), this.download), this.table, this.trace);
+    show(this.element, false); // not even until the first painting
   }
 
   draw() {
