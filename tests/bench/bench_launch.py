@@ -25,6 +25,7 @@ from tests.bench.rows import Row, print_rows
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
 WRITERS = 4
+MANY = 128  # ranks
 
 
 def main() -> None:
@@ -36,6 +37,7 @@ def main() -> None:
     wanted: dict[str, Callable[[int], list[Row]]] = {
         "import": importing,
         "launch": launching,
+        "many": launching_many,
         "captured": capturing,
         "lines": writing,
     }
@@ -53,7 +55,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resident", type=int, default=0, help="MiB of data that this process holds, as a notebook does"
     )
-    parser.add_argument("--only", nargs="+", choices=["import", "launch", "captured", "lines"])
+    parser.add_argument("--only", nargs="+", choices=["import", "launch", "many", "captured", "lines"])
     parser.add_argument("--json", action="store_true", help="print numbers for a program")
     return parser.parse_args()
 
@@ -141,16 +143,43 @@ def launching(rounds: int) -> list[Row]:
     return rows
 
 
+def launching_many(rounds: int) -> list[Row]:
+    """Seconds from a launch of many ranks to their first all-reduce, beside those from the moment at which gloo began on the first of them."""
+    taken: dict[str, list[float]] = {"ours": [], "gloo": [], "forkserver": []}
+    for _ in range(min(rounds, 3)):
+        begin = time.time()
+        ranks = launched(rendezvous_from, MANY)
+        last = max(done for _, done in ranks)
+        taken["ours"].append(last - begin)
+        taken["gloo"].append(last - min(began for began, _ in ranks))
+        taken["forkserver"].append(forkserver(MANY))
+    ours_, gloo, bare = (statistics.median(found) for found in taken.values())
+    return [
+        Row(f"warm launch: ours, {MANY} ranks", ours_, "s", ours_ / gloo, "gloo's own time"),
+        Row(f"  gloo's own time, {MANY} ranks", gloo, "s"),
+        Row(f"  bare forkserver, {MANY} ranks", bare, "s", bare / gloo, "gloo's own time"),
+    ]
+
+
+def rendezvous_from() -> tuple[float, float]:
+    """When a rank's work begins, and when it is done."""
+    return time.time(), rendezvous()
+
+
 def ours(size: int, **settings: Any) -> float:
     """Seconds of one launch of ours."""
+    begin = time.time()
+    return max(launched(rendezvous, size, **settings)) - begin
+
+
+def launched(function: Callable[[], Any], size: int, **settings: Any) -> list[Any]:
+    """The results of all ranks of one launch of ours."""
     from accelerate_nb import notebook_launcher
 
     with tempfile.TemporaryDirectory() as folder:
-        begin = time.time()
-        done = notebook_launcher(
-            rendezvous, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
+        return notebook_launcher(
+            function, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
         )
-        return max(done) - begin
 
 
 def forkserver(size: int) -> float:

@@ -1,4 +1,4 @@
-"""What several nodes cost: a warm launch of 2 x 2 ranks on one machine, on two agents of it, and on two hosts that ssh reaches."""
+"""What several nodes cost: a launch of 2 x 2 ranks on one machine, on agents that are kept or that ssh or Ray reach, and with peers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb import launch
+from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.nodes import node_pool
+from tests.bench.node_peers import ray_cluster, ray_train, torchrun
 from tests.bench.rows import Row, print_rows
 from tests.nodes.hosts import Hosts, made_hosts
 
 RANKS = 4
+# Launches of others take seconds.
+_ROUNDS_OF_PEERS = 3
 
 
 def main() -> None:
@@ -33,11 +37,19 @@ def main() -> None:
     load = os.getloadavg()[0]
     with ExitStack() as made:
         folder = Path(made.enter_context(tempfile.TemporaryDirectory()))
-        ways: dict[str, dict[str, object]] = {"one machine": {}, "two agents here": {"num_nodes": 2, "engine": "local"}}
+        settings: dict[str, dict[str, object]] = {
+            "one machine": {},
+            "two agents here": {"num_nodes": 2, "engine": "local"},
+        }
         if (hosts := hosts_of(made, folder)) is not None:
-            ways["two hosts by ssh"] = {"hosts": list(hosts.addresses), "ssh_command": hosts.ssh_command}
+            settings["two hosts by ssh"] = {"hosts": list(hosts.addresses), "ssh_command": hosts.ssh_command}
+        peers: dict[str, Callable[[], float]] = {"torchrun": torchrun}
+        if (address := address_of_ray(made)) is not None:
+            settings["two agents in Ray"] = {"num_nodes": 2, "engine": "ray", "address": address, "join_timeout": 60.0}
+            peers["Ray Train"] = ray_train
         made.callback(node_pool.close_nodes)
-        rows = measure({name: way(settings, folder) for name, settings in ways.items()}, arguments.rounds)
+        ways = {name: way(found, folder) for name, found in settings.items()}
+        rows = [*measure(ways, arguments.rounds), *measure_peers(peers, ways["one machine"])]
     print_rows(rows, load, as_json=arguments.json, decimals=1, rounds=arguments.rounds)
 
 
@@ -47,6 +59,15 @@ def hosts_of(made: ExitStack, folder: Path) -> Hosts | None:
         return made.enter_context(made_hosts(2, folder))
     except pytest.skip.Exception as reason:
         print(f"without hosts: {reason}")
+        return None
+
+
+def address_of_ray(made: ExitStack) -> str | None:
+    """A Ray cluster of two nodes; `None`, which is said, without Ray."""
+    try:
+        return made.enter_context(ray_cluster())
+    except MissingExtraError as reason:
+        print(f"without Ray: {reason}")
         return None
 
 
@@ -68,6 +89,17 @@ def measure(ways: dict[str, Callable[[], float]], rounds: int) -> list[Row]:
         )
         rows.append(Row("  first launch", cold[name], "ms"))
     return rows
+
+
+def measure_peers(ways: dict[str, Callable[[], float]], one_machine: Callable[[], float]) -> list[Row]:
+    """The median of a few launches of each peer, which take seconds, and its ratio to ours between them."""
+    taken: dict[str, list[float]] = {name: [] for name in ("ours", *ways)}
+    for _ in range(_ROUNDS_OF_PEERS):
+        for name, found in taken.items():
+            found.append((one_machine if name == "ours" else ways[name])())
+    ours = statistics.median(taken["ours"])
+    middle = {name: statistics.median(taken[name]) for name in ways}
+    return [Row(f"launch: {name}", value, "ms", value / ours, "one machine") for name, value in middle.items()]
 
 
 def way(settings: dict[str, object], folder: Path) -> Callable[[], float]:
