@@ -118,14 +118,14 @@ def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
     panel.get_by_role("button", name="Stop").focus()
     seen = []
-    for _ in range(40):
+    for _ in range(60):
         page.keyboard.press("Tab")
         inside = page.evaluate("() => document.activeElement.closest('.anb') ? document.activeElement.className : null")
         if inside is None:
             break
         seen.append(inside)
     else:
-        pytest.fail("forty times Tab did not lead out of the panel")
+        pytest.fail("sixty times Tab did not lead out of the panel")
     assert len(seen) > 5
 
 
