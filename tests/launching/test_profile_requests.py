@@ -89,12 +89,15 @@ def test_a_cell_of_a_session_is_profiled_until_it_ends(session, tmp_path):  # no
     session.run("from tests.launching.test_profile_requests import trains").wait()
     cell = session.run(f"trains({str(tmp_path)!r})")
     assert comes(lambda: session.view.has_stepped)
+    cell.profile(steps=2)
+    ranks = len(session.view.ranks)
+    assert comes(lambda: [profile.steps for profile in profiles(session.view, 1)] == [2] * ranks)
     cell.profile(steps=100)
     # far fewer steps than requested, so that the cell's end cuts it short
     Path(tmp_path, "end").touch()
     cell.wait()
-    found = profiles(session.view, 1)
-    assert len(found) == len(session.view.ranks)
+    found = profiles(session.view, 2)
+    assert len(found) == ranks
     assert {profile.steps < 100 for profile in found} == {True}
 
 
