@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,11 @@ def fails_on_the_second() -> None:
         raise ValueError("the second rank failed")
 
 
+def finds_what_was_sent() -> tuple[str, str]:
+    sent = importlib.import_module("sent_along")
+    return os.environ["FROM_RAY"], sent.word
+
+
 def waits() -> None:
     import time
 
@@ -107,6 +113,19 @@ def test_what_the_cluster_does_not_have_is_said_with_what_it_has(settings: dict[
         launch(place, **{**settings, "address": "ray://127.0.0.1:10001"})
     with pytest.raises(NotYetError, match="engine='ray'"):
         notebook_launcher(place, **{**settings, "detach": True})
+
+
+def test_a_runtime_environment_holds_for_the_ranks(settings: dict[str, Any], tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "sent_along.py").write_text("word = 'from the folder'\n")
+    node_pool.close_nodes()
+    ray.shutdown()
+    environment = {"env_vars": {"FROM_RAY": "from the variables"}, "working_dir": str(tmp_path / "sent")}
+    ray.init(address=settings["address"], runtime_env=environment, log_to_driver=False)
+    expected = ("from the variables", "from the folder")
+    assert launch(finds_what_was_sent, **settings, results="all").wait() == [expected] * 2
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
