@@ -93,6 +93,7 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
     expect(line).to_be_hidden()
     expect(pin).to_be_focused()
     page.evaluate(AWAY)
+    expect(line).to_be_in_viewport()
     _give(page, seq=4, state={"state": "finished", "ended": STARTED + 80})
     expect(line).to_contain_text("finished")
     line.get_by_role("button", name="Close this line").click()
