@@ -105,7 +105,7 @@ def _named(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
     for name, value in bound.arguments.items():
         if kinds[name] is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
-        elif value != () or kinds[name] is not inspect.Parameter.VAR_POSITIONAL:
+        elif kinds[name] is not inspect.Parameter.VAR_POSITIONAL or value:
             yield name, value
 
 
