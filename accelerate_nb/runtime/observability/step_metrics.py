@@ -1,7 +1,8 @@
-"""The metrics of a training that nobody has to log: a step's time, throughput, gradient norm, learning rate, memory."""
+"""The metrics of a training that nobody has to log: a step's time, throughput, gradient norm, learning rate, memory, use of the GPU."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -11,6 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.events.model import Metric
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.observability.memory_use import MemoryReporter, resident_bytes
@@ -35,6 +37,7 @@ class StepMetrics:
         self.phases = phases
         self.memory: MemoryReporter | None = None
         self._rank, self._device, self._share = rank, device, share
+        self._gpu: GpuGauge | None = None
         self._optimizer: ReferenceType[Any] | None = None
         self._steps = 0
         self._since: float | None = None
@@ -142,13 +145,18 @@ class StepMetrics:
             yield "optimizer/lr", float(rates.pop())
         else:
             yield from ((f"optimizer/lr/{index}", float(rate)) for index, rate in enumerate(sorted(rates)[:4]))
-        yield from self._memory()
+        yield from self._of_device(time.time())
         if self._epoch is not None:
             yield "epoch", self._epoch
 
-    def _memory(self) -> Iterator[tuple[str, float]]:
+    def _of_device(self, now: float) -> Iterator[tuple[str, float]]:
         if self._device.type == "cuda":
             yield "memory/gpu_gib", torch.cuda.memory_allocated(self._device) / _GIB
+            # no sooner than now: where nobody watches, the library is never loaded
+            self._gpu = self._gpu or GpuGauge(os.environ)
+            sample = self._gpu.sample(self._device.index or 0, now)
+            if sample is not None and sample.utilisation is not None:
+                yield "speed/gpu_percent", sample.utilisation
         elif (resident := resident_bytes()) is not None:
             yield "memory/process_gib", resident / _GIB
 

@@ -9,9 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.model import Metric, PrecisionChoice
+from accelerate_nb.events.model import DeviceSample, Metric, PrecisionChoice
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
+from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 
 ALWAYS = {"speed/step_time_s", "optimizer/lr"}
 
@@ -102,6 +104,26 @@ def test_accumulated_batches_are_one_step(listener):
     train(*prepared(Sentences(), gradient_accumulation_steps=2))
     times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
     assert [round(seconds * rate) for seconds, rate in times] == [6]
+
+
+def test_a_gpu_has_its_memory_and_its_use(listener, monkeypatch):
+    class Gauge:
+        """Stands for NVIDIA's library, which is not on every machine."""
+
+        def __init__(self, environment):
+            pass
+
+        def sample(self, index, now):
+            return DeviceSample(index, f"cuda:{index}", 30.0 + index, 1, 2, now)
+
+    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics.GpuGauge", Gauge)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**30)
+    metrics = StepMetrics(0, torch.device("cuda", 1), 1.0, PhaseTimer(0, torch.device("cpu"), 1))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    for _ in range(3):
+        metrics.stepped(optimizer)
+    assert set(listener.values("speed/gpu_percent")) == {31.0}
+    assert set(listener.values("memory/gpu_gib")) == {3.0}
 
 
 def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
