@@ -11,7 +11,7 @@ import pytest
 from accelerate_nb import LaunchError, notebook_launcher
 from accelerate_nb.launching.engines import supervisor as engine
 from accelerate_nb.launching.engines.supervisor import SupervisorHandle
-from accelerate_nb.transport.protocol import channel
+from accelerate_nb.transport.protocol import framing
 from accelerate_nb.transport.protocol.framing import frame
 from accelerate_nb.transport.protocol.messages import HoldAtBoundary, KillGroup, LeaveGroup
 
@@ -39,8 +39,8 @@ def test_what_it_can_not_understand_does_not_end_it(handle: SupervisorHandle) ->
 
 
 def test_a_kernel_of_another_version_is_told_to_restart(handle: SupervisorHandle, monkeypatch) -> None:
-    known = channel.VERSION
-    monkeypatch.setattr(channel, "VERSION", known + 1)
+    known = framing.VERSION
+    monkeypatch.setattr(framing, "VERSION", known + 1)
     told = rf"version {known + 1} of the protocol, and {known} is understood here.*Restart its kernel"
     with pytest.raises(LaunchError, match=told):
         notebook_launcher(os.getppid, **ONE)
