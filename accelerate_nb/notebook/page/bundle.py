@@ -15,6 +15,10 @@ _STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|le
 
 # A line that is a comment, or the first to the last line of one that documents.
 _COMMENT = re.compile(r"^[ ]*(?://[^\n]*|/\*\*.*?\*/)\n", re.MULTILINE | re.DOTALL)
+# Behind code: what ends in none of these may be a text that goes on.
+_LAST_COMMENT = re.compile(r"(?<=[;,{}()\[\]]) // [^\n]*$", re.MULTILINE)
+_EXPORTS = re.compile(r"^export \{[^}]*\};$", re.MULTILINE)
+_EMPTY = re.compile(r"\n{2,}")
 _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # not before a colon or an opening parenthesis, where a space may be a descendant, or part of a query
 _CSS_SPACE = re.compile(r" ?([{};,]) ?|(?<=:) ")
@@ -36,7 +40,8 @@ def bare_module(entry: str = "mount") -> str:
 
     No text in it has several lines.
     """
-    return _INDENTATION.sub("", _COMMENT.sub("", joined(sources(), entry)))
+    text = _LAST_COMMENT.sub("", _COMMENT.sub("", joined(sources(), entry)))
+    return _EMPTY.sub("\n", _INDENTATION.sub("", _EXPORTS.sub("export { mount };", text))).lstrip()
 
 
 def sources() -> dict[str, str]:
