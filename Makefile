@@ -40,9 +40,9 @@ VENV_DOCS ?= .venv-docs
 # The notebooks that `make docs` executes before it shows them; `make docs NOTEBOOKS=` executes none, and needs no torch either.
 NOTEBOOKS ?= $(notdir $(wildcard notebooks/*.ipynb))
 
-# What starts kernels, browsers, programs and ranks of every engine takes half of the time.
+# What starts kernels, browsers and ranks of every engine takes half of the time.
 SELECTION := not slow
-OF_PROCESSES := $(addprefix tests/,browser cli contracts kernel launching notebooks worker)
+OF_PROCESSES := $(addprefix tests/,browser contracts kernel launching notebooks)
 TESTS_SCALE := tests/scale -m '$(SELECTION) and not gpu' -o cache_dir=$(VENV_SCALE)/.pytest_cache
 TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
 
