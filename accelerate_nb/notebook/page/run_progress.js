@@ -37,10 +37,18 @@ function slowest(store) {
   return open.reduce((least, bars) => (shares.get(bars) < shares.get(least) ? bars : least), open[0] ?? []);
 }
 
+/** Bars with one around them whose place the label of the outermost says, such as "epoch 4 of 8", or "Epoch [4/8]". */
+function withLabelled(bars) {
+  const [, label, place, total] = /^(.*?)[\s:([]*(\d+) ?(?:\/|of) ?(\d+)/.exec(bars[0].label) ?? [];
+  if (!(Number(total) > 1) || Number(place) > Number(total)) return bars;
+  return [{ label, done: Math.max(0, place - 1), total: Number(total), rate: 0, unit: "it" }, ...bars];
+}
+
 /** The run's progress as short texts, and the share that is done with the seconds that are left, where they are known. */
 export function runProgress(store) {
-  const bars = slowest(store);
-  if (!bars.length) return { texts: ofSteps(store), share: null, left: null };
+  const open = slowest(store);
+  if (!open.length) return { texts: ofSteps(store), share: null, left: null };
+  const bars = withLabelled(open);
   const [outer, inner] = [bars[0], bars.at(-1)];
   const [share, left] = [shareDone(bars), secondsLeft(bars)];
   const texts = [labelOf(outer, bars.length > 1)];

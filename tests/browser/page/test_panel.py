@@ -313,6 +313,20 @@ def test_the_end_of_a_run_is_known_from_nested_bars(
     assert found == pytest.approx([share, left])
 
 
+@pytest.mark.parametrize(
+    ("label", "facts"),
+    [
+        ("epoch 4 of 8", r"epoch 4/8 · 43 % · 10\.0 it/s · ends \d\d:\d\d \(in 45 s\)"),
+        ("Epoch [4/8]", r"Epoch 4/8 · 43 % · 10\.0 it/s · ends \d\d:\d\d \(in 45 s\)"),
+        ("train 9/8", r"train 9/8 50/100 · 50 % · 10\.0 it/s · ends \d\d:\d\d \(in 5 s\)"),
+    ],
+)
+def test_a_label_that_counts_epochs_is_a_bar_around_the_epoch_s(page: Any, show: Any, label: str, facts: str) -> None:
+    show([start(1)])
+    _give(page, seq=2, ranks=[[0, "running", "", 0]], progress=[[0, label, 50, 100, 10, "it", 0]])
+    expect(page.locator(".anb-facts")).to_have_text(re.compile(f"{facts}$"))
+
+
 def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
     show(running(1))
     _give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 3600})
