@@ -124,8 +124,9 @@ class RunState:
                     | MemoryUse()
                     | MeshCoordinates()
                     | StepBreakdown()
+                    | ProfileRequested()
+                    | StepProfile()
                     | Failure()
-                    | (ProfileRequested() | StepProfile())
                 ):
                     self._rank(event.rank).take_fact(event)
                 case NodeRanks():
