@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import islice
 from reprlib import Repr
 from typing import Any
 
 _SECRET = re.compile(r"token|passw|secret|credential|api[-_]?key|(^|[-_])auth", re.IGNORECASE)
 _HIDDEN = "(not kept)"
 _MOST_CHARACTERS = 300
+_MOST_BITS = 8192
 
 
 class _Values(Repr):
@@ -32,10 +34,23 @@ class _Values(Repr):
         name = x.__qualname__ if isinstance(x, type) or inspect.isroutine(x) else type(x).__qualname__
         return f"<{name}>"
 
+    def repr_int(self, x: int, level: int) -> str:
+        """An integer's text; of one with thousands of digits, which Python refuses to write, the type."""
+        return super().repr_int(x, level) if x.bit_length() < _MOST_BITS else "<int>"
+
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """A dictionary's text, without the values of secrets."""
-        hidden = {key: _Hidden() if isinstance(key, str) and _SECRET.search(key) else value for key, value in x.items()}
+        """A dictionary's text, without the values of secrets; one of a million keys is neither copied nor sorted."""
+        first = islice(x.items(), self.maxdict + 1)
+        hidden = {key: _Hidden() if isinstance(key, str) and _SECRET.search(key) else value for key, value in first}
         return super().repr_dict(hidden, level)
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        """A set's text, which is not sorted either where it is long."""
+        return super().repr_set(set(islice(x, self.maxset + 1)), level)
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        """A frozen set's text, in the same way."""
+        return super().repr_frozenset(frozenset(islice(x, self.maxfrozenset + 1)), level)
 
     def repr__Hidden(self, x: _Hidden, level: int) -> str:  # noqa: N802 - reprlib's name for a type
         """What stands for a secret."""

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.sources.call_arguments import call_lines, values_of, word_lines
+from accelerate_nb.sources.call_arguments import _VALUES, call_lines, values_of, word_lines
 
 
 def train(lr: float, *sizes: int, epochs: int = 3, api_token: str = "", **options: Any) -> None:
@@ -48,6 +48,25 @@ def test_values_are_bounded_and_on_one_line() -> None:
     lines = call_lines(train, ("a\nb" * 10_000, *range(10_000)))
     assert len(lines.splitlines()) == 4
     assert len(lines) < 1000
+
+
+def test_large_arguments_cost_a_launch_nothing() -> None:
+    class Vocabulary(dict):  # type: ignore[type-arg]
+        """Counts the entries that were looked at."""
+
+        looked_at = 0
+
+        def items(self) -> Any:
+            for entry in super().items():
+                self.looked_at += 1
+                yield entry
+
+    vocabulary = Vocabulary((str(number), number) for number in range(10_000))
+    assert _VALUES.repr_dict(vocabulary, 1).endswith("...}")
+    assert vocabulary.looked_at < 100
+    assert values_of(call_lines(train, ({str(number) for number in range(10_000)},)))["lr"].endswith("...}")
+    # Python writes no integer of more than 4,300 digits
+    assert values_of(call_lines(train, (10**5000,)))["lr"] == "<int>"
 
 
 def test_secrets_are_not_kept() -> None:
