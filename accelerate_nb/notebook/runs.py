@@ -87,7 +87,7 @@ def attach(
     >>> run.wait()
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    config = select.settings(panel, report)
+    config = select.display_settings(panel, report)
     if isinstance(run, Run):
         run = run.folder
     found = run if isinstance(run, SavedRun) else _found(run, _parent(folder))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from accelerate_nb.notebook.display.run_display import frontend
-from accelerate_nb.notebook.display.select import chosen, settings
+from accelerate_nb.notebook.display.run_display import frontend_state
+from accelerate_nb.notebook.display.select import display_settings, display_way
 from accelerate_nb.notebook.host import host
 from accelerate_nb.reports.history.run_table import RunTable
 
@@ -24,11 +24,11 @@ class ListedRuns(RunTable):
 
     def _opened_table(self) -> str:
         """The id of the table whose rows a page opens; empty where none can."""
-        mode, notebook_host = settings(), host(os.environ)
-        if chosen(mode, notebook_host) != "panel":
+        mode, notebook_host = display_settings(), host(os.environ)
+        if display_way(mode, notebook_host) != "panel":
             return ""
         from accelerate_nb.notebook.display.run_browser import RunBrowser
 
         browser = RunBrowser(self, notebook_host.service or "jupyter", mode.report)
-        frontend().keep(browser)
+        frontend_state().keep(browser)
         return browser.element_id

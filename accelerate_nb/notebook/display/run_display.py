@@ -61,7 +61,7 @@ class FrontendState:
 _frontend: ContextVar[FrontendState] = ContextVar("accelerate_nb_pages", default=FrontendState())  # noqa: B039 - one for all threads
 
 
-def frontend() -> FrontendState:
+def frontend_state() -> FrontendState:
     """The state of the pages that show this notebook."""
     return _frontend.get()
 
@@ -90,7 +90,7 @@ class RunDisplay:
     ) -> None:
         self._host, self._live, self._report, self._clock = host, live, report, clock
         self._new_output = new_output
-        self._frontend, self._kernel_comm = frontend(), kernel_comm()
+        self._frontend, self._kernel_comm = frontend_state(), kernel_comm()
         self._lock = threading.RLock()
         self._waits = ExitStack()
         self._run: RunHandle | None = None

@@ -53,7 +53,7 @@ def choose(
     return DisplayChoice("panel", "a notebook") if has_widgets else DisplayChoice("html", "anywidget is not installed")
 
 
-def settings(panel: bool | str | None = None, report: str | None = None) -> LaunchingConfig:
+def display_settings(panel: bool | str | None = None, report: str | None = None) -> LaunchingConfig:
     """The settings with which this process shows a run that it did not launch."""
     __tracebackhide__ = True
     given = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
@@ -62,7 +62,7 @@ def settings(panel: bool | str | None = None, report: str | None = None) -> Laun
     return resolve({**given, "report": report}, environment).launching
 
 
-def chosen(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
+def display_way(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
     """The display mode for a host."""
     has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
     return choose(mode.panel, notebook_host, has_widgets=has_widgets).way
@@ -71,7 +71,7 @@ def chosen(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
 def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
     """The front end for this host."""
     notebook_host = host(environment)
-    way = chosen(mode, notebook_host)
+    way = display_way(mode, notebook_host)
     if way == "text":
         # what executes a notebook keeps its outputs: the report comes after the lines
         report = mode.report if mode.panel == "auto" and notebook_host.reader == "file" else None

@@ -12,7 +12,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.notebook.display.select import FailureOnly, choose, front_end, settings, shows_at_once
+from accelerate_nb.notebook.display.select import FailureOnly, choose, display_settings, front_end, shows_at_once
 from accelerate_nb.notebook.display.text import PlainText
 from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.notebook.host import NotebookHost
@@ -63,11 +63,11 @@ def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
 def test_a_run_that_is_attached_is_shown_as_the_call_or_the_environment_says(monkeypatch):
     monkeypatch.setenv("ACCELERATE_NB_PANEL", "html")
     monkeypatch.setenv("ACCELERATE_NB_REPORT", "static")
-    assert (settings().panel, settings().report) == ("html", "static")
-    mine = settings(False, "interactive")
+    assert (display_settings().panel, display_settings().report) == ("html", "static")
+    mine = display_settings(False, "interactive")
     assert (mine.panel, mine.report) == ("off", "interactive")
     with pytest.raises(ConfigurationError, match="report"):
-        settings(report="large")
+        display_settings(report="large")
 
 
 class Run:
