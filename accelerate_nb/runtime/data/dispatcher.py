@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from accelerate_nb.errors import DataError, NotYetError, OperationError
+from accelerate_nb.errors import DataError, OperationError
 from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
 from accelerate_nb.runtime.data.batch_tree import cut, joined, placed, size_of
 from accelerate_nb.runtime.data.index_source import IndexSource
 from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, drawn_from
 from accelerate_nb.runtime.data.samplers import drawn_seed
-from accelerate_nb.runtime.data.sharding import LastStep, in_rounds
+from accelerate_nb.runtime.data.sharding import LastStep, in_rounds, processes_of_copy
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
@@ -28,7 +28,8 @@ class DataLoaderDispatcher(PreparedLoader):
     A loader that only the main process reads.
 
     One batch, with `split_batches`, or as many as there are processes are joined, sent to all, and cut into equal parts by
-    `slice_fn`. Where the last doesn't divide, samples of the first fill it up, unless `_drop_last`.
+    `slice_fn`. Where the last doesn't divide, samples of the first fill it up, unless `_drop_last`. Processes that have one copy
+    of the model together, by the world's mesh or by `torch_device_mesh`, count as one: they take the same part.
     """
 
     def __init__(
@@ -44,15 +45,11 @@ class DataLoaderDispatcher(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        if torch_device_mesh is not None and "tp" in (torch_device_mesh.mesh_dim_names or ()):
-            raise NotYetError(
-                "A loader whose batches the main process dispatches was given a mesh with tensor parallelism, which is not "
-                "offered here yet. Pass dispatch_batches=False."
-            )
         reading = LoaderOptions(skip_batches, _drop_last, _non_blocking, iteration)
         super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_fn
+        self._processes_of_copy = processes_of_copy(torch_device_mesh)
         self._last_step: LastStep | None = None
 
     def _index_source(self) -> IndexSource | None:
@@ -60,7 +57,13 @@ class DataLoaderDispatcher(PreparedLoader):
 
     @property
     def stride(self) -> int:
-        return 1 if self.split_batches else current_world().size
+        return 1 if self.split_batches else self._replica(current_world())[1]
+
+    def _replica(self, world: World) -> tuple[int, int]:
+        """The index of this process's part of a batch, and the number of different parts."""
+        if self._processes_of_copy > 1:
+            return world.rank // self._processes_of_copy, world.size // self._processes_of_copy
+        return world.mesh.data_replica(world.rank)
 
     def __len__(self) -> int:
         steps = super(PreparedLoader, self).__len__() / self.stride
@@ -84,7 +87,8 @@ class DataLoaderDispatcher(PreparedLoader):
             first = next(messages, None)
             filling = None  # samples that can fill up the last batch
             if first is not None and world.size > 1:
-                filling = self._slice(first.batch, slice(0, world.size), size_of(first.batch), world)
+                parts = self._replica(world)[1]
+                filling = self._slice(first.batch, slice(0, parts), size_of(first.batch), world)
             # what is skipped is read, since the last batch may need samples of the first
             waiting = _after(first, messages, skip)
         for message in waiting:
@@ -106,30 +110,31 @@ class DataLoaderDispatcher(PreparedLoader):
     def _share(self, message: BatchMessage, filling: Any, world: World) -> Any:
         """This process's part of a batch."""
         batch = message.batch
-        if world.size == 1 and self.slice_fn is None:
+        index, parts = self._replica(world)
+        if parts == 1 and self.slice_fn is None:
             return self._all_of(message)
         observed = size_of(batch)
-        size, left = divmod(observed, world.size)
+        size, left = divmod(observed, parts)
         if message.is_last:
             self._ends()
             self.remainder = observed
         if left and message.is_last and not self._drop_last:
             size += 1
-            rounds = -(-(size * world.size - observed) // size_of(filling))
+            rounds = -(-(size * parts - observed) // size_of(filling))
             batch = joined([batch, *[filling] * rounds])
         elif left:
             warn_user(
                 f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among "
-                f"{world.size} processes. Use batches whose size is a multiple of that."
+                f"{parts} processes. Use batches whose size is a multiple of that."
             )
         if message.is_last and size > 0:
-            dealt = size * world.size
+            dealt = size * parts
             self._last_step = LastStep(min(observed, dealt), dealt)
-        part = slice(world.rank * size, (world.rank + 1) * size)
+        part = slice(index * size, (index + 1) * size)
         return self._slice(batch, part, size_of(batch), world)
 
     def _all_of(self, message: BatchMessage) -> Any:
-        """The batch as it is, for a process that is alone: what can't be cut need not be."""
+        """The batch as it is, where it is the only part: what can't be cut need not be."""
         if message.is_last:
             self._ends()
             with suppress(DataError):
@@ -140,7 +145,8 @@ class DataLoaderDispatcher(PreparedLoader):
     def _slice(self, batch: Any, part: slice, size: int, world: World) -> Any:
         if self.slice_fn is None:
             return cut(batch, part, size)
-        return self.slice_fn(batch, part, process_index=world.rank, num_processes=world.size)
+        index, parts = self._replica(world)
+        return self.slice_fn(batch, part, process_index=index, num_processes=parts)
 
     def _messages(self, world: World) -> Iterator[BatchMessage]:
         """Every batch for all processes, on every process."""
@@ -187,8 +193,9 @@ class DataLoaderDispatcher(PreparedLoader):
         if self.split_batches:
             yield from batches
             return
-        for round_ in in_rounds(batches, world.size):
-            if len(round_) == world.size or not self._drop_last:
+        parts = self._replica(world)[1]
+        for round_ in in_rounds(batches, parts):
+            if len(round_) == parts or not self._drop_last:
                 yield _concatenated(round_)
 
 

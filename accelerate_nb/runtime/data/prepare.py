@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import RNGType, named
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, loader_arguments
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
@@ -21,7 +21,7 @@ from accelerate_nb.runtime.data.samplers import (
     new_generator,
 )
 from accelerate_nb.runtime.data.shard import DataLoaderShard
-from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides
+from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides, processes_of_copy
 from accelerate_nb.runtime.world.registry import current_world
 
 
@@ -48,14 +48,13 @@ def prepare_data_loader(
     Each process reads its own batches: every `num_processes`-th, or its part of each with `split_batches`. With
     `dispatch_batches`, which iterable data sets default to, the main process reads for all. What does not divide is filled up
     with samples from the beginning (`even_batches`), unless the loader has `drop_last`. `rng_types` are the generators that
-    are made equal when an epoch begins.
+    are made equal when an epoch begins. Processes that have one copy of the model together, by the axes `tp`, `cp` and `sp` of
+    `torch_device_mesh`, read the same batches.
 
     >>> loader = prepare_data_loader(DataLoader(range(5), batch_size=2), num_processes=2, process_index=1)
     >>> list(loader)
     [tensor([2, 3]), tensor([1, 2])]
     """
-    if torch_device_mesh is not None:
-        raise NotYetError("prepare_data_loader(torch_device_mesh=...) is not offered here yet. Leave it out.")
     iterable = isinstance(dataloader.dataset, IterableDataset)
     dispatch = put_on_device and iterable if dispatch_batches is None else dispatch_batches
     if dispatch and not put_on_device:
@@ -63,6 +62,8 @@ def prepare_data_loader(
     world = current_world() if num_processes is None or process_index is None or dispatch else None
     processes = world.size if num_processes is None and world is not None else num_processes or 1
     index = world.rank if process_index is None and world is not None else process_index or 0
+    of_copy = processes_of_copy(torch_device_mesh)
+    processes, index = processes // of_copy, index // of_copy
     if split_batches:
         size = dataloader.batch_size or getattr(index_source(dataloader), "batch_size", None)
         check_divides(size, processes)
@@ -82,6 +83,7 @@ def prepare_data_loader(
             dataloader.dataset,
             split_batches=split_batches,
             slice_fn=slice_fn_for_dispatch,
+            torch_device_mesh=torch_device_mesh,
             **_loader_options(dataloader),
             **options,
         )

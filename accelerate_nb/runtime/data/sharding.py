@@ -221,6 +221,12 @@ class IterableDatasetShard(IterableDataset[Any]):
                 yield from filled_up(round_, first, self.round_size)[share]
 
 
+def processes_of_copy(torch_device_mesh: Any) -> int:
+    """The number of processes that have one copy of the model together, in a mesh of torch; 1 without one."""
+    names = () if torch_device_mesh is None else torch_device_mesh.mesh_dim_names or ()
+    return math.prod(torch_device_mesh.size(names.index(axis)) for axis in ("cp", "sp", "tp") if axis in names)
+
+
 def check_divides(batch_size: int | None, num_processes: int) -> None:
     """`ConfigurationError` where a batch can't be cut into equal parts for the processes."""
     if batch_size is None:

@@ -53,6 +53,41 @@ def test_a_dispatched_loader_gives_what_accelerates_gives(kind: str, size: int) 
     assert run_on_ranks(read, size, "accelerate_nb", kind, CASES) == run_on_ranks(read, size, "accelerate", kind, CASES)
 
 
+def with_tensor_parallel_mesh(package: str) -> Any:
+    """The batches of prepared loaders, read by each process and dispatched, on a mesh along which a model is split."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import_module(package).Accelerator(cpu=True)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
+    prepare = import_module(f"{package}.data_loader").prepare_data_loader
+    loaders = [
+        prepare(DataLoader(data, 4, drop_last=True), CPU, put_on_device=True, torch_device_mesh=mesh)
+        for data in (Numbers(13), Stream(13))
+    ]
+    return [plain(batch) for loader in loaders for batch in loader]
+
+
+def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelerate() -> None:
+    ours = run_on_ranks(with_tensor_parallel_mesh, 2, "accelerate_nb")
+    assert ours == run_on_ranks(with_tensor_parallel_mesh, 2, "accelerate")
+    assert ours[0] == ours[1]
+
+
+def dispatched_to_split_model(axis: str) -> Any:
+    from accelerate_nb import Accelerator
+    from accelerate_nb.parallelism_config import ParallelismConfig
+
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{axis: 2}))
+    loader = accelerator.prepare(DataLoader(Stream(5), 2))
+    return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader], loader.total_batch_size
+
+
+@pytest.mark.parametrize("axis", ["tp_size", "cp_size"])
+def test_a_dispatched_batch_is_the_same_for_processes_that_split_a_model(axis: str) -> None:
+    batches = [[0, 1], [2, 3], [4]]
+    assert run_on_ranks(dispatched_to_split_model, 2, axis) == [([(batch, batch) for batch in batches], 2)] * 2
+
+
 def few(length: int) -> Any:
     from accelerate_nb import Accelerator
 

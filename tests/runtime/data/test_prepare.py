@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 import accelerate_nb.data_loader as ours
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
@@ -158,7 +158,6 @@ def test_a_prepared_loader_is_a_torch_loader_with_its_settings() -> None:
     [
         ({"dispatch_batches": True}, ConfigurationError, "requires `put_on_device=True`"),
         ({"split_batches": True, "num_processes": 3}, ConfigurationError, r"batch size \(4\).*processes \(3\)"),
-        ({"torch_device_mesh": object()}, NotYetError, "torch_device_mesh"),
     ],
 )
 def test_what_cannot_be_prepared_is_an_error(options: dict[str, Any], error: type, message: str) -> None:
