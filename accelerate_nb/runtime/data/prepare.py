@@ -21,7 +21,12 @@ from accelerate_nb.runtime.data.samplers import (
     new_generator,
 )
 from accelerate_nb.runtime.data.shard import DataLoaderShard
-from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides, processes_of_copy
+from accelerate_nb.runtime.data.sharding import (
+    BatchSamplerShard,
+    IterableDatasetShard,
+    check_divides,
+    processes_of_copy,
+)
 from accelerate_nb.runtime.world.registry import current_world
 
 
