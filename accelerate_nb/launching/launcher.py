@@ -138,9 +138,9 @@ def request(
             f"detach=True was requested with num_nodes={config.launching.num_nodes}, which is launched on each node. A run of several nodes "
             "that outlives its notebooks is not offered here yet: leave detach out, or name the machines as hosts."
         )
-    if config.launching.engine in {"join", "ray"}:
+    if config.launching.engine == "ray":
         raise NotYetError(
-            f"detach=True was requested with engine={config.launching.engine!r}, whose machines are connected with this process and leave with it. "
+            "detach=True was requested with engine='ray', whose machines are connected with this process and leave with it. "
             "A run that keeps them is not offered here yet: leave detach out, or name the machines as hosts."
         )
     choice, nodes = choose_where(config)

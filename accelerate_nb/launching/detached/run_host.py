@@ -20,6 +20,7 @@ from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, run_of
+from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
 from accelerate_nb.launching.planning.held_devices import devices_of
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.outcome import Raised, Returned
@@ -160,8 +161,10 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     request: RunRequest
     offer: SupervisorOffer | None
-    request, offer = load(read_entries(descriptor))
+    machines: tuple[HandedMachine, ...]
+    request, offer, machines = load(read_entries(descriptor))
     os.close(descriptor)
+    take_over(machines)
     _write_to(request.folder / "host.log")
     sys.exit(host(request, offer, ready))
 

@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
+from accelerate_nb.launching.nodes.handed_machines import HandedMachine, handed_machines
+from accelerate_nb.launching.nodes.run_nodes import RunNodes
 from accelerate_nb.transport.memory_file import memory_file, write_entries
 from accelerate_nb.transport.serializer import dump
 
@@ -49,7 +51,14 @@ def launch_detached(
 
 
 def start_run_host(run_request: RunRequest) -> None:
-    """Start a run host for a run_request, whose payload it takes over; returns when processes can attach to the run."""
+    """Start a run host, which takes over the payload, and machines that joined this process; returns when processes can attach to the run."""
+    nodes = run_request.nodes
+    engine, names = (nodes.engine, nodes.names) if isinstance(nodes, RunNodes) else (None, ())
+    with closing(run_request.plan.payload), handed_machines(engine, names) as machines:
+        _start(run_request, machines)
+
+
+def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
     descriptor = memory_file("accelerate_nb_request")
     ready, far = os.pipe()
     offer = None
@@ -57,7 +66,7 @@ def start_run_host(run_request: RunRequest) -> None:
         if run_request.placement.start == "supervisor":
             with suppress(OSError):
                 offer = supervisor.warm().offer()
-        write_entries(descriptor, dump((run_request, offer)))
+        write_entries(descriptor, dump((run_request, offer, machines)))
         payload = run_request.plan.payload
         process = subprocess.Popen(
             [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far)],
@@ -65,7 +74,7 @@ def start_run_host(run_request: RunRequest) -> None:
             stdout=subprocess.DEVNULL,
             stderr=(log := (run_request.folder / "host.log").open("ab")),
             pass_fds=[
-                *(descriptor, far, *payload.descriptors),
+                *(descriptor, far, *payload.descriptors, *(machine.descriptor for machine in machines)),
                 *(() if offer is None else (offer.control, offer.log)),
             ],
             start_new_session=True,
@@ -76,7 +85,6 @@ def start_run_host(run_request: RunRequest) -> None:
         os.close(descriptor)
         if offer is not None:
             os.close(offer.control)
-        run_request.plan.payload.close()
     try:
         process.wait(_TIMEOUT)
         _wait_until(ready, run_request)

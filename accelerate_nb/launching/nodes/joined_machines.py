@@ -45,8 +45,8 @@ class JoinedMachines:
         channel = _members.get().take(self.address, node)
         if channel is None:
             raise LaunchError(
-                f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it. Launch again: where "
-                "machines are missing, the line to join is shown."
+                f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
+                "machine back. Launch again: where machines are missing, the line to join is shown."
             )
         return PlacedAgent(channel)
 
@@ -87,9 +87,17 @@ class _Members:
             if not machine.channel.try_send(MembershipGranted(name)):
                 machine.channel.close()
                 return ""
-            self.channels[address, name] = machine.channel
-            self.waiting.append((address, name))
+            self._add(address, name, machine.channel)
             return name
+
+    def keep(self, address: str, name: str, channel: Channel) -> None:
+        """Keep a machine that has this name already."""
+        with self.lock:
+            self._add(address, name, channel)
+
+    def _add(self, address: str, name: str, channel: Channel) -> None:
+        self.channels[address, name] = channel
+        self.waiting.append((address, name))
 
     def drop_gone(self, address: str) -> list[str]:
         """Drop those that have gone before a launch took them; returns their names. An agent that is there says nothing by itself."""
@@ -107,6 +115,11 @@ class _Members:
 
 
 _members: ContextVar[_Members] = ContextVar("accelerate_nb_members", default=_Members())  # noqa: B039 - one for all threads
+
+
+def keep_machine(address: str, name: str, channel: Channel) -> None:
+    """Have launches find a machine that joined another process at this address, and was given this name there."""
+    _members.get().keep(address, name, channel)
 
 
 def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Host, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -20,15 +21,16 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb import Accelerator, launch
+from accelerate_nb import Accelerator, StoppedError, attach, launch
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, ProtocolError
+from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket
 from accelerate_nb.launching.nodes import joined_machines, node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.handshake import prove_token
 from accelerate_nb.transport.protocol.node_messages import MembershipGranted, RequestMembership
+from tests.nodes.conftest import until_lines
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -107,11 +109,7 @@ def test_joined_machines_run_a_launch_stay_for_the_next_launch_and_are_named_whe
     pids = {name: machine.pid for name, machine in terminal.machines.items()}
 
     run = launch(waits, **settings)
-    deadline = time.monotonic() + 60
-    while run.view.line_count < 2:
-        assert not run.done, run.error
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until_lines(run, 2)
     # the second launch has shown no line, and the workers are those of the same agents
     assert terminal.tickets == [ticket]
     workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank in range(2)]
@@ -138,6 +136,47 @@ def test_joined_machines_run_a_launch_stay_for_the_next_launch_and_are_named_whe
     text = terminal.machines[lost].communicate(timeout=20)[1]
     assert b"has ended, or closed this connection" in text
     assert {machine.returncode for machine in terminal.machines.values()} == {0}
+
+
+DETACHED = """
+import json, sys
+from accelerate_nb import launch
+from tests.launching.nodes.test_joined_machines import waits
+run = launch(waits, **json.loads(sys.argv[1]), detach=True)
+print(run.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_machines_go_on_with_a_detached_run_when_its_kernel_was_killed_and_leave_with_it(
+    terminal: Terminal, settings: dict[str, Any]
+) -> None:
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", DETACHED, json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert kernel.stderr is not None
+    assert kernel.stdout is not None
+    while not terminal.tickets:
+        terminal.write(kernel.stderr.readline())
+    run = attach(kernel.stdout.readline().strip(), panel=False)
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.communicate()
+    until_lines(run, 2)
+    assert (run.logs(0), run.logs(1)) == ("waits\n", "waits\n")
+    assert "time.sleep(600)" in run.stacks()
+    assert {machine.poll() for machine in terminal.machines.values()} == {None}
+    run.request_stop("interrupt")
+    with pytest.raises(StoppedError):
+        run.wait(60)
+    for machine in terminal.machines.values():
+        assert b"has ended, or closed this connection" in machine.communicate(timeout=20)[1]
+        assert machine.returncode == 0
 
 
 def joined(ticket: JoinTicket, name: str) -> Channel:
@@ -239,7 +278,6 @@ def test_the_file_of_the_ticket_is_for_its_user_alone(terminal: Terminal, monkey
         ({"join_address": "192.0.2.1"}, LaunchError, "can't listen there"),
         ({"join_address": "127.0.0.1:x"}, ConfigurationError, "'x' is no port"),
         ({"hosts": "a"}, LaunchError, "hosts='a' was requested with engine='join'"),
-        ({"detach": True}, NotYetError, "detach=True was requested with engine='join'"),
     ],
 )
 def test_settings_that_can_not_be_are_refused_before_anything_waits(
