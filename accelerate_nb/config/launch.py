@@ -131,7 +131,7 @@ class LaunchingConfig:
         1,
         label="Nodes",
         help="Number of machines, on each of which it is launched; with engine='local', of agents on this one that pretend to be "
-        "machines; with engine='join', of those that join.",
+        "machines; with engine='join', of those that join; with engine='slurm', of those of the allocation that are used.",
         keys=["num_machines"],
         group="machines",
         advanced=True,
@@ -273,10 +273,9 @@ class LaunchingConfig:
             )
         if self.num_nodes == 1:
             return
-        if self.names_hosts and self.engine not in {"join", "ray"} and self.min_nodes is None:
+        if self.names_hosts and self.engine not in {"join", "ray", "slurm"} and self.min_nodes is None:
             raise ConfigurationError(
-                f"num_nodes={self.num_nodes} was given, and the machines are named by hosts, a hostfile or SLURM's allocation. "
-                "Leave num_nodes out."
+                f"num_nodes={self.num_nodes} was given, and the machines are named by hosts or a hostfile. Leave num_nodes out."
             )
         if self.engine in {"inline", "xla"}:
             raise ConfigurationError(

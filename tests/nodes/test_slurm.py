@@ -13,8 +13,9 @@ import pytest
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
-from accelerate_nb.launching.nodes.slurm_nodes import allocated_hosts, tasks_of
+from accelerate_nb.launching.nodes.slurm_nodes import allocated_hosts, tasks_of, used_and_others
 from tests.nodes.slurm import idle_nodes, made_slurm
 
 pytestmark = pytest.mark.timeout(100)
@@ -38,29 +39,30 @@ if __name__ == "__main__":
 LOST = """
 import os, sys, time
 import psutil
-from accelerate_nb import Accelerator, LaunchError, launch
+from accelerate_nb import launch
 
 def waits():
     print("waits", flush=True)
-    time.sleep(600)
+    while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(1)
+    return os.environ["SLURMD_NODENAME"]
 
 if __name__ == "__main__":
-    run = launch(waits, num_processes=2, engine="slurm", cpu=True, panel="off", folder=sys.argv[1])
+    settings = {"num_processes": 2, "num_nodes": 2, "max_restarts": 1, "results": "all", "panel": "off"}
+    run = launch(waits, engine="slurm", cpu=True, folder=sys.argv[1], **settings)
+    print(run.why)
     while run.view.line_count < 2:
         time.sleep(0.02)
     worker = psutil.Process(int(run.view.rank(1).detail))
     next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline())).kill()
-    try:
-        run.wait(30)
-    except LaunchError as error:
-        print(error)
+    print(run.wait(30), run.view.restarts[0].reason)
 """
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A SLURM of two nodes."""
-    with made_slurm(2, tmp_path_factory.mktemp("slurm")) as environment:
+    """A SLURM of three nodes."""
+    with made_slurm(3, tmp_path_factory.mktemp("slurm")) as environment:
         yield environment
 
 
@@ -115,10 +117,42 @@ def test_the_command_line_runs_a_script_on_them(slurm, tmp_path):
     assert "rank 1 on node2" in done.stdout
 
 
-def test_a_node_that_is_lost_is_named(slurm, tmp_path):
+def test_a_node_beyond_those_that_are_used_takes_the_place_of_one_that_is_lost(slurm, tmp_path):
     (tmp_path / "lost.py").write_text(LOST)
-    printed = in_allocation(slurm, ["--nodes=2"], tmp_path / "lost.py", str(tmp_path))
-    assert "the agent of node2 (rank 1) was lost" in printed
+    printed = in_allocation(slurm, ["--nodes=3"], tmp_path / "lost.py", str(tmp_path))
+    assert "1 on node1, 1 on node2; " in printed
+    assert "['node1', 'node3'] node node2 was lost; rank 1 starts again on node3" in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 3),
+        ({"num_nodes": 2}, 2),
+        ({"num_nodes": 2, "num_processes": 4}, 2),
+        ({"num_nodes": "2:3", "max_restarts": 1}, 3),
+        # as srun, which needs no more nodes than tasks
+        ({"num_processes": 2}, 2),
+        ({"num_processes": 4}, 3),
+    ],
+)
+def test_the_first_nodes_of_an_allocation_are_used(settings, count):
+    allocated = tuple(map(Host, ("a", "b", "c")))
+    config = resolve({"engine": "slurm", **settings}, {}).launching
+    assert used_and_others(config, allocated) == (allocated[:count], allocated[count:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"num_nodes": 4}, "the allocation has 3 nodes.*salloc --nodes=4"),
+        ({"num_nodes": 3, "num_processes": 2}, "num_processes=2 was requested on num_nodes=3"),
+    ],
+)
+def test_numbers_that_do_not_fit_an_allocation_are_refused(settings, text):
+    config = resolve({"engine": "slurm", **settings}, {}).launching
+    with pytest.raises(LaunchError, match=text):
+        used_and_others(config, tuple(map(Host, ("a", "b", "c"))))
 
 
 def test_outside_of_an_allocation_it_is_refused(monkeypatch):
@@ -177,7 +211,7 @@ def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(s
     # what SLURM does before a time limit
     subprocess.run(["scancel", "--batch", "--signal=USR1", number], env=slurm, check=True, timeout=20)
     deadline = time.monotonic() + 40
-    while "Reason=BeginTime" not in of_scontrol("show", "job", number) or idle_nodes(slurm) < 2:
+    while "Reason=BeginTime" not in of_scontrol("show", "job", number) or idle_nodes(slurm) < 3:
         assert time.monotonic() < deadline, of_scontrol("show", "job", number)
         time.sleep(0.2)
     # By itself it begins after two minutes. In the second of its end slurmd refuses it ("already killed, do not launch batch job").

@@ -134,8 +134,9 @@ def _workers(
 def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:
     rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
     yield ReportSection("What starts", rows)
+    sizes = tuple((name, f"{size} processes") for name, size in zip(nodes.names, nodes.sizes, strict=True))
     yield ReportSection(
-        "Nodes", tuple((name, f"{size} processes") for name, size in zip(nodes.names, nodes.sizes, strict=True))
+        "Nodes", (*rows, *((host.name, f"a spare for {host.slots} processes") for host in nodes.spares))
     )
     inherits = nodes.engine.inherits_environment
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate_nb.cli.launching.request import LaunchRequest
@@ -221,12 +221,15 @@ def launch_job(job: SlurmJob, request: LaunchRequest, what: Sequence[str], *, is
     if (
         launching.engine not in {"auto", "slurm"}
         or launching.names_hosts != (launching.engine == "slurm")
-        or launching.num_nodes > 1
+        or launching.num_nodes > job.nodes
     ):
         raise ConfigurationError(
-            "--slurm was given with other machines, or another engine. The job's own nodes run it: leave the others out, and name their "
-            "number with --nodes."
+            "--slurm was given with other machines, another engine, or more machines than the job has nodes. The job's own nodes run it: "
+            "leave the others out, and name their number with --nodes."
         )
+    if launching.max_restarts and launching.num_nodes > 1:
+        # SLURM ends a job that has lost a node, unless it was told otherwise
+        job = replace(job, more={"no-kill": "", **(job.more or {})})
     settings = {name: value for name, value in differing(request.config).items() if name not in _NOT_IN_JOBS}
     shown = [*(["--quiet"] if request.quiet else []), *_only_ranks(request)]
     python = launching.node_python or sys.executable

@@ -57,8 +57,8 @@ class AttemptNodes:
                 raise
             raise LaunchError(
                 f"{error}\nThe run was to start again, and no spare host could take its place. List one beyond those that the "
-                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4. Or let the run go on with fewer "
-                "nodes and processes: num_nodes='1:2'."
+                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4, or in an allocation of three nodes "
+                "num_nodes=2. Or let the run go on with fewer nodes and processes: num_nodes='1:2'."
             ) from None
 
     def _can_reach(self, name: str) -> bool:

@@ -51,6 +51,16 @@ def place_on_hosts(
     return Placement("supervisor", sum(sizes), is_on_cpu, why, kind="cpu" if is_on_cpu else nodes[0].device_kind), sizes
 
 
+def spares_with_slots(
+    placement: Placement, sizes: Sequence[int], spares: Sequence[Host], nodes: Sequence[NodeFacts]
+) -> tuple[Host, ...]:
+    """Spares with their slots, else with one for each accelerator, on the CPU with as many as any node has ranks; pure."""
+    return tuple(
+        host if host.slots is not None else Host(host.name, max(sizes) if placement.cpu else facts.devices)
+        for host, facts in zip(spares, nodes, strict=True)
+    )
+
+
 def check_spares(placement: Placement, spares: Sequence[Host], nodes: Sequence[NodeFacts]) -> None:
     """Raise `LaunchError` for a spare that has not the devices of the other hosts; pure."""
     for host, facts in zip(spares, nodes, strict=True):

@@ -25,11 +25,12 @@ from accelerate_nb.launching.nodes.node_placement import (
     check_spares,
     place_on_hosts,
     place_on_local_nodes,
+    spares_with_slots,
 )
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.nodes.ray.ray_nodes import reserve_ray_nodes
-from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts
+from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts, used_and_others
 from accelerate_nb.launching.nodes.spare_nodes import split_spares
 from accelerate_nb.launching.nodes.ssh_nodes import SshNodes
 from accelerate_nb.launching.nodes.version_table import check_versions
@@ -113,11 +114,10 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
         engine: NodeEngine = LocalNodes()
         facts = _facts(engine, hosts)
     else:
-        engine, hosts = _engine_and_hosts(launching)
-        if launching.max_restarts:
-            hosts, spares = split_spares(launching.num_processes, hosts)
+        engine, hosts, spares = _engine_and_hosts(launching)
         facts = _facts(engine, (*hosts, *spares))
         placement, sizes = place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
+        spares = spares_with_slots(placement, sizes, spares, facts[len(hosts) :])
         check_spares(placement, spares, facts[len(hosts) :])
     names = tuple(host.name for host in (*hosts, *spares))
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
@@ -127,17 +127,20 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     return placement, nodes
 
 
-def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host]]:
+def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host], tuple[Host, ...]]:
+    """The way to the hosts, those that run the processes, and spares."""
     python = config.node_python or sys.executable
     if config.engine == "slurm":
-        job, hosts = allocated_hosts(os.environ, config.num_processes)
-        return SlurmNodes(job, python), hosts
+        job, allocated = allocated_hosts(os.environ, config.num_processes)
+        used, others = used_and_others(config, allocated)
+        return SlurmNodes(job, python), used, others if config.max_restarts else ()
     if config.engine == "join":
-        return wait_for_machines(config)
+        return *wait_for_machines(config), ()
     if config.engine == "ray":
-        return reserve_ray_nodes(config)
+        return *reserve_ray_nodes(config), ()
     hosts = read_hostfile(Path(config.hostfile)) if config.hostfile else hosts_of(config.hosts.split(","))
-    return SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts
+    hosts, spares = split_spares(config.num_processes, hosts) if config.max_restarts else (hosts, ())
+    return SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
 
 
 def _check(config: LaunchingConfig) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.launching.nodes.node_sizes import Host
@@ -73,6 +74,33 @@ def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -
     if len(slots) != len(names):
         return job, tuple(map(Host, names))
     return job, tuple(Host(name, tasks) for name, tasks in zip(names, slots, strict=True))
+
+
+def used_and_others(config: LaunchingConfig, allocated: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """
+    The nodes of an allocation that a run uses, and the others; pure.
+
+    As with `srun`, the first `num_nodes` are used, without it all, but never more nodes than there are processes. Raises `LaunchError`
+    where the allocation has fewer, or there are fewer processes.
+
+    >>> used_and_others(LaunchingConfig(engine="slurm", num_nodes=2), [Host("a"), Host("b"), Host("c")])[1]
+    (Host(name='c', slots=None),)
+    """
+    count, processes = config.num_nodes, config.num_processes
+    if count > len(allocated):
+        raise LaunchError(
+            f"num_nodes={count} was requested, and the allocation has {len(allocated)} nodes "
+            f"({', '.join(host.name for host in allocated)}). Pass num_nodes={len(allocated)} at most, or request more: "
+            f"salloc --nodes={count}."
+        )
+    if processes is not None and processes < count:
+        raise LaunchError(
+            f"num_processes={processes} was requested on num_nodes={count} nodes of the allocation, each of which runs one at least. "
+            f"Pass num_processes={count} or more, or fewer nodes."
+        )
+    if count == 1:
+        count = len(allocated) if processes is None else min(processes, len(allocated))
+    return tuple(allocated[:count]), tuple(allocated[count:])
 
 
 def tasks_of(text: str) -> list[int]:

@@ -59,6 +59,16 @@ def test_what_is_no_job_is_refused(words: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
+def test_a_job_has_nodes_beyond_those_that_are_used_and_goes_on_when_one_is_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--nodes", "3", "--num_machines", "2", "--max_restarts", "1"]
+    assert main(["launch", "--slurm", "--dry-run", *words, "train.py"]) == 0
+    printed = capsys.readouterr().out
+    assert "#SBATCH --no-kill\n" in printed
+    assert "--max-restarts 1 --num-nodes 2 " in printed
+
+
 def test_times_and_options_are_read_as_slurm_reads_them() -> None:
     times = {"1": 15, "2:00": 30, "1:00:00": 120, "1-0": 120, "0-0:02": 30, None: 120}
     assert {time: notice(time) for time in times} == times

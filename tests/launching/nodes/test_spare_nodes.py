@@ -7,7 +7,7 @@ import pytest
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.nodes.hostfile import hosts_of
-from accelerate_nb.launching.nodes.node_placement import check_min_nodes, check_spares
+from accelerate_nb.launching.nodes.node_placement import check_min_nodes, check_spares, spares_with_slots
 from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.nodes.spare_nodes import (
     NodeRoster,
@@ -68,6 +68,14 @@ def test_a_spare_needs_the_devices_of_the_others():
         with pytest.raises(LaunchError, match="c:2 is a spare"):
             check_spares(placement, [Host("c", 2)], [found])
     check_spares(Placement("supervisor", 2, cpu=True, why=""), [Host("c", 2)], [facts()])
+
+
+def test_a_spare_without_slots_has_room_for_any_node_as_far_as_its_devices_allow():
+    spares, found = [Host("c"), Host("d", 1)], [facts("cuda", 2), facts("cuda", 2)]
+    on_cpu = Placement("supervisor", 5, cpu=True, why="")
+    assert spares_with_slots(on_cpu, (4, 1), spares, found) == (Host("c", 4), Host("d", 1))
+    on_gpus = Placement("supervisor", 5, cpu=False, why="", kind="cuda")
+    assert spares_with_slots(on_gpus, (4, 1), spares, found) == (Host("c", 2), Host("d", 1))
 
 
 def test_fewer_nodes_keep_their_number_of_ranks_as_long_as_the_fewest_are_left():
