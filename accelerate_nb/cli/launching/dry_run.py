@@ -136,7 +136,7 @@ def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterat
     yield ReportSection("What starts", rows)
     sizes = tuple((name, f"{size} processes") for name, size in zip(nodes.names, nodes.sizes, strict=True))
     yield ReportSection(
-        "Nodes", (*rows, *((host.name, f"a spare for {host.slots} processes") for host in nodes.spares))
+        "Nodes", (*sizes, *((host.name, f"a spare for {host.slots} processes") for host in nodes.spares))
     )
     inherits = nodes.engine.inherits_environment
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
