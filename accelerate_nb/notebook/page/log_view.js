@@ -8,8 +8,8 @@ import { fillRow } from "./log_row.js";
 
 /** One scrolling log over a ring. Rows exist only where one looks, and stay the same elements while they are in sight. */
 export class LogView {
-  constructor({ ring, open, showRank, label, changed }) {
-    Object.assign(this, { ring, open, showRank, changed });
+  constructor({ ring, open, showRank, label, changed, isOver }) {
+    Object.assign(this, { ring, open, showRank, changed, isOver });
     this.follow = true;
     this.query = "";
     this.only = false;
@@ -166,6 +166,8 @@ export class LogView {
     if (this.follow && !this.selectionHeld) this.top = lowest;
     else this.top = Math.min(lowest, Math.max(0, this.scroller.scrollTop - former.top(gone)));
     setStyle(this.inner, "height", `${this.layout.end}px`);
+    // the log of a run that is over takes no more room than its lines, and a bar to scroll them
+    setStyle(this.scroller, "maxHeight", this.isOver() ? `${this.layout.end + 20}px` : "");
     this.drawRows({ filtered, whole, lineAt });
     this.drawJump(this.selectionHeld);
   }

@@ -6,6 +6,7 @@ import { count } from "./format.js";
 import { LogView } from "./log_view.js";
 import { section } from "./controls.js";
 import { openLines } from "./store.js";
+import { END_STATES } from "./states.js";
 
 export class Output {
   constructor(view) {
@@ -98,6 +99,7 @@ export class Output {
         showRank: () => all && this.store.ranks.size > 1,
         label: all ? "output of all ranks" : `output of rank ${which}`,
         changed: () => this.drawTools(),
+        isOver: () => END_STATES.has(this.store.state.state),
       });
       this.logs.set(key, log);
       log.configure(this.settings);
