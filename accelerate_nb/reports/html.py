@@ -23,11 +23,13 @@ _STATE_COLOURS = {
     "failed": "#d13438",
     "stopped": "#a97000",
 }
+_NUMBER = re.compile(r"(?:(?:mean |step )?[-+\d.,e]+(?: (?:s|ms|µs)|%)?)?")
 _BLOCKS = re.compile("[█▁-▇░]+")
 _LEFT = ' style="text-align:left"'
 _PRE = ' style="max-height:24em;overflow:auto;margin:4px 0"'
 # a column in reverse begins at its end: the newest lines are seen first
 _LOG = ' style="max-height:24em;overflow:auto;margin:4px 0;display:flex;flex-direction:column-reverse"'
+_UNSCROLLED = 16  # lines that are lower than that
 _GAP = ' style="margin:6px 0"'
 _IDLE_WARNING = ' style="color:#7f7f7f"'
 # What lines of logs mean, in mid-tones.
@@ -107,13 +109,11 @@ def _table(digest: RunSummary) -> str:
         "rank",
         "state",
         *(["progress"] if progress else []),
-        *digest.columns,
+        *map(escape, digest.columns),
         *(["device"] if devices else []),
     ]
     names += ["step"] if steps else []
-    rows = [_cells(row, nodes, progress, devices, steps) for row in digest.rows]
-    fitting = first_fitting([_row([f"<b>{escape(name)}</b>" for name in names]), *map(_row, rows)], _TABLE)
-    return _as_table(fitting)
+    return _as_table(names, [[*_cells(row, nodes, progress, devices, steps)] for row in digest.rows], _TABLE)
 
 
 def _cells(row: SummaryRow, nodes: bool, progress: bool, devices: bool, steps: bool) -> Iterator[str]:
@@ -133,14 +133,12 @@ def _cells(row: SummaryRow, nodes: bool, progress: bool, devices: bool, steps: b
 def _curves(digest: RunSummary) -> str:
     names = ("metric", "over time", "min", "max", "last", "")
     rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
-    fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
     more = f"\n<div>… {escape(digest.unshown)}</div>" if digest.unshown else ""
-    return _as_table(fitting) + more
+    return _as_table(names, rows, _CURVES) + more
 
 
 def _profile(profile: ProfileTable) -> str:
-    rows = [[f"<b>{name}</b>" for name in COLUMNS], *([*map(escape, row)] for row in profile.rows)]
-    table = _as_table([*map(_row, rows)]) if profile.rows else ""
+    table = _as_table(COLUMNS, [[*map(escape, row)] for row in profile.rows], _TABLE) if profile.rows else ""
     trace = f"<div{_IDLE_WARNING}>Its trace, for Perfetto: {escape(profile.trace)}</div>" if profile.trace else ""
     return "\n".join(filter(None, (f"<div{_GAP}>{escape(profile.head)}</div>", table, trace)))
 
@@ -150,13 +148,17 @@ def _coloured(text: str) -> str:
     return _BLOCKS.sub(f'<span style="color:{_STATE_COLOURS["running"]}">\\g<0></span>', text)
 
 
-def _row(cells: Iterator[str] | Sequence[str]) -> str:
+def _as_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit: int) -> str:
+    """The first of these rows that fit, under their names; numbers stand as the page aligns them, all else to the left."""
+    styles = ["" if all(map(_NUMBER.fullmatch, column)) else _LEFT for column in zip(*rows, strict=True)]
+    written = (_row(cells, styles) for cells in ([f"<b>{name}</b>" for name in names], *rows))
+    return "<table>\n" + "\n".join(first_fitting(written, size_limit)) + "\n</table>"
+
+
+def _row(cells: Sequence[str], styles: Sequence[str]) -> str:
     # a line for each cell: in a changed report only the lines of changed cells differ
-    return "<tr>\n" + "\n".join(f"<td{_LEFT}>{cell}</td>" for cell in cells) + "\n</tr>"
-
-
-def _as_table(rows: Sequence[str]) -> str:
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
+    lines = "\n".join(f"<td{style}>{cell}</td>" for cell, style in zip(cells, styles, strict=True))
+    return f"<tr>\n{lines}\n</tr>"
 
 
 # ----------------------------------------------------------------------------------------------------------------- error
@@ -175,7 +177,8 @@ def _cause(cause: FailureCause) -> Iterator[str]:
         yield f"<div>{'<br>'.join(others)}</div>"
     if cause.every:
         title = "all calls" if cause.rank is not None else "every rank's stack"
-        yield _folded(title, escape(fitted("\n".join(cause.every), _EVERY, escape)))
+        every = escape(fitted("\n".join(cause.every), _EVERY, escape))
+        yield _folded(title, f"<pre{_PRE}>{every}</pre>")
 
 
 # ------------------------------------------------------------------------------------------------------------------ logs
@@ -195,7 +198,10 @@ def _tail(tail: LogTail, size_limit: int, *, is_open: bool) -> str:
     lines = list(tail.lines)
     shown = newest_fitting([*map(str, range(len(lines)))], size_limit, lambda n: _line(lines[int(n)]))
     last = counted(tail.count, "line") if len(shown) == tail.count else f"the last {len(shown)} of {tail.count:,} lines"
-    return _folded(f"rank {tail.rank}: {last}", "\n".join(shown), is_open=is_open)
+    style = _LOG if len(shown) > _UNSCROLLED else ""
+    return _folded(
+        f"rank {tail.rank}: {last}", f"<pre{style}><span>{chr(10).join(shown)}</span></pre>", is_open=is_open
+    )
 
 
 def _line(line: LogLine, label: str = "") -> str:
@@ -204,6 +210,6 @@ def _line(line: LogLine, label: str = "") -> str:
     return f'<span style="color:{colour}">{text}</span>' if colour else text
 
 
-def _folded(title: str, text: str, *, is_open: bool = False) -> str:
+def _folded(title: str, html: str, *, is_open: bool = False) -> str:
     opened = " open" if is_open else ""
-    return f"<details{opened}><summary>{escape(title)}</summary><pre{_LOG}><span>{text}</span></pre></details>"
+    return f"<details{opened}><summary>{escape(title)}</summary>{html}</details>"

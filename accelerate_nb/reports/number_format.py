@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from accelerate_nb.config.rank_lists import spans
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_OLDEST = 1e9  # numbers above are times, in seconds since 1970
 
 
 def value_text(value: float) -> str:
@@ -63,3 +65,14 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 line`, `1,200 lines`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rounded(value: Any) -> Any:
+    """Data for JSON with six digits in each number, and times in hundredths of a second: a saved report holds thousands."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(rounded, value)]
+    if isinstance(value, float) and math.isfinite(value):
+        return round(value, 2) if value > _OLDEST else float(f"{value:.6g}")
+    return value

@@ -15,14 +15,15 @@ from accelerate_nb.reports.number_format import counted, time_text, value_text
 
 # Each is legible on white and on black; a rank keeps its colour in every chart.
 COLOURS = ("#3b82c4", "#d97f23", "#3a9a5b", "#cf4a4a", "#8b6bbf", "#9c6b4f", "#c75fa5", "#2a979b")
-_GREY = "#7f7f7f"
+_GREY = "gray"
 _WIDTH, _HEIGHT = 300, 110
 _LEFT, _TOP, _BOTTOM = 8, 26, 94
-# The curve is drawn ten times as fine as the picture's pixels: whole numbers are short.
-_FINE = 10
+# The curve is drawn four times as fine as the picture's pixels: whole numbers are short.
+_FINE = 4
 # What an attribute's URL can have as it is; a browser takes the ends of lines out.
-_UNQUOTED = " \n!$'()*+,-./:;=@_~"
+_UNQUOTED = " \n!$'()*+,-./:;<=>@_~"
 _PER_LINE = 12
+_AT_END = ' text-anchor="end"'
 
 
 def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: float = 1.0) -> str:
@@ -53,7 +54,7 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     frame = _ChartFrame(curve)
     span = "" if math.isnan(curve.low) else f"min {value_text(curve.low)}, max {value_text(curve.high)}"
     shapes = "\n".join(
-        frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
+        frame.line(bins, COLOURS[rank % len(COLOURS)], 1.4) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
@@ -61,7 +62,7 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
         f'stroke="{_GREY}" stroke-opacity=".4"/>\n'
         f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve, of)}</text>\n'
         f"{_text(_LEFT, _HEIGHT - 5, span)}\n"
-        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}\n"
+        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), _AT_END)}\n"
         f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">\n{shapes}\n</g></svg>'
     )
 
@@ -74,10 +75,10 @@ class _ChartFrame:
         self._first, self._end = min(xs, default=0.0), max(xs, default=0.0)
         self._low, self._high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
 
-    def line(self, bins: Sequence[CurveBin], colour: str, width: int) -> str:
+    def line(self, bins: Sequence[CurveBin], colour: str, width: float) -> str:
         """The means as a line; a single one is a dot, which is what a line of no length with round ends is."""
         points = [self._point(bin_.x, bin_.mean) for bin_ in bins]
-        return f'<path stroke="{colour}" stroke-width="{width if len(points) > 1 else 60}" d="{_path(points)}"/>'
+        return f'<path stroke="{colour}" stroke-width="{_FINE * (width if len(points) > 1 else 6):g}" d="{_path(points)}"/>'
 
     def band(self, bins: Sequence[CurveBin]) -> str:
         """The means as a line, from the lowest to the highest as a band."""
@@ -85,7 +86,7 @@ class _ChartFrame:
             return ""
         edge = [self._point(bin_.x, bin_.high) for bin_ in bins]
         edge += [self._point(bin_.x, bin_.low) for bin_ in bins[::-1]]
-        return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 16)}'
+        return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 1.6)}'
 
     def _point(self, x: float, y: float) -> tuple[int, int]:
         across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
@@ -109,8 +110,8 @@ def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (items[index : index + size] for index in range(0, len(items), size))
 
 
-def _text(x: int, y: int, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{html.escape(text)}</text>'
+def _text(x: int, y: int, text: str, more: str = "") -> str:
+    return f'<text x="{x}" y="{y}"{more}>{html.escape(text)}</text>'
 
 
 def _name(curve: MetricCurve) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html.parser
 import itertools
 import json
-import random
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -524,43 +521,3 @@ def test_a_flood_ends_with_its_last_lines():
 def test_a_long_line_says_how_long_it_is():
     for made in report(one_long_line()).values():
         assert "more characters)" in made
-
-
-# ------------------------------------------------------------------------------------------------------------------- hydration
-
-
-def packed(made, name="packed"):
-    text = re.search(rf'const {name} = "([^"]*)"', made)[1]
-    return json.loads(gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:[]", "<>&$`")))))
-
-
-def test_the_panel_of_a_saved_report_holds_the_same_run():
-    made = report(stories.failed(), interactive=True)["text/html"]
-    assert "mount" in packed(made, "code")["text"]
-    (message,) = packed(made)
-    assert message["reset"]
-    assert message["run"]["can_act"] is False
-    assert message["failure"]["rank"] == 1
-    assert len(message["lines"]) == 121
-
-
-def test_a_report_that_uses_the_code_of_another_one_is_less_than_half_as_long():
-    whole = report(stories.failed(), interactive=True)
-    short = bundle(stories.facts("train", 2), stories.failed(), live=False, interactive=True, with_code=False)
-    assert 'const code = "";' in short["text/html"]
-    assert packed(short["text/html"])[0]["lines"] == packed(whole["text/html"])[0]["lines"]
-    assert saved_size(short) < saved_size(whole) / 2
-    assert saved_size(short) < 60_000
-
-
-def test_of_a_flood_the_panel_keeps_the_newest_lines_and_counts_the_others():
-    text = "{} " + random.Random(1).randbytes(2000).hex()
-    (message,) = packed(report(flood(4000, text=text), interactive=True)["text/html"])
-    assert 0 < len(message["lines"]) < 1000
-    assert message["lines"][-1][2].startswith("3999 ")
-    assert message["skipped"] == 4000 - len(message["lines"])
-
-
-def test_the_same_run_is_saved_as_the_same_bytes():
-    view = stories.failed()
-    assert report(view, interactive=True) == report(view, interactive=True)

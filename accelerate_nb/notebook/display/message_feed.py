@@ -29,6 +29,7 @@ from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.notebook.display.knob_feed import KnobFeed
 from accelerate_nb.notebook.display.rank_facts_feed import RankFactsFeed
 from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
+from accelerate_nb.reports.number_format import rounded
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within
 from accelerate_nb.reports.step_causes import PHASES, step_causes
@@ -292,9 +293,9 @@ class MessageFeed:
         lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
         rows = _newest([*map(_row, lines)])
         more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
-        series = series_rows(self._view, MOST_POINTS, limit=_FROZEN_POINTS)
-        metrics = [[name, rank, [*map(_rounded, points)]] for name, rank, points in series]
-        return [former.numbered({"reset": True, "run": facts.message(), **small, "metrics": metrics, **more})]
+        metrics = [*series_rows(self._view, MOST_POINTS, limit=_FROZEN_POINTS)]
+        message = {"reset": True, "run": facts.message(), **small, "metrics": metrics, **more}
+        return [rounded(former.numbered(message))]
 
 
 def failure_message(failures: Sequence[Failure]) -> Message:
@@ -385,12 +386,6 @@ def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
 
 def _point(metric: Metric) -> list[Any]:
     return [metric.step, _plain(metric.value), metric.time]
-
-
-def _rounded(point: list[Any]) -> list[Any]:
-    """A point with as many digits as a chart and its readings show: a saved report holds thousands."""
-    step, value, time = point
-    return [step, float(f"{value:.6g}") if isinstance(value, float) else value, round(time, 2)]
 
 
 def _plain(number: float | None) -> float | str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.notebook.page.mount_script import script
-from accelerate_nb.reports.compact_report import compact
+from accelerate_nb.reports.compact_report import beneath_panel, compact
 from accelerate_nb.reports.report import Report, report_id, static
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import saved_size
@@ -37,11 +37,12 @@ def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool, wi
 
     >>> bundle(facts, run.view, live=False, interactive=True)["text/plain"]
     """
-    made = static(facts, view, live=live)
-    if interactive and not live:
-        # its clock shows the end: the same run is saved as the same bytes
-        feed = MessageFeed(view, lambda: view.ended or facts.started)
-        messages = feed.frozen(replace(facts, background=False, can_act=False))
-        size_limit = _SIZE_LIMIT - sum(map(saved_size, made.values()))
-        made["text/html"] += script(report_id(facts), messages, size_limit, with_code=with_code)
+    if live or not interactive:
+        return static(facts, view, live=live)
+    made = beneath_panel(facts, view, report_id(facts))
+    # its clock shows the end: the same run is saved as the same bytes
+    feed = MessageFeed(view, lambda: view.ended or facts.started)
+    messages = feed.frozen(replace(facts, background=False, can_act=False))
+    size_limit = _SIZE_LIMIT - sum(map(saved_size, made.values()))
+    made["text/html"] += script(report_id(facts), messages, size_limit, with_code=with_code)
     return made

@@ -7,22 +7,18 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from accelerate_nb.notebook.page.minified import minified
+
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 _NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let|var) (\w+)", re.MULTILINE)
 # Lines that neither of them reads: other forms of import or export, or destructured names.
 _STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|let|var) [^\w]).*", re.MULTILINE)
 
-# A line that is a comment, or the first to the last line of one that documents.
-_COMMENT = re.compile(r"^[ ]*(?://[^\n]*|/\*\*.*?\*/)\n", re.MULTILINE | re.DOTALL)
-# Behind code: what ends in none of these may be a text that goes on.
-_LAST_COMMENT = re.compile(r"(?<=[;,{}()\[\]]) // [^\n]*$", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{[^}]*\};$", re.MULTILINE)
-_EMPTY = re.compile(r"\n{2,}")
 _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # not before a colon or an opening parenthesis, where a space may be a descendant, or part of a query
 _CSS_SPACE = re.compile(r" ?([{};,]) ?|(?<=:) ")
-_INDENTATION = re.compile(r"^[ ]+", re.MULTILINE)
 
 
 @cache
@@ -34,14 +30,11 @@ def module(entry: str = "panel") -> str:
 @cache
 def bare_module(entry: str = "mount") -> str:
     """
-    What draws the panel without a kernel, as each saved report holds it: `mount` and what it needs, without comments and indentation.
+    What draws the panel without a kernel, as each saved report holds it: `mount` and what it needs, minified.
 
     `entry` is the module whose `mount` it is: that of the panel, or of a comparison's charts.
-
-    No text in it has several lines.
     """
-    text = _LAST_COMMENT.sub("", _COMMENT.sub("", joined(sources(), entry)))
-    return _EMPTY.sub("\n", _INDENTATION.sub("", _EXPORTS.sub("export { mount };", text))).lstrip()
+    return minified(_EXPORTS.sub("export { mount };", joined(sources(), entry)), ["mount"])
 
 
 def sources() -> dict[str, str]:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import json
-import string
+from collections.abc import Iterator
 from functools import cache
 from string import Template
 
 from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.page import bundle
+from accelerate_nb.notebook.page.metric_columns import in_columns
+from accelerate_nb.notebook.page.minified import minified
 from accelerate_nb.reports.size_limits import saved_size
 
 # Packed text has no character that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
 # or blobs, or a browser that is too old, leaves the static report as it is. So does a page without the report that holds
 # the code: the others wait for it.
-SCRIPT = Template("""<script type="module">
+_SCRIPT = """
 const bytes = $bytes;
-const unpacked = async text => (await new Response(new Blob([bytes(text)]).stream()
-  .pipeThrough(new DecompressionStream("gzip"))).json());
-const newCopy = () => { const copy = {}; copy.module = new Promise(resolve => { copy.resolve = resolve; }); return copy; };
-const copy = (window.accelerateNbCode ??= {})["$version"] ??= newCopy();
+const unpacked = text => new Response(new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+const copy = (window.accelerateNbCode ??= {})["$version"] ??= {};
+copy.module ??= new Promise(resolve => { copy.resolve = resolve; });
 const code = "$code";
 const packed = "$packed";
 try {
   if (code) {
-    const {text, css} = await unpacked(code);
+    const [text, css] = (await unpacked(code)).split("\\0");
     const url = URL.createObjectURL(new Blob([text], {type: "text/javascript"}));
     copy.resolve({mount: (await import(url)).mount, css});
     URL.revokeObjectURL(url);
   }
   const {mount, css} = await copy.module;
-  const messages = await unpacked(packed);
+  const messages = JSON.parse(await unpacked(packed));
   for (const report of document.querySelectorAll('[id="$place"]')) {
     if (report.dataset.mounted) continue;
     report.dataset.mounted = "true";
@@ -42,20 +42,22 @@ try {
     try { mount(panel, messages, css); report.hidden = true; } catch (error) { panel.remove(); console.warn(error); }
   }
 } catch (error) { console.warn("accelerate_nb: the report stays static.", error); }
-</script>""")
+"""
+SCRIPT = Template(f'<script type="module">{minified(_SCRIPT, ["code", "packed"])}</script>')
 
-
-# Base 85 is 6 % shorter than base 64. These are RFC 1924's digits, with others for those that mean something to HTML,
-# to templates or to JavaScript's `replace`.
-_OTHERS = str.maketrans("<>&$`", ",.:[]")
-_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~".translate(_OTHERS)
-_BASE_85 = f"""text => {{
-const digits = "{_DIGITS}";
-const values = [...text.padEnd(5 * Math.ceil(text.length / 5), "~")].map(digit => digits.indexOf(digit));
-const found = new DataView(new ArrayBuffer(values.length * 4 / 5));
-for (let i = 0; i < values.length; i += 5) found.setUint32(i * 4 / 5, values.slice(i, i + 5).reduce((sum, value) => 85 * sum + value));
-return new Uint8Array(found.buffer, 0, Math.floor(text.length * 4 / 5));
-}}"""
+# Two of these digits are thirteen bits: 2 % shorter than base 85, 8 % than base 64. Left out is what ends a text, or a script.
+_DIGITS = "".join(letter for letter in map(chr, range(32, 127)) if letter not in '"\\&<')
+_BYTES = minified(
+    f"""text => {{
+const digits = "{_DIGITS}", found = new Uint8Array(text.length * 13 / 16);
+for (let i = 0, at = 0, bits = 0, count = 0; i < text.length; i += 2) {{
+bits |= digits.indexOf(text[i]) + 91 * digits.indexOf(text[i + 1] ?? " ") << count;
+for (count += 13; count > 7; count -= 8, bits >>= 8) found[at++] = bits;
+}}
+return found;
+}}""",
+    [],
+)
 # A page that writes a report by itself has a function for base 64.
 PAGE_SCRIPT = SCRIPT.safe_substitute(bytes="text => Uint8Array.from(atob(text), c => c.charCodeAt(0))")
 _BEST_PACKED = 12
@@ -70,11 +72,11 @@ def script(element_id: str, messages: list[Message], size_limit: int, *, with_co
     """
     version, code = _packed_code(entry)
     while True:
-        plain = json.dumps(messages).encode()
+        plain = json.dumps([in_columns(message) for message in messages], separators=(",", ":")).encode()
         # what is this much larger would not fit, and takes seconds to pack
         if len(plain) <= _BEST_PACKED * size_limit:
             made = SCRIPT.substitute(
-                bytes=_BASE_85, version=version, code=code if with_code else "", packed=_packed(plain), place=element_id
+                bytes=_BYTES, version=version, code=code if with_code else "", packed=_packed(plain), place=element_id
             )
             if saved_size(made) <= size_limit:
                 return made
@@ -86,13 +88,26 @@ def script(element_id: str, messages: list[Message], size_limit: int, *, with_co
 @cache
 def _packed_code(entry: str) -> tuple[str, str]:
     """A name of the panel's code, which differs where the code does, and the code."""
-    plain = json.dumps({"text": bundle.bare_module(entry), "css": bundle.bare_style()}).encode()
+    plain = f"{bundle.bare_module(entry)}\0{bundle.bare_style()}".encode()
     return hashlib.sha256(plain).hexdigest()[:12], _packed(plain)
 
 
 def _packed(plain: bytes) -> str:
     # without a time: the same run is saved as the same bytes
-    return base64.b85encode(gzip.compress(plain, compresslevel=9, mtime=0)).decode().translate(_OTHERS)
+    return _digits(gzip.compress(plain, compresslevel=9, mtime=0))
+
+
+def _digits(packed: bytes) -> str:
+    number = int.from_bytes(packed, "little")
+    groups = [int(digits, 2) for digits in _groups(f"{number:0{8 * len(packed)}b}")]
+    text = "".join(_DIGITS[group % 91] + _DIGITS[group // 91] for group in groups)
+    # the second of the last two says nothing where the first has all bits that are left
+    return text[:-1] if (8 * len(packed)) % 13 in range(1, 6) else text
+
+
+def _groups(bits: str) -> Iterator[str]:
+    """Thirteen bits after the other, from the last."""
+    return (bits[max(0, end - 13) : end] for end in range(len(bits), 0, -13))
 
 
 def _lighter(message: Message) -> Message:

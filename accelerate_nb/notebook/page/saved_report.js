@@ -23,7 +23,7 @@ export async function savedReport(store, place, parts) {
 /** The script that draws the panel in the report's place; of long output older lines are left out until there is room for it. */
 async function panelScript(store, place, { script, code, css }, sizeLimit) {
   // a copy of its own: the report with the notebook's copy may be gone
-  const own = script.replaceAll("$version", place).replace("$place", place).replace("$code", await gzipped(JSON.stringify({ text: code, css })));
+  const own = script.replaceAll("$version", place).replace("$place", place).replace("$code", await gzipped(`${code}\0${css}`));
   for (let most = MOST_LINES_SAVED; most > 10; most = Math.floor(most / 2)) {
     const packed = await gzipped(JSON.stringify([snapshotOf(store, most)]));
     if (packed.length + own.length <= sizeLimit) return own.replace("$packed", packed);

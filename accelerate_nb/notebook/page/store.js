@@ -1,6 +1,7 @@
 // The facts of one run, from its messages: bounded, whatever comes.
 
 import { count, real } from "./format.js";
+import { rowsOf } from "./metric_columns.js";
 import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
 
@@ -162,7 +163,7 @@ export function feed(store, message) {
   for (const line of message.lines ?? []) takeLine(store, line);
   if (message.line_count !== undefined) store.lineCount = message.line_count;
   if (message.skipped) store.skipped += message.skipped;
-  for (const metric of message.metrics ?? []) takeMetric(store, metric);
+  for (const metric of [...(message.metrics ?? []), ...(message.columns ? rowsOf(message.columns) : [])]) takeMetric(store, metric);
   if (message.failure !== undefined) store.failure = message.failure;
   if (message.idle_warning !== undefined) store.idleWarning = message.idle_warning;
   if (message.gone !== undefined) store.gone = message.gone;

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from accelerate_nb.notebook.page.metric_columns import in_columns
 from tests.browser.page.feeds import running, start
 
 
@@ -233,3 +234,21 @@ def test_a_report_that_the_page_saves_has_the_ranks_of_each_node(page: Any) -> N
         *("node 0 · a  ranks 0–1  starting", "rank 0  starting", "rank 1  starting"),
         *("node 1 · b  rank 2  failed", "rank 2  failed"),
     ]
+
+
+def test_columns_of_a_saved_report_are_the_points_that_were_saved(page: Any) -> None:
+    rows = [
+        ["loss", 0, [[0, 0.1, 1700000000.07], [10, -123.4567, 1700000001.0], [30, 2e-05, 1700000001.5]]],
+        ["n", 1, [[5, 7, 1.0]]],
+    ]
+    columns = in_columns({"metrics": rows})["columns"]
+    found = page.evaluate(
+        """(columns) => {
+            const store = panel.makeStore();
+            panel.feed(store, { seq: 1, columns });
+            const points = ({ x, y, t, length }) => Array.from({ length }, (_, i) => [x[i], y[i], t[i]]);
+            return [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, points(curve)]));
+        }""",
+        columns,
+    )
+    assert found == rows
