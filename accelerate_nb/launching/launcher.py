@@ -32,7 +32,9 @@ from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun, LostNodes
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes, ranks_of_nodes
-from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment
+from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection
+from accelerate_nb.launching.nodes.ray.ray_nodes import connection_of_run_host
+from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
@@ -70,6 +72,7 @@ class RunRequest:
     A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
 
     `sources` are the notebook's lines, which errors quote, and `folder` is the run's own. `nodes` are those of several agents.
+    With a `cluster` the process that conducts the run is to find them, since they go with it; until then they have no names and no sizes.
     """
 
     name: str
@@ -79,6 +82,7 @@ class RunRequest:
     sources: CellSources
     folder: Path
     nodes: Nodes | None = None
+    cluster: RayConnection | None = None
 
 
 def prepare(
@@ -138,11 +142,10 @@ def request(
             f"detach=True was requested with num_nodes={config.launching.num_nodes}, which is launched on each node. A run of several nodes "
             "that outlives its notebooks is not offered here yet: leave detach out, or name the machines as hosts."
         )
+    call = FunctionCall(function, tuple(args))
     if config.launching.engine == "ray":
-        raise NotYetError(
-            "detach=True was requested with engine='ray', whose machines are connected with this process and leave with it. "
-            "A run that keeps them is not offered here yet: leave detach out, or name the machines as hosts."
-        )
+        cluster = connection_of_run_host(config.launching)
+        return replace(_request(call, config, *nodes_to_find(config), folder, can_inherit=False), cluster=cluster)
     choice, nodes = choose_where(config)
     if choice.start in {"inline", "fork"}:
         how = "engine='inline'" if choice.start == "inline" else "start_method='fork'"
@@ -150,7 +153,7 @@ def request(
             f"detach=True was requested with {how}, which runs the function in this process or in a copy of it: it would "
             "end with the notebook. Leave that setting out."
         )
-    return _request(FunctionCall(function, tuple(args)), config, choice, nodes, folder, can_inherit=False)
+    return _request(call, config, choice, nodes, folder, can_inherit=False)
 
 
 def run_of(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb import launch, notebook_launcher
-from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
+from accelerate_nb import attach, launch, runs
+from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
 from accelerate_nb.launching.nodes import node_pool
+from tests.launching.detached.trainings import are_gone, comes, host_of
 from tests.nodes.conftest import until_lines
 from tests.nodes.trainings import trains
 
@@ -41,8 +47,8 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def settings(cluster: Any, tmp_path: Path) -> dict[str, Any]:
-    return {
+def settings(cluster: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    yield {
         "num_processes": 2,
         "num_nodes": 2,
         "engine": "ray",
@@ -52,6 +58,9 @@ def settings(cluster: Any, tmp_path: Path) -> dict[str, Any]:
         "panel": "off",
         "folder": str(tmp_path),
     }
+    for kept in runs(tmp_path):
+        if kept.is_detached and not kept.is_over:
+            host_of(kept.folder).kill()
 
 
 def place() -> tuple[int, list[int]]:
@@ -74,6 +83,39 @@ def waits() -> None:
 
     print("waits", flush=True)
     time.sleep(600)
+
+
+LAUNCHES_DETACHED = """
+import json, sys
+from accelerate_nb import launch
+from tests.nodes.test_ray import waits
+print(launch(waits, **json.loads(sys.argv[1]), detach=True).folder, flush=True)
+sys.stdin.read()
+"""
+
+
+class InterruptsAt(io.StringIO):
+    """Standard error that interrupts once a text is written."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def write(self, text: str) -> int:
+        if self.text in text:
+            raise KeyboardInterrupt
+        return len(text)
+
+
+class Holder:
+    """An actor that only takes up room."""
+
+
+def has_reservation() -> bool:
+    """Whether something in the cluster is reserved, or waits for it."""
+    from ray.util import placement_group_table
+
+    return any(group["state"] != "REMOVED" for group in placement_group_table().values())
 
 
 def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(
@@ -111,8 +153,53 @@ def test_what_the_cluster_does_not_have_is_said_with_what_it_has(settings: dict[
         launch(place, **{**settings, "address": "127.0.0.1:1"})
     with pytest.raises(NotYetError, match="Ray's client"):
         launch(place, **{**settings, "address": "ray://127.0.0.1:10001"})
-    with pytest.raises(NotYetError, match="engine='ray'"):
-        notebook_launcher(place, **{**settings, "detach": True})
+
+
+def test_a_detached_run_outlives_its_launcher_and_gives_its_place_back(settings: dict[str, Any]) -> None:
+    import ray
+
+    # gives back what this process has reserved
+    ray.shutdown()
+    ray.init(address=settings["address"], log_to_driver=False)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHES_DETACHED, json.dumps(settings)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    folder = Path(launcher.stdout.readline().decode().strip())
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    run = attach(folder)
+    until_lines(run.start(), 2)
+    assert {node.name for node in run.view.nodes} == {"n1", "n2"}
+    assert comes(lambda: all(glance.detail for glance in run.view.glances()))
+    workers = [psutil.Process(int(glance.detail.split()[-1])) for glance in run.view.glances()]
+    assert "in waits" in run.stacks()
+    assert has_reservation()
+    run.request_stop("kill")
+    with pytest.raises(StoppedError):
+        run.wait(60)
+    assert comes(lambda: not has_reservation())
+    assert are_gone(workers)
+
+
+def test_a_detached_run_that_can_not_start_raises_the_error_in_the_cell_and_leaves_nothing(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings |= {"detach": True}
+    with pytest.raises(LaunchError, match=r"(?s)requested on 3 nodes with 1 CPU each.*n1  1 CPU.*Request less"):
+        launch(place, **{**settings, "num_nodes": 3, "num_processes": 3})
+    import ray
+
+    holder = ray.remote(Holder).options(num_cpus=1).remote()
+    ray.get(holder.__ray_ready__.remote())
+    with pytest.raises(LaunchError, match="still had no room"):
+        launch(place, **{**settings, "join_timeout": 1.0})
+    monkeypatch.setattr(sys, "stderr", InterruptsAt("has no room yet"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(place, **settings)
+    ray.kill(holder)
+    assert os.listdir(settings["folder"]) == []
+    assert comes(lambda: not has_reservation())
 
 
 def test_a_runtime_environment_holds_for_the_ranks(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -126,6 +213,8 @@ def test_a_runtime_environment_holds_for_the_ranks(settings: dict[str, Any], tmp
     ray.init(address=settings["address"], runtime_env=environment, log_to_driver=False)
     expected = ("from the variables", "from the folder")
     assert launch(finds_what_was_sent, **settings, results="all").wait() == [expected] * 2
+    # what this process has reserved is given back for it
+    assert launch(finds_what_was_sent, **settings, results="all", detach=True).wait() == [expected] * 2
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate_nb.events.run_folder import hold_lock
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
+from accelerate_nb.launching.detached.host_start import reported_start
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
@@ -21,9 +24,12 @@ from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, run_of
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
+from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.held_devices import devices_of
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.outcome import Raised, Returned
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.host_messages import HostReady
 from accelerate_nb.transport.serializer import load
 
 # How often the run's status is brought up to date, for those who only read the folder.
@@ -110,11 +116,11 @@ def _progress(run: HostedRun) -> dict[str, Any]:
     return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
 
 
-def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> int:
+def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) -> int:
     """
     Conduct a run to its end, and return the exit code of this process.
 
-    `ready` is closed when processes can attach to the run, and an offered supervisor is taken.
+    `launcher` gets to know when processes can attach to the run; an offered supervisor is taken.
     """
     lock = hold_lock(request.folder)
     control = ControlSocket(request.folder)
@@ -125,8 +131,9 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> int:
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
     with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
-        os.write(ready, b"1")
-        os.close(ready)
+        # raises where nobody waits for it any more
+        launcher.send(HostReady())
+        launcher.close()
         if offer is not None:
             supervisor.adopt(offer)
         # from this thread, which lasts as long as the process: a supervisor that is started here ends with it
@@ -152,8 +159,8 @@ def _save_at_last(run: HostedRun) -> None:
 
 
 def main() -> NoReturn:
-    """Begin: `python -m accelerate_nb.launching.detached.run_host REQUEST READY`, the numbers of two descriptors."""
-    descriptor, ready = int(sys.argv[1]), int(sys.argv[2])
+    """Begin: `python -m accelerate_nb.launching.detached.run_host REQUEST LAUNCHER`, the numbers of two descriptors."""
+    descriptor, sock = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     # a child of nobody: whoever ends the launching process with all of its children does not find it
     if os.fork():
         os._exit(0)
@@ -166,7 +173,22 @@ def main() -> NoReturn:
     os.close(descriptor)
     take_over(machines)
     _write_to(request.folder / "host.log")
-    sys.exit(host(request, offer, ready))
+    with reported_start(sock) as launcher:
+        request = _with_nodes(request)
+    sys.exit(host(request, offer, launcher))
+
+
+def _with_nodes(request: RunRequest) -> RunRequest:
+    """The request with its nodes, which this process finds where it has to; raises `LaunchError`."""
+    if request.cluster is None:
+        return request
+    request.cluster.open()
+    placement, nodes = find_nodes(request.config)
+    environment = request.plan.process_environment
+    if placement.cpu:
+        environment = replace(environment, environ={**environment.environ, "ACCELERATE_USE_CPU": "true"})
+    plan = replace(request.plan, size=placement.size, node_sizes=nodes.sizes, process_environment=environment)
+    return replace(request, placement=placement, plan=plan, nodes=nodes)
 
 
 def _write_to(path: Path) -> None:

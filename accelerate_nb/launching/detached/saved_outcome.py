@@ -74,15 +74,23 @@ def _result(folder: Path, rank: int, view: RunState) -> RankResult:
             return RankResult(rank, failure=failure or outcome)
 
 
+def error_kind(error: BaseException) -> str:
+    """The name of an error's class, or of the first one below it that is this package's."""
+    return next((base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__), "LaunchError")
+
+
+def error_class(kind: str) -> type[AccelerateNbError]:
+    """This package's error of a name, `LaunchError` where it has none."""
+    found = getattr(errors, kind, LaunchError)
+    return found if isinstance(found, type) and issubclass(found, AccelerateNbError) else LaunchError
+
+
 def _facts(error: BaseException) -> dict[str, Any]:
-    kind = next((base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__), "LaunchError")
-    return {"type": kind, "message": str(error), "rank": getattr(error, "rank", -1)}
+    return {"type": error_kind(error), "message": str(error), "rank": getattr(error, "rank", -1)}
 
 
 def _error(facts: dict[str, Any], rank_results: Sequence[RankResult], view: RunState, folder: Path) -> BaseException:
-    kind = getattr(errors, str(facts["type"]), LaunchError)
-    if not (isinstance(kind, type) and issubclass(kind, AccelerateNbError)):
-        kind = LaunchError
+    kind = error_class(str(facts["type"]))
     if not issubclass(kind, WorkerError):
         return kind(facts["message"])
     if issubclass(kind, (HangError, StoppedError)) or not view.failures:

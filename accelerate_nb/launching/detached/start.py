@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.detached.host_start import wait_until_ready
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, handed_machines
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
 from accelerate_nb.transport.memory_file import memory_file, write_entries
+from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.serializer import dump
 
 _TIMEOUT = 60.0
@@ -40,7 +43,13 @@ def launch_detached(
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     wanted = request(function, args, config, folder)
-    start_run_host(wanted)
+    try:
+        start_run_host(wanted)
+    except BaseException:
+        if folder is None and kept_run(wanted.folder) is None:
+            # a launch that fails leaves nothing
+            shutil.rmtree(wanted.folder, ignore_errors=True)
+        raise
     saved = kept_run(wanted.folder)
     if saved is None:
         raise LaunchError(
@@ -60,7 +69,7 @@ def start_run_host(run_request: RunRequest) -> None:
 
 def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
     descriptor = memory_file("accelerate_nb_request")
-    ready, far = os.pipe()
+    near, far = socket.socketpair()
     offer = None
     try:
         if run_request.placement.start == "supervisor":
@@ -69,36 +78,42 @@ def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
         write_entries(descriptor, dump((run_request, offer, machines)))
         payload = run_request.plan.payload
         process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far)],
+            [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(log := (run_request.folder / "host.log").open("ab")),
             pass_fds=[
-                *(descriptor, far, *payload.descriptors, *(machine.descriptor for machine in machines)),
+                *(descriptor, far.fileno(), *payload.descriptors, *(machine.descriptor for machine in machines)),
                 *(() if offer is None else (offer.control, offer.log)),
             ],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     finally:
-        os.close(far)
+        far.close()
         os.close(descriptor)
         if offer is not None:
             os.close(offer.control)
     try:
         process.wait(_TIMEOUT)
-        _wait_until(ready, run_request)
+        _wait_until_ready(near, run_request)
     finally:
         log.close()
-        os.close(ready)
+        near.close()
 
 
-def _wait_until(ready: int, run_request: RunRequest) -> None:
-    readable, _, _ = select.select([ready], [], [], _TIMEOUT)
-    if readable and os.read(ready, 1):
-        return
+def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    # a cluster's room is waited for, and then its agents
+    timeout = _TIMEOUT + (2 * run_request.config.launching.join_timeout if run_request.cluster is not None else 0.0)
+    try:
+        if wait_until_ready(Channel(near), timeout):
+            return
+        reason = "ended"
+    except TimeoutError:
+        reason = f"was not ready after {timeout:g} s"
     log = (run_request.folder / "host.log").read_text(errors="replace")[-2000:].strip()
     raise LaunchError(
-        f"{run_request.name} was to be run by a process that outlives this one, but that process "
-        f"{'ended' if readable else f'was not ready after {_TIMEOUT:g} s'}. It printed:\n{log}\nLeave detach out to run it from here."
+        f"{run_request.name} was to be run by a process that outlives this one, but that process {reason}. It printed:\n{log}\n"
+        "Leave detach out to run it from here."
     )

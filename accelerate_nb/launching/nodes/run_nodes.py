@@ -29,7 +29,7 @@ from accelerate_nb.launching.nodes.node_placement import (
 )
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.node_sizes import Host
-from accelerate_nb.launching.nodes.ray.ray_nodes import reserve_ray_nodes
+from accelerate_nb.launching.nodes.ray.ray_nodes import UNRESERVED, reserve_ray_nodes
 from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts, used_and_others
 from accelerate_nb.launching.nodes.spare_nodes import split_spares
 from accelerate_nb.launching.nodes.ssh_nodes import SshNodes
@@ -125,6 +125,12 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     check_min_nodes(config, names[: len(hosts)])
     nodes = RunNodes(engine, names[: len(hosts)], sizes, spares=spares, min_nodes=launching.min_nodes)
     return placement, nodes
+
+
+def nodes_to_find(config: RunConfig) -> tuple[Placement, RunNodes]:
+    """A placement, and the nodes of a Ray cluster that another process is to find: their names and sizes are known then."""
+    _check(config.launching)
+    return Placement("supervisor", 0, config.launching.cpu, ""), RunNodes(UNRESERVED, (), ())
 
 
 def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host], tuple[Host, ...]]:

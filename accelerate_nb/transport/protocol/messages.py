@@ -38,6 +38,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.host_messages import HostFailed, HostNotice, HostReady
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob, ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.node_messages import (
@@ -341,6 +342,9 @@ TAGS: Mapping[str, type[Message]] = {
     "hold_for_knob": HoldForKnob,
     "change_knob_after": ChangeKnobAfter,
     "change_knob": ChangeKnob,
+    "host_notice": HostNotice,
+    "host_ready": HostReady,
+    "host_failed": HostFailed,
     "profile_steps": ProfileSteps,
     "request_profile": RequestProfile,
     "join_run": JoinRun,

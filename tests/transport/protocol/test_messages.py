@@ -43,6 +43,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.host_messages import HostFailed, HostNotice, HostReady
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob, ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
@@ -154,6 +155,9 @@ EXAMPLES = [
     RunJoined("run", 1, ("node 0 on a", "node 1 on b"), (1, 1), 0),
     RunRefused("node_rank=1 is taken"),
     RequestMembership("box"),
+    HostNotice("waits\n"),
+    HostReady(),
+    HostFailed("LaunchError", "it has no room"),
     MembershipGranted("box-2"),
     StartGroup(1, 1, (2, 1)),
     RunEvent(StateChange(0, "finished", 1.0)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
@@ -13,8 +14,65 @@ from accelerate_nb.launching.rendezvous.peers import print_notice
 _CONNECT_TIMEOUT = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class RayConnection:
+    """The way to a Ray cluster: its address, "" for a local Ray that is started, and the runtime environment of what runs there."""
+
+    address: str
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Connect this process, which is not connected; raises `LaunchError`."""
+        import ray
+
+        if not self.address:
+            print_notice("A local Ray is started, which takes some 10 seconds. Pass address to use a cluster.")
+        elif self.address not in {"auto", "local"}:
+            _check_reach(self.address)
+        try:
+            ray.init(
+                address=self.address or "local",
+                runtime_env=dict(self.runtime_env) or None,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise LaunchError(
+                f"address={self.address!r} was requested, and Ray can't connect: {error}. See `ray status` on this machine, which has to be "
+                "one of the cluster's nodes."
+            ) from None
+
+
 def connect(address: str) -> None:
     """Connect this process to the cluster; one that is connected stays so."""
+    if not _is_connected(address):
+        RayConnection(address).open()
+
+
+def lasting_connection(address: str) -> RayConnection:
+    """
+    The connection that a process which outlives this one is to make; it has the runtime environment of this one's.
+
+    Raises `LaunchError` where this process has started the Ray that it is connected to.
+    """
+    if not _is_connected(address):
+        return RayConnection(address)
+    import ray
+    from ray._private import worker
+
+    # Ray has no public name for it
+    node = worker.global_worker.node
+    if node is not None and node.is_head():
+        raise LaunchError(
+            "detach=True was requested, and this process is connected to a Ray that it has started, which ends with it. Call ray.shutdown(), and "
+            "leave address out for a local Ray of the run's own; or start one that stays, `ray start --head` in a terminal, and pass address='auto'."
+        )
+    context = ray.get_runtime_context()
+    return RayConnection(context.gcs_address, dict(context.runtime_env))
+
+
+def _is_connected(address: str) -> bool:
+    """Whether this process is connected to a cluster, which is that of the address; raises `LaunchError` where it is another."""
     try:
         import ray
     except ImportError as error:
@@ -26,24 +84,14 @@ def connect(address: str) -> None:
             f"address={address!r} was requested, and Ray's client is not offered here yet. Run the notebook on a node of the cluster, "
             "and pass HOST:PORT, or 'auto'."
         )
-    if ray.is_initialized():
-        found = ray.get_runtime_context().gcs_address
-        if address not in {"", "auto", found}:
-            raise LaunchError(
-                f"address={address!r} was requested, and this process is connected to {found}. Leave address out, or call ray.shutdown()."
-            )
-        return
-    if not address:
-        print_notice("A local Ray is started, which takes some 10 seconds. Pass address to use a cluster.")
-    elif address not in {"auto", "local"}:
-        _check_reach(address)
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    if not ray.is_initialized():
+        return False
+    found = ray.get_runtime_context().gcs_address
+    if address not in {"", "auto", found}:
         raise LaunchError(
-            f"address={address!r} was requested, and Ray can't connect: {error}. See `ray status` on this machine, which has to be one "
-            "of the cluster's nodes."
-        ) from None
+            f"address={address!r} was requested, and this process is connected to {found}. Leave address out, or call ray.shutdown()."
+        )
+    return True
 
 
 def _check_reach(address: str) -> None:

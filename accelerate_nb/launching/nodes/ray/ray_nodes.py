@@ -13,7 +13,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
-from accelerate_nb.launching.nodes.ray.ray_cluster import connect
+from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection, connect, lasting_connection
 from accelerate_nb.launching.nodes.ray.ray_reservation import NodeReservation, ReservationRequest, reserve
 
 # How long an agent may take that starts again, in seconds.
@@ -48,6 +48,10 @@ class RayNodes:
         return "Try `ray status` in a terminal"
 
 
+# The nodes for which another process is to reserve.
+UNRESERVED = RayNodes(-1)
+
+
 @dataclass
 class _Reservations:
     """What this process has reserved, by the numbers of its engines; one launch at a time looks for what it can use."""
@@ -76,7 +80,15 @@ def reserve_ray_nodes(config: LaunchingConfig) -> tuple[RayNodes, tuple[Host, ..
         return RayNodes(number), tuple(Host(name) for name in reservations.found[number].names)
 
 
-def _usable(reservations: _Reservations, request: ReservationRequest) -> int | None:
+def connection_of_run_host(config: LaunchingConfig) -> RayConnection:
+    """The connection for which a process that outlives this one reserves; what no run uses of this one's reservations is given back to it."""
+    connection, reservations = lasting_connection(config.address), _reservations.get()
+    with reservations.lock:
+        _ = _usable(reservations, None)
+    return connection
+
+
+def _usable(reservations: _Reservations, request: ReservationRequest | None) -> int | None:
     """The number of what was reserved before for an equal request; what no run uses and has another size, or lost an agent, is given back."""
     for number, reservation in list(reservations.found.items()):
         idle = set(idle_nodes(RayNodes(number)))

@@ -87,6 +87,9 @@ class NodeReservation:
         import ray
         from ray.util import remove_placement_group
 
+        if not ray.is_initialized():
+            # all of it went with the connection, and these calls would make another one
+            return
         with suppress(Exception):  # the cluster may have gone
             for actor in self.actors.values():
                 ray.kill(actor)
