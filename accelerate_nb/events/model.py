@@ -202,10 +202,10 @@ class FirstStep:
 @dataclass(frozen=True, slots=True)
 class Restart:
     """
-    An attempt of the run has failed, and all ranks start again after `delay` seconds, as attempt number `attempt`.
+    An attempt of the run has failed, or nodes have come, and all ranks start again after `delay` seconds, as attempt number `attempt`.
 
-    The first attempt has the number 0, and at most `max_restarts` others follow. `reason` is the cause of the failure, in one line.
-    `ranks` is the number of ranks from then on, where nodes were lost and it is a smaller one.
+    The first attempt has the number 0, and at most `max_restarts` others follow, unless more nodes come. `reason` is the cause, in one
+    line. `ranks` is the number of ranks from then on, where nodes were lost or have come and it is another one.
     """
 
     attempt: int

@@ -183,14 +183,14 @@ class RunState:
         self._has_stepped = False
         self._idle_warning = None
         if restart.ranks is not None:
-            self._drop_ranks(restart.ranks)
+            self._resize(restart.ranks)
         for rank in self._ranks.values():
             # bars of processes that are gone move no more
             rank.progress.clear()
 
-    def _drop_ranks(self, left: int) -> None:
-        """Forget ranks that the run has no more, and its nodes, which come anew; what they wrote stays."""
-        self._ranks = {rank: fold for rank, fold in self._ranks.items() if rank < left}
+    def _resize(self, size: int) -> None:
+        """Have so many ranks, and forget the nodes, which come anew; what former ranks wrote stays."""
+        self._ranks = {rank: self._ranks.get(rank) or self._new_rank() for rank in range(size)}
         self._nodes.clear()
         self._node_loads.clear()
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
@@ -19,65 +19,13 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.knob_changes import KnobChanges
 from accelerate_nb.launching.profile_requests import ProfileRequests
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, decide, explanation
+from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
-from accelerate_nb.launching.run_context import RunContext, Stop, stronger
+from accelerate_nb.launching.run_context import RunContext, Stop, WorkerGroupLike, stronger
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.protocol.message import Message
-
-
-class WorkerGroupLike(Protocol):
-    """One group of workers; a run has another after a restart."""
-
-    timed_out: StackSnapshot | None
-    lost: str | None
-
-    @property
-    def lost_ranks(self) -> Collection[int]:
-        """The ranks of nodes that were lost."""
-
-    @property
-    def began(self) -> bool:
-        """Whether the function has begun on some rank."""
-
-    @property
-    def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
-
-    def follow(self) -> tuple[RankResult, ...]:
-        """Run to the end."""
-
-    def stop(self, how: Stop) -> None:
-        """Request the end, from any thread."""
-
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message to a worker's inbox, where the worker is there."""
-
-    def task_reply(self, rank: int, task: int) -> int:
-        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
-
-    def restart_watchdog(self, timeout: float) -> None:
-        """Restart the idle watchdog, which warns after so many seconds."""
-
-    def snapshot(self) -> StackSnapshot:
-        """The stacks and collectives of every rank now."""
-
-
-class LostNodes(Protocol):
-    """The nodes of a run, of which others take the places of those that were lost."""
-
-    @property
-    def node_ranks(self) -> Sequence[NodeRanks]:
-        """The ranks of each node."""
-
-    @property
-    def may_be_fewer(self) -> bool:
-        """Whether the run may go on with fewer of them, and with fewer ranks."""
-
-    def replace_lost(self, ranks: Collection[int]) -> str:
-        """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
 
 
 class LaunchedRun(Run):
@@ -101,7 +49,7 @@ class LaunchedRun(Run):
         sampler: ResourceMonitor,
         restart_delay: float = 0.0,
         node_ranks: Sequence[NodeRanks] = (),
-        lost_nodes: LostNodes | None = None,
+        changing_nodes: ChangingNodes | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -116,8 +64,10 @@ class LaunchedRun(Run):
         self._run_context, self._make_worker_group = run_context, worker_group
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
-        self._node_ranks, self._lost_nodes, self._facts = node_ranks, lost_nodes, dict(facts or {})
+        self._node_ranks, self._changing_nodes, self._facts = node_ranks, changing_nodes, dict(facts or {})
         self._worker_group: WorkerGroupLike | None = None
+        # the group that was stopped for nodes that have come, and when
+        self._stopped_for_newcomers: tuple[WorkerGroupLike, float] | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
         self._why_given_up = ""
@@ -160,6 +110,12 @@ class LaunchedRun(Run):
         self._stop_requested.set()
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
+
+    def stop_for_newcomers(self) -> None:
+        """Have all ranks stop after the same step, from any thread, and start again together with nodes that have come."""
+        if (worker_group := self._worker_group) is not None:
+            self._stopped_for_newcomers = (worker_group, time.time())
+            worker_group.stop("finish")
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, from any thread, without waiting for it."""
@@ -225,41 +181,76 @@ class LaunchedRun(Run):
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
         attempts: list[FailedAttempt] = []
+        regroupings = 0
         while True:
-            began = time.monotonic()
-            worker_group, rank_results = self._run_once(len(attempts))
+            began, number = time.monotonic(), len(attempts) + regroupings
+            worker_group, rank_results = self._run_once(number)
             if worker_group.lost is not None and not worker_group.began and not self._may_be_fewer(worker_group):
                 # what forks the workers died before the function had begun in any: nothing is done twice
                 if self._replace_lost_nodes(worker_group):
                     self._take_nodes()
-                worker_group, rank_results = self._run_once(len(attempts))
-            if all(rank_result.failure is None for rank_result in rank_results):
+                worker_group, rank_results = self._run_once(number)
+            if self._was_stopped_for_newcomers(worker_group, rank_results):
+                # which is no failure, and uses up no restart
+                regroupings += 1
+                reason, delay = "", 0.0
+            elif all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
-            error = self._error_of(worker_group, rank_results)
-            attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
-            decision = decide(attempts, self._max_restarts, self._restart_delay)
-            if isinstance(decision, GiveUp):
-                self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
-                return rank_results
-            size = len(rank_results)
-            reason = self._replace_lost_nodes(worker_group) or attempts[-1].reason
-            if self._stops_before_restart(len(attempts), reason, decision.delay, size):
+            else:
+                error = self._error_of(worker_group, rank_results)
+                attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
+                decision = decide(attempts, self._max_restarts, self._restart_delay)
+                if isinstance(decision, GiveUp):
+                    self._error, self._why_given_up = (
+                        _explained(error, explanation(attempts, decision)),
+                        decision.reason,
+                    )
+                    return rank_results
+                reason, delay = self._replace_lost_nodes(worker_group) or attempts[-1].reason, decision.delay
+            came = "" if self._changing_nodes is None else self._changing_nodes.take_newcomers()
+            restart = Restart(
+                attempt=number + 1,
+                max_restarts=self._max_restarts + regroupings,
+                reason="; ".join(filter(None, (reason, came))) or "a node had come, and has left again",
+                delay=delay,
+                time=time.time(),
+                ranks=self._next_size(len(rank_results)),
+            )
+            if self._stops_before_restart(restart):
                 self._error = stopped_error(None, rank_results, self.folder)
                 return rank_results
 
+    def _was_stopped_for_newcomers(self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult]) -> bool:
+        """Whether a group ended because nodes have come, rather than by itself or by a request."""
+        if self._stopped_for_newcomers is None or self._stopped is not None or worker_group.lost is not None:
+            return False
+        group, requested = self._stopped_for_newcomers
+        if group is not worker_group or worker_group.timed_out is not None:
+            return False
+        failures = [item.failure for item in rank_results if item.failure is not None]
+        if not failures:
+            return worker_group.stopped_at is not None
+        return all(failure.ended_by_us or failure.time >= requested for failure in failures)
+
     def _replace_lost_nodes(self, worker_group: WorkerGroupLike) -> str:
         """Have spares take the places of nodes that were lost, or go on with fewer; returns a sentence, empty where nothing changes."""
-        if self._lost_nodes is None or self._max_restarts == 0 or not worker_group.lost_ranks:
+        if self._changing_nodes is None or self._max_restarts == 0 or not worker_group.lost_ranks:
             return ""
-        return self._lost_nodes.replace_lost(worker_group.lost_ranks)
+        return self._changing_nodes.replace_lost(worker_group.lost_ranks)
 
     def _may_be_fewer(self, worker_group: WorkerGroupLike) -> bool:
         """Whether a loss may leave fewer ranks, which a restart announces."""
-        return self._lost_nodes is not None and self._lost_nodes.may_be_fewer and bool(worker_group.lost_ranks)
+        return self._changing_nodes is not None and self._changing_nodes.may_be_fewer and bool(worker_group.lost_ranks)
 
     def _take_nodes(self) -> None:
-        for node in self._node_ranks if self._lost_nodes is None else self._lost_nodes.node_ranks:
+        for node in self._node_ranks if self._changing_nodes is None else self._changing_nodes.node_ranks:
             self._run_context.take(node)
+
+    def _next_size(self, size: int) -> int | None:
+        """The number of ranks of the next attempt, where it is another one than that of the last."""
+        nodes = () if self._changing_nodes is None else self._changing_nodes.node_ranks
+        next_size = max((node.last + 1 for node in nodes), default=size)
+        return None if next_size == size else next_size
 
     def _failed_attempt(
         self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult], seconds: float
@@ -276,23 +267,22 @@ class LaunchedRun(Run):
             timed_out=worker_group.timed_out is not None,
         )
 
-    def _stops_before_restart(self, attempt: int, reason: str, delay: float, size: int) -> bool:
-        """Announce another attempt after one of `size` ranks, and wait through its pause; whether a stop was requested meanwhile."""
-        self._run_context.record.put_logs_aside(attempt - 1)
-        nodes = () if self._lost_nodes is None else self._lost_nodes.node_ranks
-        next_size = max((node.last + 1 for node in nodes), default=size)
-        ranks = next_size if next_size < size else None
-        self._run_context.take(Restart(attempt, self._max_restarts, reason, delay, time.time(), ranks))
+    def _stops_before_restart(self, restart: Restart) -> bool:
+        """Announce another attempt, and wait through its pause; whether a stop was requested meanwhile."""
+        self._run_context.record.put_logs_aside(restart.attempt - 1)
+        self._run_context.take(restart)
         self._take_nodes()
         self._keep_status("running")
         deadline = self._run_context.deadline
-        left = delay if deadline is None else max(0.0, deadline - time.monotonic())
-        return self._stop_requested.wait(min(delay, left))
+        left = restart.delay if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._stop_requested.wait(min(restart.delay, left))
 
     def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
+        elif self._changing_nodes is not None and self._changing_nodes.has_newcomers:
+            self.stop_for_newcomers()
         self._run_context.fetched_logs.forget()
         rank_results = worker_group.follow()
         self._run_context.fetched_logs.fetch_all(self.folder)

@@ -29,7 +29,7 @@ from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun, LostNodes
+from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes, ranks_of_nodes
 from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection
@@ -43,6 +43,7 @@ from accelerate_nb.launching.rendezvous.joined_run import JoinedNodes
 from accelerate_nb.launching.rendezvous.nodes import join_nodes
 from accelerate_nb.launching.rendezvous.settings import local_placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.restart_policy import ChangingNodes
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.sources.run_source import keep_source
@@ -192,7 +193,7 @@ def run_of(
         facts,
         is_local=request.nodes is None or request.nodes.is_local,
         node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
-        lost_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
+        changing_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
     )
     if request.nodes is not None:
         run.ranks_here = request.nodes.ranks_here
@@ -310,7 +311,7 @@ def _run(
     *,
     is_local: bool = True,
     node_ranks: Sequence[NodeRanks] = (),
-    lost_nodes: LostNodes | None = None,
+    changing_nodes: ChangingNodes | None = None,
 ) -> LaunchedKind:
     launching_config = config.launching
     run_context = RunContext(
@@ -348,7 +349,7 @@ def _run(
             [folder, Path.cwd()],
         ),
         node_ranks=node_ranks,
-        lost_nodes=lost_nodes,
+        changing_nodes=changing_nodes,
         facts={"settings": differing(config), **(facts or {})},
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from accelerate_nb.events.model import NodeRanks
 
 # Errors that another attempt would meet again, by the names of their classes (a subclass is one, too), with the reason.
 NEVER_HEALS: dict[str, str] = {
@@ -25,6 +28,28 @@ LONGEST_DELAY = 60.0
 MOST_EARLY = 5
 # An attempt without a step, as of an evaluation, has got somewhere where it lasted so many seconds.
 _LONG_ATTEMPT = 300.0
+
+
+class ChangingNodes(Protocol):
+    """The nodes of a run, of which the next attempt may have others."""
+
+    @property
+    def node_ranks(self) -> Sequence[NodeRanks]:
+        """The ranks of each node."""
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether the run may go on with fewer of them, and with fewer ranks."""
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether nodes have come for which the ranks are to start again at once."""
+
+    def replace_lost(self, ranks: Collection[int]) -> str:
+        """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
+
+    def take_newcomers(self) -> str:
+        """Go on with nodes that have come, too; returns a sentence, which is empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,21 @@
-"""The context of a run, which its worker groups share, and the ways to stop it."""
+"""The context of a run, which its worker groups share, the ways to stop it, and what it needs of a group."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from accelerate_nb.events.model import Event, Failure
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.hang_report import StackSnapshot
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
+from accelerate_nb.transport.protocol.message import Message
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
@@ -41,6 +44,43 @@ class RunContext:
             self.view.apply(event)
             self.record.event(event)
         self.on_event(event)
+
+
+class WorkerGroupLike(Protocol):
+    """One group of workers; a run has another after a restart."""
+
+    timed_out: StackSnapshot | None
+    lost: str | None
+
+    @property
+    def lost_ranks(self) -> Collection[int]:
+        """The ranks of nodes that were lost."""
+
+    @property
+    def began(self) -> bool:
+        """Whether the function has begun on some rank."""
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The point at which ranks stopped on request."""
+
+    def follow(self) -> tuple[RankResult, ...]:
+        """Run to the end."""
+
+    def stop(self, how: Stop) -> None:
+        """Request the end, from any thread."""
+
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker's inbox, where the worker is there."""
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
+
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, which warns after so many seconds."""
+
+    def snapshot(self) -> StackSnapshot:
+        """The stacks and collectives of every rank now."""
 
 
 def stronger(before: Stop | None, how: Stop) -> Stop:

@@ -199,6 +199,13 @@ def test_a_restart_begins_an_attempt_without_steps_and_without_the_bars_of_the_f
     assert [item.attempt for item in view.restarts][::99] == [400, 499]
 
 
+def test_a_restart_may_have_fewer_ranks_or_more():
+    view = fed(size=2)
+    for attempt, ranks in enumerate((3, 1, 2), 1):
+        view.apply(Restart(attempt, 3, "", 0.0, 3.0, ranks))
+        assert view.ranks == tuple(range(ranks))
+
+
 def test_a_rank_that_has_not_written_yet_can_be_read():
     view = RunState()
     assert view.rank(5).lines == ()

@@ -156,3 +156,51 @@ def test_a_host_that_does_not_come_is_told_with_the_endpoint(hosts: Hosts, tmp_p
     assert f"only 1 had come to {hosts.addresses['h1']}:29558" in waited
     assert "node 1 did not" in waited
     assert f"there was no run for this node at {hosts.addresses['h2']}:29558: Connection refused" in missed
+
+
+GROWS = """
+import os, sys
+import torch
+from accelerate_nb import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+print("ranks", accelerator.num_processes, flush=True)
+while accelerator.num_processes < 3 and not accelerator.stop_requested:
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+"""
+
+
+def test_a_host_that_comes_later_is_taken_in_once_a_firewall_lets_it_pass(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "grows.py").write_text(GROWS)
+    flags = ["--num_machines", "1:3", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{hosts.addresses['h1']}:29560"]
+    flags += ["--rdzv_conf", "last_call_timeout=0,join_timeout=30", "--cpu", "-n", "3", "--stop-grace-period", "30"]
+    command = ["-m", "accelerate_nb.cli.main", "launch", *flags, "--folder", str(tmp_path), str(tmp_path / "grows.py")]
+
+    def until(host: subprocess.Popen[str], text: str) -> str:
+        printed = ""
+        for line in host.stdout or ():
+            printed += line
+            if text in line:
+                return printed
+        raise AssertionError(printed)
+
+    with started(hosts, {"h1": command}) as first:
+        until(first["h1"], "ranks 1")
+        with started(hosts, {"h2": command}) as second:
+            # the second is in the run while the third is checked, from there, too
+            assert "node 1 on" in until(first["h1"], "ranks 2")
+            with hosts.firewall("h3"), started(hosts, {"h3": command}) as third:
+                refused = third["h3"].communicate(timeout=60)[0]
+                assert "refuses this one" in refused
+                assert f"{hosts.addresses['h3']}, eth0): nothing came back for 4 s" in refused
+            with started(hosts, {"h3": command}) as third:
+                printed = {"h1": first["h1"].communicate(timeout=60)[0]}
+                printed |= {"h2": second["h2"].communicate(timeout=60)[0], "h3": third["h3"].communicate(timeout=60)[0]}
+                running = {**first, **second, **third}
+    assert {host: process.returncode for host, process in running.items()} == dict.fromkeys(running, 0), printed
+    assert "restart 2 of 2: node 2 on" in printed["h1"]
+    assert "has come; 3 ranks start again" in printed["h1"]
+    assert all("ranks 3" in text for text in printed.values()), printed

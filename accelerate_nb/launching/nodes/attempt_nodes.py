@@ -9,11 +9,16 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.nodes.node_pool import lease, release
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
+from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.peer_reach import of_all
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, leave_out, reachable_change
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, came_text, leave_out, reachable_change
+from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.transport.rank_info import LOOPBACK
 
 
 class AttemptNodes:
@@ -21,6 +26,9 @@ class AttemptNodes:
 
     def __init__(self, nodes: RunNodes) -> None:
         self._nodes = nodes
+        # hosts that were left out, those of the last loss apart
+        self._left_out: list[Host] = []
+        self._just_left_out: list[Host] = []
 
     @property
     def node_ranks(self) -> list[NodeRanks]:
@@ -44,8 +52,34 @@ class AttemptNodes:
         if change is None:
             return ""
         found = change.roster
+        if len(found.names) < len(roster.names):
+            self._just_left_out += [Host(roster.names[node], roster.sizes[node]) for node in lost]
         self._nodes = replace(self._nodes, names=found.names, sizes=found.sizes, spares=found.spares)
         return change.text
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Never: hosts that come back wait for the next restart."""
+        return False
+
+    def take_newcomers(self) -> str:
+        """Take in hosts that were left out at a restart before this one, and can be reached again; returns a sentence, or an empty text."""
+        candidates = self._left_out
+        are_there = of_all(lambda host: self._can_reach(host.name), candidates) if candidates else []
+        back = tuple(host for host, is_there in zip(candidates, are_there, strict=True) if is_there)
+        nodes = replace(
+            self._nodes,
+            names=(*self._nodes.names, *(host.name for host in back)),
+            sizes=(*self._nodes.sizes, *(host.slots or 0 for host in back)),
+        )
+        if not back or not _can_start(nodes):
+            self._left_out = [*candidates, *self._just_left_out]
+            self._just_left_out = []
+            return ""
+        self._nodes = nodes
+        self._left_out = [*(host for host in candidates if host not in back), *self._just_left_out]
+        self._just_left_out = []
+        return came_text([host.name for host in back], sum(nodes.sizes), "come back")
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
@@ -68,6 +102,20 @@ class AttemptNodes:
             return False
         release(connection, is_usable=True)
         return True
+
+
+def _can_start(nodes: RunNodes) -> bool:
+    """Whether all nodes have the versions of this process, and reach each other."""
+    try:
+        group = open_group(nodes.engine, nodes.names, 0)
+        for connection in group.connections:
+            release(connection, is_usable=True)
+        check_versions(
+            facts_of_this_node(LOOPBACK), {connection.name: connection.facts for connection in group.connections}
+        )
+    except LaunchError:
+        return False
+    return True
 
 
 def ranks_of_nodes(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
@@ -73,7 +74,7 @@ def check_spares(placement: Placement, spares: Sequence[Host], nodes: Sequence[N
 
 def check_min_nodes(config: RunConfig, names: Sequence[str]) -> None:
     """Raise `LaunchError` where a run can't go on with fewer of its nodes, as `min_nodes` requests; pure."""
-    launching, training = config.launching, config.training
+    launching = config.launching
     if (least := launching.min_nodes) is None:
         return
     if least > len(names) or launching.num_nodes not in {1, len(names)}:
@@ -82,14 +83,20 @@ def check_min_nodes(config: RunConfig, names: Sequence[str]) -> None:
             f"{most}min_nodes={least} was requested, and the processes are on {len(names)} nodes ({', '.join(names)}). Pass "
             f"num_nodes='1:{len(names)}', or name other hosts."
         )
-    degrees = parallelism.sizes(training.parallelism_config or {})
-    if training.strategy == "megatron" or parallelism.processes(degrees) > 1:
-        axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in degrees.items())
-        found = "strategy='megatron'" if training.strategy == "megatron" else f"parallelism_config={{{axes}}}"
+    if found := fixed_mesh(config.training):
         raise LaunchError(
             f"min_nodes={least} was requested with {found}, whose mesh has a fixed number of processes: it can't go on with fewer. Leave "
             "min_nodes out, and list a spare host beyond those that the processes need."
         )
+
+
+def fixed_mesh(training: TrainingConfig) -> str:
+    """The setting that has a mesh of a fixed number of processes, which can't become fewer or more; empty where none has."""
+    degrees = parallelism.sizes(training.parallelism_config or {})
+    if training.strategy == "megatron":
+        return "strategy='megatron'"
+    axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in degrees.items())
+    return f"parallelism_config={{{axes}}}" if parallelism.processes(degrees) > 1 else ""
 
 
 def place_on_local_nodes(

@@ -96,6 +96,18 @@ def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) 
     return NodeChange(NodeRoster(names, sizes, roster.spares), (), text)
 
 
+def came_text(names: Sequence[str], ranks: int, verb: str = "come") -> str:
+    """
+    The sentence about nodes that take part from now on, so that there are so many ranks.
+
+    >>> came_text(["node 2 on c"], 6)
+    'node 2 on c has come; 6 ranks start again'
+    """
+    return (
+        f"{' and '.join(map(_called, names))} {'has' if len(names) == 1 else 'have'} {verb}; {ranks} ranks start again"
+    )
+
+
 def _called(name: str) -> str:
     """A node in a sentence: hosts have names of their own, others are numbered."""
     return name if name.startswith("node ") else f"node {name}"

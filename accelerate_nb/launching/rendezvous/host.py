@@ -6,23 +6,25 @@ import select
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from accelerate_nb.errors import AccelerateNbError, LaunchError, ProtocolError
+from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork
+from accelerate_nb.launching.nodes.peer_reach import of_all
 from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.placement import Placement
-from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes
-from accelerate_nb.launching.rendezvous.peers import Peer, WaitNotice
-from accelerate_nb.launching.rendezvous.pending_connections import PendingConnections
+from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRequests
+from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes, clock_offset_of
+from accelerate_nb.launching.rendezvous.peers import Peer, WaitNotice, node_name
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
-from accelerate_nb.launching.rendezvous.unproven_connection import UnprovenConnection
 from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
-from accelerate_nb.transport.rank_info import LOOPBACK
+from accelerate_nb.transport.protocol.node_messages import RunJoined, RunRefused
+
+# Told to a node that comes when there is no place for it.
+ALL_HAVE_COME = "all nodes of this run have come already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,8 @@ class RendezvousHost:
     ) -> None:
         self._settings, self._listener, self._placement = settings, listener, placement
         self._max_restarts = max_restarts
-        self._strangers = PendingConnections(UnprovenConnection)
-        self._joined: dict[int, tuple[Channel, JoinRun]] = {}
-        self._sockets: dict[int, socket.socket] = {}
+        self._requests = JoinRequests(settings, placement.kind)
+        self._joined: dict[int, JoiningNode] = {}
         self._facts = facts_of_this_node(settings.host)
         # when it begins without those that are not needed
         self._last_call: float | None = None
@@ -93,78 +94,41 @@ class RendezvousHost:
 
     def _wait_once(self) -> None:
         """Take what comes within a moment."""
-        watched = [self._listener, *self._strangers.states, *self._sockets.values()]
+        watched = [self._listener, *self._requests.sockets, *(node.sock for node in self._joined.values())]
         left = HEARTBEAT_INTERVAL if self._last_call is None else self._last_call - time.monotonic()
         readable = select.select(watched, (), (), min(max(left, 0.0), HEARTBEAT_INTERVAL))[0]
         if self._listener in readable:
-            self._strangers.accept(self._listener)
-        for rank in [rank for rank, sock in self._sockets.items() if sock in readable]:
+            self._requests.accept(self._listener)
+        for rank in [rank for rank, node in self._joined.items() if node.sock in readable]:
             # it says nothing before it is answered: it has gone, or is none
             self._drop(rank)
-        for sock in [sock for sock in self._strangers.states if sock in readable]:
-            self._read_stranger(sock)
-        self._strangers.refuse_expired()
-        for channel, _ in self._joined.values():
-            channel.try_send(Heartbeat())
+        for sock in [sock for sock in self._requests.sockets if sock in readable]:
+            if (node := self._requests.read(sock)) is not None:
+                self._take(node)
+        self._requests.refuse_expired()
+        for node in self._joined.values():
+            node.channel.try_send(Heartbeat())
 
-    def _read_stranger(self, sock: socket.socket) -> None:
-        try:
-            request = self._strangers.states[sock].read()
-        except ProtocolError as error:
-            self._refuse(sock, "another release of accelerate_nb runs on node 0" if error.refusal == "version" else "")
+    def _take(self, node: JoiningNode) -> None:
+        """Have a node take part, unless another one has its rank."""
+        wanted = node.request.node_rank
+        if wanted in self._joined:
+            reason = f"node_rank={wanted} was given, and {self._name(wanted)} has joined as that already. Pass another on each node"
+            node.channel.try_send(RunRefused(reason))
+            node.channel.close()
             return
-        except OSError:
-            self._refuse(sock, "")
-            return
-        if request is None:
-            return
-        if not isinstance(request, JoinRun) or not isinstance(request.facts, NodeFacts):
-            self._refuse(sock, "")
-            return
-        if reason := self._objection(request):
-            self._refuse(sock, reason)
-            return
-        channel = self._strangers.take(sock).channel
-        rank = request.node_rank if request.node_rank is not None else self._free_ranks()[0]
-        self._joined[rank], self._sockets[rank] = (channel, request), sock
+        self._joined[wanted if wanted is not None else self._free_ranks()[0]] = node
         check_versions(self._facts, dict(self._facts_of_peers()))
-
-    def _objection(self, request: JoinRun) -> str:
-        """Why a node can't be one of this run; empty where it can."""
-        settings = self._settings
-        expected: Mapping[str, tuple[object, object]] = {
-            "rdzv_id": (request.run_id, settings.run_id),
-            "num_nodes": (request.nodes, settings.nodes),
-            "rdzv_backend": (_backend(request.node_rank), _backend(settings.node_rank)),
-        }
-        for name, (theirs, ours) in expected.items():
-            if theirs != ours:
-                return f"{name}={theirs!r} was given on this node, and {name}={ours!r} on node 0. Pass the same on all nodes"
-        if request.kind != self._placement.kind:
-            return (
-                f"this node computes on {request.kind}, and node 0 on {self._placement.kind}: ranks of one run compute on devices of one "
-                "kind. Pass cpu=True on all nodes"
-            )
-        if request.node_rank is not None and not 0 < request.node_rank < settings.nodes:
-            return f"node_rank={request.node_rank} was given, and nodes beside node 0 are 1 to {settings.nodes - 1}"
-        if request.node_rank in self._joined:
-            return (
-                f"node_rank={request.node_rank} was given, and {self._name(request.node_rank)} has joined as that already. Pass another on each "
-                "node"
-            )
-        return ""
 
     def _free_ranks(self) -> list[int]:
         return [rank for rank in range(1, self._settings.nodes) if rank not in self._joined]
 
     def _facts_of_peers(self) -> Iterator[tuple[str, NodeFacts]]:
-        for rank, (_, request) in sorted(self._joined.items()):
-            assert isinstance(request.facts, NodeFacts)
-            yield self._name(rank), request.facts
+        for rank, node in sorted(self._joined.items()):
+            yield self._name(rank), node.facts
 
     def _name(self, rank: int) -> str:
-        facts = self._joined[rank][1].facts
-        return f"node {rank} on {facts.host}" if isinstance(facts, NodeFacts) else f"node {rank}"
+        return node_name(rank, self._joined[rank].facts)
 
     def _missing(self) -> str:
         if self._settings.node_rank is None:
@@ -172,8 +136,8 @@ class RendezvousHost:
         return " and ".join(f"node {rank}" for rank in self._free_ranks())
 
     def _missing_text(self) -> str:
-        there = ", ".join([f"node 0 on {self._facts.host}", *map(self._name, sorted(self._joined))])
-        refused = f", and {self._strangers.refused} others were refused" if self._strangers.refused else ""
+        there = ", ".join([node_name(0, self._facts), *map(self._name, sorted(self._joined))])
+        refused = f", and {self._requests.refused} others were refused" if self._requests.refused else ""
         return (
             f"A run of {self._settings.nodes} nodes was requested, and after {self._settings.timeout:g} s only {len(self._joined) + 1} had come to "
             f"{self._settings.endpoint} ({there}{refused}): {self._missing()} did not. To go on, {self._settings.advice}."
@@ -186,47 +150,36 @@ class RendezvousHost:
         came = sorted(self._joined)
         # where fewer came than could, one that went may have left a gap
         self._joined = {rank: self._joined[former] for rank, former in enumerate(came, 1)}
-        self._sockets = {rank: self._sockets[former] for rank, former in enumerate(came, 1)}
         run, ranks = uuid.uuid4().hex[:12], range(1, len(came) + 1)
-        names = (f"node 0 on {self._facts.host}", *map(self._name, ranks))
-        sizes = (self._placement.size, *(self._joined[rank][1].processes for rank in ranks))
-        address = str(self._sockets[1].getsockname()[0]) if came else _own_address(self._listener)
-        channels = [self._joined[rank][0] for rank in ranks]
+        names = (node_name(0, self._facts), *map(self._name, ranks))
+        sizes = (self._placement.size, *(self._joined[rank].request.processes for rank in ranks))
+        address = str(self._joined[1].sock.getsockname()[0]) if came else _own_address(self._listener)
+        channels = [self._joined[rank].channel for rank in ranks]
         waiting = [WaitingNode(channel, name) for channel, name in zip(channels, names[1:], strict=True)]
-        clock_offsets = check_nodes(address, names[0], waiting) if waiting else ()
-        peers = tuple(map(Peer, channels, names[1:], sizes[1:], clock_offsets))
-        for rank, peer in enumerate(peers, 1):
-            peer.channel.try_send(RunJoined(run, rank, names, sizes, self._max_restarts))
-        for sock in list(self._strangers.states):
-            self._refuse(sock, "all nodes of this run have come already")
+        if waiting:
+            check_nodes(address, names[0], waiting)
+        clock_offsets = of_all(clock_offset_of, waiting) if waiting else ()
+        peers = tuple(map(Peer, ranks, channels, names[1:], sizes[1:], clock_offsets))
+        for peer in peers:
+            peer.channel.try_send(RunJoined(run, peer.number, names, sizes, self._max_restarts))
+        self._requests.refuse_all(ALL_HAVE_COME)
         failing.pop_all()
         return HostedRendezvous(run, self._listener, address, peers, names)
 
-    def _refuse(self, sock: socket.socket, reason: str) -> None:
-        """Close a connection that is no node of this run, with the reason where it may be one of another."""
-        if reason:
-            self._strangers.states[sock].channel.try_send(RunRefused(reason))
-        self._strangers.refuse(sock)
-
     def _drop(self, rank: int) -> None:
-        self._joined.pop(rank)[0].close()
-        del self._sockets[rank]
+        self._joined.pop(rank).channel.close()
 
     def _refuse_all(self, reason: str) -> None:
-        for channel, _ in self._joined.values():
-            channel.try_send(RunRefused(reason))
+        for node in self._joined.values():
+            node.channel.try_send(RunRefused(reason))
 
     def _close_all(self) -> None:
         for rank in list(self._joined):
             self._drop(rank)
-        self._strangers.close()
+        self._requests.refuse_all("")
 
 
 def _own_address(listener: socket.socket) -> str:
-    """An address of this node at which a socket listens."""
+    """An address of this node at which a socket listens, and others can come later."""
     address = str(listener.getsockname()[0])
-    return LOOPBACK if address in {"0.0.0.0", "::"} else address
-
-
-def _backend(node_rank: int | None) -> str:
-    return "c10d" if node_rank is None else "static"
+    return NodeNetwork().address if address in {"0.0.0.0", "::"} else address

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from accelerate_nb.launching.node_agent.agent import Agent, Report
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork
+from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThread
 from accelerate_nb.transport.protocol.agent_messages import (
     AgentLost,
     CloseGroup,
+    ConnectToPeers,
     Heartbeat,
     HoldRanks,
+    ListenToPeers,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -41,14 +45,14 @@ _Shared: TypeAlias = RankEvent | RankOutput | RankHeld | RankExited | AgentLost
 
 class HostLink:
     """
-    Node 0 at the other end of `channel`, by its name for people.
+    Node 0 at the other end of `channel`, by its name for people; `address` is this node's for others.
 
     Its orders are read in a thread of its own, and taken by the run's; `wake` is called when there is one. `agent` is this node's,
     while it has ranks. A loss of node 0 comes as an `AgentLost`.
     """
 
-    def __init__(self, channel: Channel, name: str) -> None:
-        self._channel, self._name = channel, name
+    def __init__(self, channel: Channel, name: str, address: str) -> None:
+        self._channel, self._name, self._network = channel, name, NodeNetwork(address)
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_over = False
         self._thread = threading.Thread(target=self._receive, name="accelerate_nb node 0", daemon=True)
@@ -69,6 +73,7 @@ class HostLink:
         if self._thread.is_alive():
             self._thread.join()
         self._channel.close()
+        self._network.close()
 
     def send(self, message: Message) -> None:
         """Send a message; where node 0 has gone, its loss is an order by itself."""
@@ -108,7 +113,7 @@ class HostLink:
         try:
             while (received := self._channel.receive(SILENCE_LIMIT)) is not None:
                 match received.message:
-                    case QueryRankStacks() | QueryRankCollectives() as query:
+                    case QueryRankStacks() | QueryRankCollectives() | ListenToPeers() | ConnectToPeers() as query:
                         threading.Thread(
                             target=self._reply, args=(query,), name="accelerate_nb query", daemon=True
                         ).start()
@@ -126,11 +131,14 @@ class HostLink:
         if not self._is_over:
             self.put(AgentLost((), f"{self._name}, which conducts the run, was lost: {reason}", time.time()))
 
-    def _reply(self, query: QueryRankStacks | QueryRankCollectives) -> None:
+    def _reply(self, query: Message) -> None:
         agent = self.agent
-        if isinstance(query, QueryRankStacks):
+        if (reply := reply_to(query, self._network)) is not None:
+            # another node has come, and it is checked that all can connect to each other
+            self.send(reply)
+        elif isinstance(query, QueryRankStacks):
             stacks = {} if agent is None else agent.stacks(query.ranks)
             self.send(RankStacks(query.number, {str(rank): text for rank, text in stacks.items()}))
-        else:
+        elif isinstance(query, QueryRankCollectives):
             found = {} if agent is None else agent.collectives(query.ranks)
             self.send(RankCollectives(query.number, {str(rank): tuple(items) for rank, items in found.items()}))

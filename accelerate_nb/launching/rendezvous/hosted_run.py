@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import socket
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,75 +13,51 @@ from accelerate_nb.events.model import Event, Failure, NodeRanks, Restart, State
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
-from accelerate_nb.launching.node_agent.agent import NodeAgent, Report
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
-from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.remote_agent import NodeLink
 from accelerate_nb.launching.nodes.attempt_nodes import ranks_of_nodes
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, leave_out
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, came_text, leave_out
+from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
-from accelerate_nb.launching.rendezvous.host import HostedRendezvous
+from accelerate_nb.launching.rendezvous.host import ALL_HAVE_COME, HostedRendezvous
+from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRequests
+from accelerate_nb.launching.rendezvous.late_nodes import LateNodes
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
-from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThread, Peer
+from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes, clock_offset_of
+from accelerate_nb.launching.rendezvous.peer_agent import PeerAgent
+from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThread, Peer, node_name
+from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.launching.run_context import RunContext, Stop
-from accelerate_nb.transport.protocol.agent_messages import RankOutcome, RankTaskReply, StartWorkers
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.node_messages import EndRun, RequestStop, RunEvent, StartGroup
+from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, RunJoined
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # How many failures the other nodes are told of; the first cause is among them.
 _MOST_FAILURES = 64
 
 
-class PeerAgent(RemoteAgent):
+class HostedNodes(LaunchedNodes):
     """
-    The ranks of another node, whose own process starts them with its own function.
+    The nodes of a run that this process conducts, itself the first of them.
 
-    No code goes there, and no outcome is taken from there, which would have to be unpickled: values stay on their node.
+    Where `settings` have the fewest nodes, it goes on with as many after a loss, and takes in others that come, unless there is a reason
+    why their number is `fixed`.
     """
-
-    has_outcomes = False
-    takes_sockets = False
 
     def __init__(
         self,
-        channel: Channel,
-        loop: AgentLoop,
-        report: Report,
-        node: NodeLink,
-        *,
-        sizes: tuple[int, ...],
-        on_stop: Callable[[Stop], None],
+        rendezvous: HostedRendezvous,
+        local: Placement,
+        settings: RendezvousSettings,
+        max_restarts: int,
+        fixed: str = "",
     ) -> None:
-        super().__init__(channel, loop, report, node)
-        self._sizes, self._on_stop = sizes, on_stop
-
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
-        """Have the node start its ranks."""
-        self._begin(request.ranks)
-        rank_info = request.processes[0][0].rank_info
-        self._channel.try_send(StartGroup(rank_info.restart_count, rank_info.node_rank, self._sizes))
-
-    def _take(self, received: ReceivedMessage) -> bool:
-        match received.message:
-            case RequestStop(how):
-                self._on_stop(how)
-                return False
-            case RankOutcome() | RankTaskReply():
-                self._channel.refuse(received)
-                return False
-        return super()._take(received)
-
-
-class HostedNodes(LaunchedNodes):
-    """The nodes of a run that this process conducts, itself the first of them; after a loss it goes on with `min_nodes` at least."""
-
-    def __init__(self, rendezvous: HostedRendezvous, local: Placement, min_nodes: int | None = None) -> None:
         super().__init__(local, 0, rendezvous.address)
-        self._rendezvous, self._peers, self._min_nodes = rendezvous, rendezvous.peers, min_nodes
+        self._rendezvous, self._peers, self._settings, self._fixed = rendezvous, rendezvous.peers, settings, fixed
         self.run = rendezvous.run
-        self.max_restarts: int | None = None
+        self.max_restarts = max_restarts
         self.names = rendezvous.names
         self.sizes = (local.size, *(peer.size for peer in rendezvous.peers))
         # the nodes that were lost, and are not left out
@@ -88,12 +65,21 @@ class HostedNodes(LaunchedNodes):
         self._reader = ChannelReader()
         self._heartbeats = HeartbeatThread([peer.channel for peer in rendezvous.peers])
         self._heartbeats.start()
+        self._running: dict[str, PeerAgent] = {}
         self._on_stop: Callable[[Stop], None] = lambda _: None
+        self.on_newcomer: Callable[[], None] = lambda: None
+        self._late: LateNodes | None = None
+        # where the ranks of an attempt find each other, if others may come to the rendezvous
+        self._store: socket.socket | None = None
+        if self.may_be_fewer:
+            requests = JoinRequests(settings, local.kind)
+            self._late = LateNodes(self, requests, rendezvous.listener, self._heartbeats)
+            self._late.start()
 
     def run_kind(self, **arguments: Any) -> HostNodeRun:
         """The run of these nodes."""
         run = HostNodeRun(self, **arguments)
-        self._on_stop = run.request_stop
+        self._on_stop, self.on_newcomer = run.request_stop, run.stop_for_newcomers
         return run
 
     @property
@@ -104,13 +90,13 @@ class HostedNodes(LaunchedNodes):
     @property
     def may_be_fewer(self) -> bool:
         """Whether the run may go on with fewer nodes, and with fewer ranks."""
-        return self._min_nodes is not None
+        return self._settings.min_nodes is not None
 
     def replace_lost(self, ranks: Collection[int]) -> str:
         """Go on without the nodes of these ranks, where there may be fewer; returns a sentence, which is empty where nothing changes."""
         roster = NodeRoster(self.names, self.sizes)
         lost = roster.nodes_of(ranks)
-        change = None if 0 in lost else leave_out(roster, lost, self._min_nodes)
+        change = None if 0 in lost else leave_out(roster, lost, self._settings.min_nodes)
         if change is None:
             return ""
         for node in lost:
@@ -120,6 +106,49 @@ class HostedNodes(LaunchedNodes):
         self._lost.clear()
         return change.text
 
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether nodes have come that wait for the next attempt."""
+        return self._late is not None and self._late.are_there
+
+    def check_newcomer(self, node: JoiningNode, waiting: int) -> float | None:
+        """Check a node that has come, beside so many that wait; see `GrowingRun`."""
+        if self._fixed or len(self.names) + waiting >= self._settings.nodes:
+            raise LaunchError(self._fixed or ALL_HAVE_COME)
+        peers = [self._running.get(peer.name) for peer in self._peers]
+        others = [peer for peer in peers if peer is not None]
+        if len(others) < len(peers):
+            return None
+        newcomer = WaitingNode(node.channel, f"the node that comes on {node.facts.host}")
+        check_versions(facts_of_this_node(self._address), {newcomer.name: node.facts})
+        try:
+            check_nodes(self._address, self.names[0], [*others, newcomer])
+            return clock_offset_of(newcomer)
+        except LaunchError:
+            if others != [self._running.get(peer.name) for peer in self._peers]:
+                # others were lost meanwhile, or their ranks have ended
+                return None
+            raise
+
+    def take_newcomers(self) -> str:
+        """Go on with the nodes that have come, too; returns a sentence, which is empty where there are none."""
+        came = [] if self._late is None else self._late.take()
+        if not came:
+            return ""
+        known = {peer.number for peer in self._peers}
+        numbers = [number for number in range(1, self._settings.nodes) if number not in known]
+        new = [
+            Peer(number, node.channel, node_name(number, node.facts), node.request.processes, offset)
+            for number, (node, offset) in zip(numbers, came, strict=False)
+        ]
+        self._peers = tuple(sorted((*self._peers, *new), key=lambda peer: peer.number))
+        self.names = (self.names[0], *(peer.name for peer in self._peers))
+        self.sizes = (self.local.size, *(peer.size for peer in self._peers))
+        for node_rank, peer in enumerate(self._peers, 1):
+            if peer in new:
+                peer.channel.try_send(RunJoined(self.run, node_rank, self.names, self.sizes, self.max_restarts))
+        return came_text([peer.name for peer in new], sum(self.sizes))
+
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node was lost in a former one."""
         if self._lost:
@@ -127,14 +156,31 @@ class HostedNodes(LaunchedNodes):
                 f"The run was to start again, and {' and '.join(self._lost)} was lost. Launch it again on each node."
             )
         plan = replace(plan, size=sum(self.sizes), node_sizes=self.sizes)
+        store = self._listening_store()
+        master = MasterAddress(self._address, store.getsockname()[1])
         peers = (
-            partial(PeerAgent, peer.channel, node=self._link(peer), sizes=self.sizes, on_stop=self._stop)
+            partial(
+                PeerAgent,
+                peer.channel,
+                node=self._link(peer),
+                sizes=self.sizes,
+                port=master.port,
+                running=self._running,
+                on_stop=self._stop,
+            )
             for peer in self._peers
         )
-        master = MasterAddress(self._rendezvous.address, self._rendezvous.listener.getsockname()[1])
-        return GroupRunner(
-            plan, [partial(NodeAgent, engine), *peers], run_context, number, master, store=self._rendezvous.listener
-        )
+        return GroupRunner(plan, [partial(NodeAgent, engine), *peers], run_context, number, master, store=store)
+
+    def _listening_store(self) -> socket.socket:
+        """The socket at which ranks find each other: that of the rendezvous, unless other nodes may still come there."""
+        if self._late is None:
+            return self._rendezvous.listener
+        if self._store is not None:
+            self._store.close()
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        self._store = socket.create_server((self._address, 0), family=family, backlog=4096)
+        return self._store
 
     def share(self, event: Event) -> None:
         """Have the other nodes know of what happened elsewhere."""
@@ -154,6 +200,10 @@ class HostedNodes(LaunchedNodes):
     def close(self) -> None:
         """Leave the other nodes, for which that is the end of their ranks."""
         self._heartbeats.stop()
+        if self._late is not None:
+            self._late.close()
+        if self._store is not None:
+            self._store.close()
         self._rendezvous.listener.close()
         for peer in self._peers:
             peer.channel.close()

@@ -24,15 +24,16 @@ from accelerate_nb.transport.rank_info import MasterAddress
 
 
 class JoinedNodes(LaunchedNodes):
-    """The nodes of a run that node 0 conducts; this one joined it, at a port of node 0."""
+    """The nodes of a run that node 0 conducts; this one joined it."""
 
-    def __init__(self, rendezvous: JoinedRendezvous, local: Placement, port: int) -> None:
+    def __init__(self, rendezvous: JoinedRendezvous, local: Placement) -> None:
         answer = rendezvous.answer
         super().__init__(local, sum(answer.sizes[: answer.node_rank]), rendezvous.address)
-        self._rendezvous, self._port = rendezvous, port
+        # of node 0, where the ranks find each other; it comes with each attempt
+        self._rendezvous, self._port = rendezvous, 0
         self.run, self.sizes, self.max_restarts = answer.run, answer.sizes, answer.max_restarts
         self.names, self._node_rank = answer.names, answer.node_rank
-        self._link = HostLink(rendezvous.channel, answer.names[0])
+        self._link = HostLink(rendezvous.channel, answer.names[0], rendezvous.address)
         self._link.start()
 
     def run_kind(self, **arguments: Any) -> JoinedNodeRun:
@@ -42,7 +43,7 @@ class JoinedNodes(LaunchedNodes):
 
     def take_place(self, order: StartGroup) -> None:
         """Take the place of this node among those that take part in an attempt."""
-        self._node_rank, self.sizes = order.node_rank, order.sizes
+        self._node_rank, self.sizes, self._port = order.node_rank, order.sizes, order.port
         self.first_rank = sum(order.sizes[: order.node_rank])
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> JoinedGroupRunner:

@@ -58,17 +58,15 @@ class _ThisNode:
         return reply
 
 
-def check_nodes(address: str, name: str, others: Sequence[WaitingNode]) -> tuple[float, ...]:
+def check_nodes(address: str, name: str, others: Sequence[RequestedNode]) -> None:
     """
     Check that this node, which has an address and a name, and the others can connect to each other.
 
-    Returns by how many seconds the clock of each of the others is ahead of this machine's. Raises `LaunchError` where a node can't
-    connect to another one, or was lost.
+    Raises `LaunchError` where a node can't connect to another one, or was lost.
     """
     with closing(NodeNetwork(address)) as network:
         nodes: tuple[RequestedNode, ...] = (_ThisNode(name, network), *others)
         check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
-    return tuple(of_all(_clock_offset, others))
 
 
 def reply_to(message: Message, network: NodeNetwork) -> Message | None:
@@ -83,7 +81,8 @@ def reply_to(message: Message, network: NodeNetwork) -> Message | None:
     return None
 
 
-def _clock_offset(node: WaitingNode) -> float:
+def clock_offset_of(node: WaitingNode) -> float:
+    """By how many seconds a node's clock is ahead of this machine's."""
     sent = time.time()
     facts = node.request(QueryNode(), NodeFacts, REPLY_TIMEOUT)
     return clock_offset(facts, sent, time.time())

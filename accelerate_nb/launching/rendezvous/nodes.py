@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
+from accelerate_nb.launching.nodes.node_placement import fixed_mesh
 from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.launching.rendezvous.host import RendezvousHost
 from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes
@@ -24,10 +25,12 @@ def join_nodes(config: RunConfig) -> tuple[Placement, HostedNodes | JoinedNodes]
     listener = listen(settings) if hosts(settings) else None
     nodes: HostedNodes | JoinedNodes
     if listener is None:
-        nodes = JoinedNodes(join(settings, local), local, settings.port)
+        nodes = JoinedNodes(join(settings, local), local)
     else:
         rendezvous = RendezvousHost(settings, listener, local, config.launching.max_restarts).wait()
-        nodes = HostedNodes(rendezvous, local, config.launching.min_nodes)
+        mesh = fixed_mesh(config.training)
+        fixed = f"the run has {mesh}, whose mesh has a fixed number of processes" if mesh else ""
+        nodes = HostedNodes(rendezvous, local, settings, config.launching.max_restarts, fixed)
     placement = replace(local, size=sum(nodes.sizes))
     try:
         check_training(config, placement)

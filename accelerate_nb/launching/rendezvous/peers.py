@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat
+from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
 from accelerate_nb.transport.protocol.channel import Channel
 
 # A node from which nothing comes for so long is lost, in seconds. Its notebook may compute meanwhile, which holds back its
@@ -22,15 +22,21 @@ _QUIET_WAIT = 2.0
 @dataclass(frozen=True, slots=True)
 class Peer:
     """
-    Another node of a run: the channel to it, its name for people, and the number of its ranks.
+    Another node of a run: its number and its name for people, the channel to it, and how many ranks it has.
 
     `clock_offset`: by how many seconds its clock is ahead of this machine's.
     """
 
+    number: int
     channel: Channel
     name: str
     size: int
     clock_offset: float = 0.0
+
+
+def node_name(number: int, facts: NodeFacts) -> str:
+    """The name of a node for people."""
+    return f"node {number} on {facts.host}"
 
 
 def probe_connection(sock: socket.socket) -> None:
@@ -52,13 +58,17 @@ class HeartbeatThread:
     """While its block runs, these nodes know that this one is there."""
 
     def __init__(self, channels: Sequence[Channel]) -> None:
-        self._channels = channels
+        self._channels = list(channels)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._send, name="accelerate_nb heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def add(self, channel: Channel) -> None:
+        """Have one more node know, until its channel is closed."""
+        self._channels = [*(known for known in self._channels if not known.is_closed), channel]
 
     def stop(self) -> None:
         """End."""

@@ -24,7 +24,7 @@ function emptyContent() {
     lineCount: 0,
     skipped: 0,
     points: 0,
-    restarts: [], // [attempt, most restarts, text, ranks left where they are fewer], the newest last
+    restarts: [], // [attempt, most restarts, text, ranks where they are others than before], the newest last
     precision: "",
     knobs: new Map(), // name -> value, least, most
     knobChanges: [], // [name, value, time], the newest last
@@ -116,9 +116,12 @@ function takeProgress(store, [rank, label, done, total, rate, unit, closed, name
 function takeRestarts(store, restarts) {
   const attempt = store.restarts.at(-1)?.[0] ?? 0;
   store.restarts = restarts;
-  // after a loss of nodes there may be fewer ranks
-  const left = Math.min(...restarts.map(([, , , size]) => size ?? Infinity));
-  for (const rank of store.ranks.keys()) if (rank >= left) store.ranks.delete(rank);
+  for (const [number, , , size] of restarts) {
+    if (number <= attempt || size === undefined) continue;
+    // nodes that were lost, or have come, change the number of ranks
+    for (const rank of store.ranks.keys()) if (rank >= size) store.ranks.delete(rank);
+    for (let rank = 0; rank < size; rank++) rankOf(store, rank);
+  }
   if (restarts.at(-1)[0] === attempt) return;
   // bars of processes that are gone move no more
   for (const rankState of store.ranks.values()) rankState.bars.clear();

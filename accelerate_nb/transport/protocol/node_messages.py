@@ -60,12 +60,14 @@ class StartGroup(Message):
     """
     Start the receiver's own ranks, which were started again so many times; a `CloseGroup` ends them.
 
-    `node_rank` is the receiver's rank among the nodes that take part now, `sizes` the number of ranks of each.
+    `node_rank` is the receiver's rank among the nodes that take part now, `sizes` the number of ranks of each, and `port` the one of
+    node 0 at which the ranks find each other.
     """
 
     restart_count: int
     node_rank: int
     sizes: tuple[int, ...]
+    port: int
 
 
 @dataclass(frozen=True, slots=True)

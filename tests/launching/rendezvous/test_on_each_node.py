@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from accelerate_nb import Accelerator, Run, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.launching.session.session import Session
+from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.nodes.trainings import trains
 
 pytestmark = pytest.mark.timeout(60)
@@ -61,12 +64,16 @@ def waits() -> None:
     time.sleep(600)
 
 
-def waits_at_first() -> tuple[str, ...]:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+def waits_then_checks_until_three() -> tuple[str, ...]:
+    attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["WORLD_SIZE"]
+    if attempt == "0":
         waits()
-    # they find each other again
-    Accelerator().wait_for_everyone()
-    return tuple(os.environ[name] for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE"))
+    accelerator = Accelerator()
+    accelerator.wait_for_everyone()
+    print("begins", flush=True)
+    while size == "2" and not accelerator.stop_requested:
+        time.sleep(0.01)
+    return tuple(os.environ[name] for name in ("RANK", "GROUP_RANK", "WORLD_SIZE"))
 
 
 def fails_once() -> str:
@@ -157,19 +164,93 @@ def test_all_nodes_start_again_together(tmp_path: Path) -> None:
     assert "the first time" in other.view.restarts[0].reason
 
 
-def test_nodes_that_are_left_go_on_where_there_may_be_fewer(tmp_path: Path) -> None:
+def test_nodes_that_are_left_go_on_where_there_may_be_fewer_until_another_one_comes(tmp_path: Path) -> None:
     settings = {"num_nodes": "2:3", "rdzv_backend": "c10d", "max_restarts": 1, "restart_delay": 0.01}
-    host, lost, other = launched(waits_at_first, folder=tmp_path, nodes=3, **settings)
+    settings |= {"stop_grace_period": 30.0, "use_port": free_port()}
+    function = waits_then_checks_until_three
+    host, lost, other = launched(function, folder=tmp_path, nodes=3, **settings)
     until_lines(host, 3)
     lost._link._channel.shutdown()  # type: ignore[attr-defined]
     with pytest.raises(LaunchError):
         lost.wait(40)
-    assert host.wait(40) == [("0", "1", "0", "2"), None]
-    assert other.wait(40) == [None, ("1", "1", "1", "2")]
-    assert other.main_rank == 1
+    until_lines(host, 5)
+    assert (other.main_rank, len(host.view.ranks), len(other.view.nodes)) == (1, 2, 2)
+    late = launch(function, **{**LAUNCH, "num_processes": 1, "folder": str(tmp_path), **settings})
+    # it has the place of the lost one, whatever that was called
+    assert host.wait(40) == [("0", "0", "3"), None, None]
+    assert late.wait(40) == [None, ("1", "1", "3"), None]
+    assert other.wait(40) == [None, None, ("2", "2", "3")]
     for run in (host, other):
-        assert "2 of 3 ranks start again, on node 0 on" in run.view.restarts[0].reason
-        assert len(run.view.ranks) == len(run.view.nodes) == 2
+        fewer, more = run.view.restarts
+        assert "2 of 3 ranks start again, on node 0 on" in fewer.reason
+        # that a node came has used up no restart
+        assert (more.attempt, more.max_restarts) == (2, 2)
+        assert re.fullmatch(r"node 1 on \S+ has come; 3 ranks start again", more.reason)
+        assert len(run.view.ranks) == len(run.view.nodes) == 3
+
+
+def trains_until_it_grows(folder: str) -> list[float]:
+    """Alone it trains until it is to stop, then saves; two ranks make five steps more, and end when the folder has a file `ends`."""
+    import torch
+
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(project_config=project)
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
+    steps = 5 if accelerator.resume() else 10**9
+    print("begins", flush=True)
+    while steps:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+            steps -= 1
+            if accelerator.stop_requested:
+                accelerator.save_state()
+                return []
+            if not steps:
+                break
+    while not (Path(folder) / "ends").exists():
+        time.sleep(0.01)
+    return [float(value) for parameter in model.parameters() for value in parameter.flatten()]
+
+
+def test_a_node_that_comes_later_is_taken_in_with_the_weights_of_a_run_that_was_resumed_by_hand(tmp_path: Path) -> None:
+    settings = {
+        **LAUNCH,
+        "num_processes": 1,
+        "num_nodes": "1:2",
+        "rdzv_backend": "c10d",
+        "rdzv_conf": {"last_call_timeout": 0},
+        "use_port": free_port(),
+        "folder": str(tmp_path / "runs"),
+        "stop_grace_period": 30.0,
+        "results": "main",
+    }
+    grows, by_hand = tmp_path / "grows", tmp_path / "by_hand"
+    host = launch(trains_until_it_grows, (str(grows),), **settings)
+    until_lines(host, 1)
+    with pytest.raises(LaunchError, match=r"rdzv_id='other' was given on this node"):
+        launch(place, **{**settings, "rdzv_id": "other"})
+    assert not host.view.restarts
+    late = launch(trains_until_it_grows, (str(grows),), **settings)
+    with pytest.raises(LaunchError, match="all nodes of this run have come already"):
+        launch(place, **settings)
+    (grows / "ends").touch()
+    found = host.wait(40)
+    assert late.wait(40) == found
+    (restart,) = host.view.restarts
+    assert re.fullmatch(r"node 1 on \S+ has come; 2 ranks start again", restart.reason)
+    assert late.main_rank == 1
+    assert len(host.view.ranks) == len(host.view.nodes) == 2
+
+    shutil.copytree(grows / "checkpoints" / "checkpoint_0", by_hand / "checkpoints" / "checkpoint_0")
+    (by_hand / "ends").touch()
+    two = {"num_processes": 2, "cpu": True, "panel": "off", "config_file": "", "folder": str(tmp_path / "runs")}
+    assert launch(trains_until_it_grows, (str(by_hand),), **two).wait() == found
 
 
 def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None:

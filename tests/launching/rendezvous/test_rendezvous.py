@@ -181,7 +181,7 @@ def test_clocks_that_differ_are_corrected_in_what_nodes_report() -> None:
     with host() as (future, address), Channel(socket.create_connection(address)) as channel:
         channel.send(request())
         assert isinstance(answered(channel, ahead=3600.0), RunJoined)
-        nodes = HostedNodes(future.result(), PLACEMENT)
+        nodes = HostedNodes(future.result(), PLACEMENT, settings_of(), 0)
         (peer,) = future.result().peers
         assert nodes._link(peer).clock_offset == pytest.approx(3600.0, abs=5.0)
         nodes.close()
@@ -235,7 +235,7 @@ def test_a_rank_that_is_taken_and_other_versions_are_told_to_both() -> None:
 
 def test_a_node_carries_out_no_code_of_node_0() -> None:
     near, far = socket.socketpair()
-    link = HostLink(Channel(near, passes_descriptors=False), "node 0")
+    link = HostLink(Channel(near, passes_descriptors=False), "node 0", "127.0.0.1")
     link.start()
     with Channel(far, passes_descriptors=False) as host_channel:
         host_channel.send(ToRank(0, StopRun("kill")))
@@ -255,6 +255,8 @@ def test_node_0_unpickles_nothing_of_a_node() -> None:
             lambda message, _: reports.append(message),
             NodeLink(),
             sizes=(1, 1),
+            port=0,
+            running={},
             on_stop=print,
         )
         agent._begin((0,))

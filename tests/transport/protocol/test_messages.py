@@ -159,7 +159,7 @@ EXAMPLES = [
     HostReady(),
     HostFailed("LaunchError", "it has no room"),
     MembershipGranted("box-2"),
-    StartGroup(1, 1, (2, 1)),
+    StartGroup(1, 1, (2, 1), 29500),
     RunEvent(StateChange(0, "finished", 1.0)),
     RequestStop("finish"),
     EndRun("failed", "", None, (StateChange(0, "failed", 1.0),), "launch", "The workers were lost"),
