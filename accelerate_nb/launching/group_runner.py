@@ -226,9 +226,11 @@ class GroupRunner:
                 # the run's folder has the output itself
                 self._run_context.view.apply_lines(cast("Sequence[LogLine]", decisions))
                 return
-            case NodeLoad(HostSample() as sample):
+            case NodeLoad(sample, devices):
                 # for the view alone: it is no sign of life of any rank
-                self._run_context.view.apply(sample)
+                for event in (*devices, sample):
+                    if isinstance(event, (DeviceSample, HostSample)):
+                        self._run_context.view.apply(event)
                 return
             case RankEvent(rank, _, event):
                 self._note_event(rank, event)

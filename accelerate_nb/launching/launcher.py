@@ -191,7 +191,7 @@ def run_of(
         worker_group,
         plan.payload,
         facts,
-        is_local=request.nodes is None or request.nodes.is_local,
+        ranks_here=lambda: None if request.nodes is None else request.nodes.ranks_here,
         node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
         changing_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
     )
@@ -309,7 +309,7 @@ def _run(
     payload: Payload | None = None,
     facts: Mapping[str, Any] | None = None,
     *,
-    is_local: bool = True,
+    ranks_here: Callable[[], range | None] = lambda: None,
     node_ranks: Sequence[NodeRanks] = (),
     changing_nodes: ChangingNodes | None = None,
 ) -> LaunchedKind:
@@ -343,8 +343,8 @@ def _run(
         at_end=at_end,
         sampler=ResourceMonitor(
             run_context.view,
-            choice.size,
-            choice.kind if is_local else "",
+            lambda: range(choice.size) if (here := ranks_here()) is None else here,
+            choice.kind,
             {**os.environ, **choice.shows},
             [folder, Path.cwd()],
         ),

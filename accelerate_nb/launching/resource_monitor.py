@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.tpu_info import TpuGauge
 from accelerate_nb.devices.usage import DeviceGauge, RankProcesses, UnmeasuredDevices
+from accelerate_nb.events.model import DeviceSample, HostSample
 from accelerate_nb.events.run_state import RunState
 
 _BETWEEN = 1.0
@@ -29,16 +31,21 @@ class ResourceMonitor:
     While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
 
     Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
-    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known, nor of ranks of other machines (an empty one).
+    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known. `ranks` returns those of this machine.
 
-    >>> with ResourceMonitor(view, 2, "cpu", {}, [folder]):
+    >>> with ResourceMonitor(view, lambda: range(2), "cpu", {}, [folder]):
     ...     ...
     """
 
     def __init__(
-        self, view: RunState, size: int, kind: str, environment: Mapping[str, str], folders: list[Path]
+        self,
+        view: RunState,
+        ranks: Callable[[], range],
+        kind: str,
+        environment: Mapping[str, str],
+        folders: list[Path],
     ) -> None:
-        self._view, self._size, self._kind = view, size, kind
+        self._view, self._ranks, self._kind = view, ranks, kind
         self._environment, self._folders = dict(environment), folders
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._take_sample, name="accelerate_nb samples", daemon=True)
@@ -58,7 +65,7 @@ class ResourceMonitor:
         # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
         if self._over.wait(_BETWEEN / 2):
             return
-        host, gauge = HostGauge(self._folders), gauge_of(self._kind, self._size, self._environment)
+        host, gauge = HostGauge(self._folders), gauge_of(self._kind, len(self._ranks()), self._environment)
         with closing(gauge):
             if self._over.wait(_BETWEEN / 2):
                 return
@@ -73,9 +80,9 @@ class ResourceMonitor:
                 timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
 
     def _sample(self, host: HostGauge, gauge: DeviceGauge) -> None:
-        now = time.time()
-        self._view.apply(host.sample())
-        for sample in gauge.samples(RankProcesses(self._size, self._pids(), host.memory()[1]), now):
+        load = host.sample()
+        self._view.apply(load)
+        for sample in device_samples(gauge, self._ranks(), self._pids(), load):
             self._view.apply(sample)
 
     def _pids(self) -> dict[int, int]:
@@ -88,8 +95,19 @@ class ResourceMonitor:
         }
 
 
+def device_samples(
+    gauge: DeviceGauge, ranks: range, pids: Mapping[int, int], load: HostSample
+) -> Iterator[DeviceSample]:
+    """The load of the devices of a machine's ranks, whose processes are among `pids`, beside the machine's own."""
+    local = {rank - ranks.start: pid for rank, pid in pids.items() if rank in ranks}
+    for sample in gauge.samples(RankProcesses(len(ranks), local, load.memory[1]), load.time):
+        yield replace(sample, rank=ranks.start + sample.rank)
+
+
 def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGauge:
     """The gauge for `size` ranks on devices of a kind, "cpu" or torch's name for an accelerator, in this environment."""
+    if size == 0:
+        return UnmeasuredDevices()
     if kind == "xla":
         # torch_xla computes on the CPU too, and writes there what it computes on where nobody has set it
         kind = "cpu" if environment.get("PJRT_DEVICE", "").upper() == "CPU" else "tpu"

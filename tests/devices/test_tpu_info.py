@@ -140,7 +140,7 @@ def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_pat
     view = RunState(2)
     environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
     deadline = time.monotonic() + 30
-    with ResourceMonitor(view, 2, "xla", environment, [tmp_path]):
+    with ResourceMonitor(view, lambda: range(2), "xla", environment, [tmp_path]):
         while not view.rank(1).devices:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -35,6 +35,14 @@ def settings(hosts: Hosts, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def until_loads(run: Run) -> None:
+    """Wait until it is known how busy each rank's device is."""
+    deadline = time.monotonic() + 60
+    while not all("cpu" in rank.devices and rank.devices["cpu"].utilisation for rank in run.view.glances()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def until_lines(run: Run, count: int) -> None:
     """Wait until the ranks have written so many lines."""
     deadline = time.monotonic() + 60

@@ -21,7 +21,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, PayloadError, WorkerError
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.session.session import Session
-from tests.nodes.conftest import until_lines
+from tests.nodes.conftest import until_lines, until_loads
 from tests.nodes.hosts import Hosts
 from tests.nodes.trainings import trains, trains_on_six
 
@@ -144,6 +144,7 @@ def test_a_hostfile_and_the_command_line_reach_them(hosts: Hosts, tmp_path: Path
 def test_a_worker_that_is_killed_is_named(settings: dict[str, Any]) -> None:
     run = launch(reduces_for_ever, **settings)
     until_lines(run, 2)
+    until_loads(run)
     pid_of_worker(run, 1).kill()
     with pytest.raises(WorkerError, match="rank 1") as caught:
         run.wait(30)

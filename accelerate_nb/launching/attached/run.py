@@ -135,7 +135,9 @@ def prepare_attached(
         name=call.name,
         why=f"in the {attached_rank.size} processes that a launcher started",
         at_end=lambda _: prune(parent) if attached_rank.rank == 0 else None,
-        sampler=ResourceMonitor(run_context.view, attached_rank.size, kind, os.environ, [folder, Path.cwd()]),
+        sampler=ResourceMonitor(
+            run_context.view, lambda: range(attached_rank.size), kind, os.environ, [folder, Path.cwd()]
+        ),
     )
 
 

@@ -123,6 +123,8 @@ class NodeAgent:
         # the ranks that have sent something, and those whose processes have ended
         self._connected: set[int] = set()
         self._gone: set[int] = set()
+        # the processes of the ranks that have begun
+        self.pids: dict[int, int] = {}
         self._first_ranks: dict[int, int] = {}
         self._workers: Workers | None = None
         self._exit_descriptors: set[int] = set()
@@ -298,6 +300,8 @@ class NodeAgent:
                     self._report(RankTaskReply(rank, self._number(rank), event.number), (reply,))
             if isinstance(event, (StateChange, Failure)):
                 self._report_rest(rank)
+            if isinstance(event, StateChange) and event.detail.isdecimal():
+                self.pids = {**self.pids, rank: int(event.detail)}
             self._report(RankEvent(rank, self._number(rank), event), ())
 
     def _on_exits(self) -> None:

@@ -178,7 +178,8 @@ class AgentServer:
             agent.start(replace(request, has_store=True), [*descriptors, sock.fileno()])
         if sock is not None:
             sock.close()
-        self._sampler = NodeSampler(self._channel.try_send, rank_info.node_rank)
+        specs = [spec for process in request.processes for spec in process]
+        self._sampler = NodeSampler(self._channel.try_send, specs, lambda: agent.pids)
 
     def _reply(self, reply: Callable[[], Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""

@@ -1,25 +1,40 @@
-"""The load of a node, sent to the process that conducts its run."""
+"""The load of a node and of its ranks' devices, sent to the process that conducts their run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import chain, repeat
 
 from accelerate_nb.devices.host_usage import HostGauge
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport.protocol.agent_messages import NodeLoad
+from accelerate_nb.transport.worker_spec import WorkerSpec
 
-# When the load is sent after workers started, and how often from then on, in seconds.
-_FIRST_SAMPLE, _BETWEEN_SAMPLES = 1.0, 5.0
+# How often the load is sent after workers started, for the first times and from then on, in seconds.
+_FIRST_SAMPLE, _QUICK_SAMPLES, _BETWEEN_SAMPLES = 1.0, 3, 5.0
 # A sample that is being sent may wait for its reader, which has gone or doesn't read, in seconds.
 _CLOSE_TIMEOUT = 2.0
 
 
 class NodeSampler:
-    """The thread that sends the load of node number `node` every few seconds, until it is closed."""
+    """
+    The thread that sends the load of a node every few seconds, and that of the devices of its ranks, until it is closed.
 
-    def __init__(self, send: Callable[[NodeLoad], object], node: int, first: float = _FIRST_SAMPLE) -> None:
-        self._send, self._node, self._first = send, node, first
+    `specs` are the workers of the node, and `pids` returns the processes of those that run, by their ranks.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[NodeLoad], object],
+        specs: Sequence[WorkerSpec],
+        pids: Callable[[], Mapping[int, int]],
+        first: float = _FIRST_SAMPLE,
+    ) -> None:
+        self._send, self._specs, self._pids, self._first = send, specs, pids, first
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="accelerate_nb samples", daemon=True)
         self._thread.start()
@@ -30,7 +45,13 @@ class NodeSampler:
         self._thread.join(timeout)
 
     def _sample(self) -> None:
-        gauge, wait = HostGauge(()), self._first
-        while not self._over.wait(wait):
-            self._send(NodeLoad(replace(gauge.sample(), node=self._node)))
-            wait = _BETWEEN_SAMPLES
+        host, rank_info = HostGauge(()), self._specs[0].rank_info
+        ranks = range(rank_info.rank, rank_info.rank + len(self._specs))
+        environment = self._specs[0].process_environment.environ
+        kind = "cpu" if environment.get("ACCELERATE_USE_CPU") == "true" else probe().kind
+        waits = chain([self._first] * _QUICK_SAMPLES, repeat(_BETWEEN_SAMPLES))
+        with closing(gauge_of(kind, len(ranks), environment)) as gauge:
+            while not self._over.wait(next(waits)):
+                load = host.sample()
+                devices = tuple(device_samples(gauge, ranks, self._pids(), load))
+                self._send(NodeLoad(replace(load, node=rank_info.node_rank), devices))

@@ -200,8 +200,9 @@ class RemoteAgent:
                 self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
             case RankLog(number):
                 self._on_reply(number, {number: received.message})
-            case NodeLoad(sample):
-                self._on_report(ReceivedMessage(NodeLoad(_dated(sample, self._node.clock_offset))))
+            case NodeLoad(sample, devices):
+                dated = [_dated(event, self._node.clock_offset) for event in (sample, *devices)]
+                self._on_report(ReceivedMessage(NodeLoad(dated[0], tuple(dated[1:]))))
             case AgentLost(ranks, reason):
                 text = f"the workers of {self._node.name} ({of_ranks(ranks)}) were lost: {reason}"
                 self._on_report(ReceivedMessage(replace(received.message, reason=text)))

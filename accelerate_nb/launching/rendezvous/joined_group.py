@@ -124,17 +124,18 @@ class JoinedGroupRunner(GroupRunner):
         self._link = link
 
         def agent_here(loop: AgentLoop, report: Report) -> NodeAgent:
-            link.agent = agent = NodeAgent(engine, loop, link.sharing(report))
-            return agent
+            link.agent = self._agent_here = NodeAgent(engine, loop, link.sharing(report))
+            return self._agent_here
 
         agents = [agent_here if node == node_rank else RanksElsewhere for node in range(len(plan.node_sizes))]
         super().__init__(plan, agents, run_context, number, master, group=FollowingGroup(plan.size, link))
         self._number_of_node = node_rank
+        self._specs = [spec for process in plan.specs(master, number)[node_rank] for spec in process]
 
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns a result for every rank of the run, which is empty for those of other nodes."""
         self._link.wake = self._loop.wake
-        sampler = NodeSampler(self._link.send, self._number_of_node)
+        sampler = NodeSampler(self._link.send, self._specs, lambda: self._agent_here.pids)
         try:
             return super().follow()
         except (LaunchError, OSError) as error:

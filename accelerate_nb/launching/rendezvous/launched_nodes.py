@@ -10,8 +10,6 @@ from accelerate_nb.transport.payload import Payload
 class LaunchedNodes:
     """What both sides of such a run know: the ranks of this node, from `first_rank` on, and the `address` by which it meets the others."""
 
-    is_local = False
-
     def __init__(self, local: Placement, first_rank: int, address: str) -> None:
         self.local, self.first_rank, self._address = local, first_rank, address
 

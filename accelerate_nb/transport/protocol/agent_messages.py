@@ -263,9 +263,10 @@ class RankReports(Message):
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad(Message):
-    """The load of the agent's node, a `HostSample`; sent every few seconds while workers run."""
+    """The load of the agent's node, a `HostSample`, and of its ranks' devices, `DeviceSample`s; sent every few seconds while workers run."""
 
     sample: Event
+    devices: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
-VERSION = 5
+VERSION = 6
 # The first byte is no ASCII, which messages are made of: after anything refused, the next head can be found.
 _MAGIC = b"\x93ANB"
 # The magic, the version, how many descriptors come with the message, and its length.

@@ -149,6 +149,7 @@ def test_a_worker_that_is_killed_ends_the_ranks_of_the_other_node(tmp_path: Path
         # the load of the other machine
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert host.view.rank(1).devices["cpu"].memory_used
     workers = [psutil.Process(int(host.view.rank(rank).detail)) for rank in range(2)]
     workers[0].kill()
     for run in (host, other):
