@@ -194,6 +194,9 @@ class LaunchedRun(Run):
                 # which is no failure, and uses up no restart
                 regroupings += 1
                 reason, delay = "", 0.0
+            elif left := self._leave_out_newcomers(worker_group):
+                regroupings += 1
+                reason, delay = left, 0.0
             elif all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
             else:
@@ -231,6 +234,13 @@ class LaunchedRun(Run):
         if not failures:
             return worker_group.stopped_at is not None
         return all(failure.ended_by_us or failure.time >= requested for failure in failures)
+
+    def _leave_out_newcomers(self, worker_group: WorkerGroupLike) -> str:
+        """Go on without nodes that had just come and were lost before any step; returns a sentence, empty where others failed."""
+        nodes, lost = self._changing_nodes, worker_group.lost_ranks
+        if nodes is None or self._stopped is not None or self.view.has_stepped or not (lost and nodes.are_new(lost)):
+            return ""
+        return nodes.replace_lost(lost)
 
     def _replace_lost_nodes(self, worker_group: WorkerGroupLike) -> str:
         """Have spares take the places of nodes that were lost, or go on with fewer; returns a sentence, empty where nothing changes."""

@@ -45,6 +45,9 @@ class ChangingNodes(Protocol):
     def has_newcomers(self) -> bool:
         """Whether nodes have come for which the ranks are to start again at once."""
 
+    def are_new(self, ranks: Collection[int]) -> bool:
+        """Whether all nodes of these ranks have come for this attempt."""
+
     def replace_lost(self, ranks: Collection[int]) -> str:
         """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
 

@@ -62,6 +62,10 @@ class AttemptNodes:
         """Never: hosts that come back wait for the next restart."""
         return False
 
+    def are_new(self, ranks: Collection[int]) -> bool:
+        """Never: a host that came back is one of the run's own."""
+        return False
+
     def take_newcomers(self) -> str:
         """Take in hosts that were left out at a restart before this one, and can be reached again; returns a sentence, or an empty text."""
         candidates = self._left_out

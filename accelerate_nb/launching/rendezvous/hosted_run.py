@@ -62,6 +62,8 @@ class HostedNodes(LaunchedNodes):
         self.sizes = (local.size, *(peer.size for peer in rendezvous.peers))
         # the nodes that were lost, and are not left out
         self._lost: list[str] = []
+        # those that came for this attempt
+        self._new: frozenset[str] = frozenset()
         self._reader = ChannelReader()
         self._heartbeats = HeartbeatThread([peer.channel for peer in rendezvous.peers])
         self._heartbeats.start()
@@ -130,9 +132,14 @@ class HostedNodes(LaunchedNodes):
                 return None
             raise
 
+    def are_new(self, ranks: Collection[int]) -> bool:
+        """Whether all nodes of these ranks have come for this attempt."""
+        return self._new.issuperset(self.names[node] for node in NodeRoster(self.names, self.sizes).nodes_of(ranks))
+
     def take_newcomers(self) -> str:
         """Go on with the nodes that have come, too; returns a sentence, which is empty where there are none."""
         came = [] if self._late is None else self._late.take()
+        self._new = frozenset()
         if not came:
             return ""
         known = {peer.number for peer in self._peers}
@@ -147,6 +154,7 @@ class HostedNodes(LaunchedNodes):
         for node_rank, peer in enumerate(self._peers, 1):
             if peer in new:
                 peer.channel.try_send(RunJoined(self.run, node_rank, self.names, self.sizes, self.max_restarts))
+        self._new = frozenset(peer.name for peer in new)
         return came_text([peer.name for peer in new], sum(self.sizes))
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
@@ -178,8 +186,9 @@ class HostedNodes(LaunchedNodes):
             return self._rendezvous.listener
         if self._store is not None:
             self._store.close()
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        self._store = socket.create_server((self._address, 0), family=family, backlog=4096)
+        # on the interfaces of the rendezvous
+        host, family = self._rendezvous.listener.getsockname()[0], self._rendezvous.listener.family
+        self._store = socket.create_server((host, 0), family=family, backlog=4096)
         return self._store
 
     def share(self, event: Event) -> None:

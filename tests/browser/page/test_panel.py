@@ -114,6 +114,14 @@ def test_restarts_are_counted_in_the_head_and_told_with_what_ended_each_attempt(
     expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(2)
     _give(page, seq=4, restarts=[first, second])
     expect(page.locator(".anb-restart")).to_have_count(2)
+    fewer, more = (
+        [3, 3, "a node was lost; 1 of 2 ranks starts again", 1],
+        [4, 4, "node 1 has come; 3 ranks start again", 3],
+    )
+    _give(page, seq=5, restarts=[first, second, fewer])
+    expect(_rows(page)).to_have_count(1)
+    _give(page, seq=6, restarts=[first, second, fewer, more])
+    expect(_rows(page)).to_have_count(3)
 
 
 def test_it_says_hello_when_it_is_drawn(page: Any, show: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 
 from accelerate_nb import Accelerator, Run, launch
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.errors import LaunchError, NotYetError, StoppedError, WorkerError
+from accelerate_nb.errors import LaunchError, NotYetError, PayloadError, StoppedError, WorkerError
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.nodes.trainings import trains
@@ -176,17 +177,24 @@ def test_nodes_that_are_left_go_on_where_there_may_be_fewer_until_another_one_co
         lost.wait(40)
     until_lines(host, 5)
     assert (other.main_rank, len(host.view.ranks), len(other.view.nodes)) == (1, 2, 2)
-    late = launch(function, **{**LAUNCH, "num_processes": 1, "folder": str(tmp_path), **settings})
+    comes = {**LAUNCH, "num_processes": 1, "folder": str(tmp_path), **settings}
+    # one that comes and can't begin costs no restart
+    with pytest.raises(PayloadError):
+        launch(function, (iter([]), threading.Lock()), **comes)
+    until_lines(host, 7)
+    late = launch(function, **comes)
     # it has the place of the lost one, whatever that was called
     assert host.wait(40) == [("0", "0", "3"), None, None]
     assert late.wait(40) == [None, ("1", "1", "3"), None]
     assert other.wait(40) == [None, None, ("2", "2", "3")]
     for run in (host, other):
-        fewer, more = run.view.restarts
-        assert "2 of 3 ranks start again, on node 0 on" in fewer.reason
+        fewer, more, without, again = run.view.restarts
+        for restart in (fewer, without):
+            assert "2 of 3 ranks start again, on node 0 on" in restart.reason
         # that a node came has used up no restart
-        assert (more.attempt, more.max_restarts) == (2, 2)
-        assert re.fullmatch(r"node 1 on \S+ has come; 3 ranks start again", more.reason)
+        assert (again.attempt, again.max_restarts) == (4, 4)
+        for restart in (more, again):
+            assert re.fullmatch(r"node 1 on \S+ has come; 3 ranks start again", restart.reason)
         assert len(run.view.ranks) == len(run.view.nodes) == 3
 
 
