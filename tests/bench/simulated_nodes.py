@@ -85,7 +85,7 @@ class SimulatedWorkers:
             for rank, (_, events, _) in self._files.items()
         }
         for rank, sender in senders.items():
-            sender.send(StateChange(rank, "running", time.time()))
+            sender.send(StateChange(rank, "running", time.time(), str(os.getpid())))
         begin = time.monotonic()
         steps = int(seconds * LINES_A_SECOND)
         for step in range(steps):
