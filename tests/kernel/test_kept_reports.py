@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +24,25 @@ def train():
 """
 
 
-def test_a_report_without_scripts_is_kept_where_it_is_requested(panel_kernel: Kernel) -> None:
+def test_a_report_without_scripts_is_kept_where_it_is_requested_under_one_id_whenever_its_cell_runs(
+    panel_kernel: Kernel,
+) -> None:
     panel_kernel.ok(TRAIN)
-    shown = panel_kernel.ok("notebook_launcher(train, num_processes=1, cpu=True, report='static')").displays
-    (html,) = [item["text/html"] for item in shown if "text/html" in item]
+    launch = "notebook_launcher(train, num_processes=1, cpu=True, report='static')"
+
+    def reports(cell_id: str, code: str = launch) -> list[str]:
+        shown = panel_kernel.start(code, cell_id).wait().result().displays
+        return [item["text/html"] for item in shown if "text/html" in item]
+
+    (html,) = reports("a")
     assert "<script" not in html
     assert "chart of loss" in html
     assert len(html) < 10_000
+    ids = [
+        re.match(r'<div id="([^"]+)">', html)[1] for html in [html, *reports("a"), *reports("b", f"{launch}; {launch}")]
+    ]
+    assert ids[0] == ids[1]
+    assert len({*ids}) == 3
 
 
 @pytest.mark.parametrize("report", ["interactive", pytest.param("static", marks=pytest.mark.slow)])

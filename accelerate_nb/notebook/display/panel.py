@@ -61,6 +61,7 @@ class LivePanel:
         kernel_comm: BusyKernelComm,
         *,
         background: bool,
+        report: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._kernel_comm, self._clock = run, kernel_comm, clock
@@ -72,7 +73,7 @@ class LivePanel:
         # a background run's cell is over soon, and then the kernel brings the clicks by itself
         can_act = kernel_comm.join(self._comm, self._inbox.append) or background
         self.facts = RunFacts.of(run, host, background=background, can_act=can_act)
-        self._panel.place = {"panel": self._comm, "cell": cell_id(), "report": report_id(self.facts)}
+        self._panel.place = {"panel": self._comm, "cell": cell_id(), "report": report or report_id(self.facts)}
         self._feed = MessageFeed(run.view)
         self._requests = RunRequests(run)
         self._lock = threading.RLock()

@@ -19,8 +19,9 @@ from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_id, cell_now
+from accelerate_nb.notebook.display.static_ids import StaticIds
 from accelerate_nb.notebook.display.text_sinks import CellSink
-from accelerate_nb.reports.report import Report
+from accelerate_nb.reports.report import Report, report_id
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.user_warnings import warn_user
 
@@ -45,6 +46,7 @@ class FrontendState:
     def __init__(self) -> None:
         self.reply: bool | None = None
         self.code_copy = CodeCopy()
+        self.static_ids = StaticIds()
         self._over: deque[_KeptWidget] = deque()
 
     def timeout(self) -> float:
@@ -99,7 +101,7 @@ class RunDisplay:
         self._thread: threading.Thread | None = None
         self._is_static = not live
         self._is_over = False
-        self._cell = ""
+        self._cell = self._static_id = ""
         self._with_code: bool | None = None
         self._reply_deadline = self._next_drawing = 0.0
         self._seen = -1
@@ -162,6 +164,7 @@ class RunDisplay:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
             self._is_over = run.done
             self._cell = cell_id() if self._new_output is CellOutputArea else ""
+            self._static_id = self._frontend.static_ids.new(self._cell, cell_now()) or report_id(self._facts)
             if self._live and not run.done:
                 self._panel = self._new_panel(run, background=background)
                 self._reply_deadline = self._clock() + self._frontend.timeout()
@@ -170,7 +173,8 @@ class RunDisplay:
     def _new_panel(self, run: RunHandle, *, background: bool) -> LivePanel:
         from accelerate_nb.notebook.display.panel import LivePanel
 
-        return LivePanel(run, self._host, self._kernel_comm, background=background)
+        report = self._static_id if self._report == "static" else report_id(self._facts)
+        return LivePanel(run, self._host, self._kernel_comm, background=background, report=report)
 
     def _go_on(self, run: RunHandle) -> None:
         with self._lock:
@@ -256,7 +260,12 @@ class RunDisplay:
         if interactive and self._with_code is None:
             self._with_code = self._frontend.code_copy.belongs_to(self._cell)
         return saved_report.kept(
-            self._facts, self._handle.view, self._report, interactive=interactive, with_code=self._with_code is True
+            self._facts,
+            self._handle.view,
+            self._report,
+            interactive=interactive,
+            with_code=self._with_code is True,
+            element_id=self._static_id if self._panel is not None else "",
         )
 
     def _update(self, bundle: MimeBundle) -> None:

@@ -17,11 +17,15 @@ _SIZE_LIMIT = 295_000
 
 
 def kept(
-    facts: RunFacts, view: RunState, report: Report, *, interactive: bool, with_code: bool = True
+    facts: RunFacts, view: RunState, report: Report, *, interactive: bool, with_code: bool = True, element_id: str = ""
 ) -> dict[str, str]:
-    """The content that a notebook keeps of a run that is over, as the setting `report` says; the rest is as in `bundle`."""
+    """
+    The content that a notebook keeps of a run that is over, as the setting `report` says; the rest is as in `bundle`.
+
+    `element_id` is that of a static report whose place a panel in a page takes.
+    """
     if report == "static":
-        return compact(facts, view, report_id(facts))
+        return compact(facts, view, element_id)
     return bundle(facts, view, live=False, interactive=interactive, with_code=with_code)
 
 
