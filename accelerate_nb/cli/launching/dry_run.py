@@ -65,7 +65,8 @@ def _rendezvous(launching: LaunchingConfig) -> list[str]:
     if not launching.is_on_each_node:
         return ["--master-port", str(launching.use_port)] if launching.use_port else ["--standalone"]
     settings = RendezvousSettings.of(launching)
-    nodes = ["--nnodes", str(settings.nodes)]
+    least = "" if settings.min_nodes is None else f"{settings.min_nodes}:"
+    nodes = ["--nnodes", f"{least}{settings.nodes}"]
     if settings.node_rank is None:
         return [*nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", settings.endpoint, "--rdzv-id", settings.run_id]
     master = ["--master-addr", settings.host, "--master-port", str(settings.port)]

@@ -81,7 +81,7 @@ class LateNodes:
         self._listener.close()
         self._requests.refuse_all("")
         for node in (*self._unchecked, *(checked.node for checked in self.take())):
-            _refuse(node, "the run has ended meanwhile")
+            refuse(node, "the run has ended meanwhile")
 
     # ------------------------------------------------------------------------------------------- the thread that listens
 
@@ -118,7 +118,7 @@ class LateNodes:
             offset = self._run.check_newcomer(node, len(self._waiting))
         except LaunchError as error:
             self._unchecked.remove(node)
-            _refuse(node, str(error).rstrip("."))
+            refuse(node, str(error).rstrip("."))
             return
         if offset is None:
             return
@@ -128,6 +128,7 @@ class LateNodes:
         self._run.on_newcomer()
 
 
-def _refuse(node: JoiningNode, reason: str) -> None:
+def refuse(node: JoiningNode, reason: str) -> None:
+    """Tell a node why there is no run for it, and leave it."""
     node.channel.try_send(RunRefused(reason))
     node.channel.close()

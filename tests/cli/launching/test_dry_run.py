@@ -70,6 +70,10 @@ def test_the_line_for_torchrun_starts_the_same_processes(capsys):
             ["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1", "-n", "4", "train.py"],
             "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500 --nproc-per-node 2 train.py",
         ),
+        (
+            ["--num_machines", "1:2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "10.0.0.1:1", "-n", "4", "train.py"],
+            "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:1 --rdzv-id none --nproc-per-node 2 train.py",
+        ),
         (["--no_python", "sh", "-c", "exit"], "--standalone --nproc-per-node 1 --no-python {sh} -c exit"),
     ],
 )
