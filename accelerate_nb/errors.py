@@ -161,16 +161,16 @@ class WorkerError(AccelerateNbError, RuntimeError):
     failures: tuple[Failure, ...] = ()
     folder: str | None = None
     message: str = ""
-    _is_in_panel = False
+    # where a page shows all of it in the run's panel: what stands in the line under that, an empty text or more
+    _under_panel: str | None = None
 
     def __str__(self) -> str:
         return self.message or super().__str__()
 
     def _render_traceback_(self) -> list[str]:
-        if self._is_in_panel:
-            # `%tb` gets all of it
-            object.__setattr__(self, "_is_in_panel", False)
-            return self._headline()
+        # `%tb` gets all of it
+        if (line := self.line_under_panel()) is not None:
+            return line
         # the message has the causes already
         cause, context, suppress_context = self.__cause__, self.__context__, self.__suppress_context__
         relink(self, None, None, suppress_context=True)
@@ -179,18 +179,24 @@ class WorkerError(AccelerateNbError, RuntimeError):
         finally:
             relink(self, cause, context, suppress_context)
 
-    def _headline(self) -> list[str]:
+    def line_under_panel(self) -> list[str] | None:
+        """The one line that a notebook shows first where the run's panel has the rest, once; otherwise `None`."""
+        if (more := self._under_panel) is None:
+            return None
         from IPython.core.interactiveshell import InteractiveShell
 
-        text = f"{str(self).partition(chr(10))[0]} (the run's panel has the traceback, %tb shows it here)"
+        object.__setattr__(self, "_under_panel", None)
+        text = (
+            f"{str(self).partition(chr(10))[0]} (the run's panel has the traceback, %tb shows it here) {more}".rstrip()
+        )
         return [titled(InteractiveShell.instance(), type(self).__name__, text)]
 
 
-def mark_in_panel(error: BaseException) -> None:
-    """Have a notebook show one line of a run's error the next time: a page shows the rest in the run's panel."""
+def mark_in_panel(error: BaseException, more: str = "") -> None:
+    """Have a notebook show one line of a run's error the next time, and `more`: a page shows the rest in the run's panel."""
     if isinstance(error, WorkerError):
         # the worker's class may be a frozen dataclass, which refuses plain assignment
-        object.__setattr__(error, "_is_in_panel", True)
+        object.__setattr__(error, "_under_panel", more)
 
 
 class HangError(WorkerError, TimeoutError):

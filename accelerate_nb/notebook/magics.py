@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands, ranks_of, read_cell_line
 from accelerate_nb.config.settings import section_name
-from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError, titled
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError, mark_in_panel, titled
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session.cell_run import CellRun
@@ -128,9 +128,9 @@ class AccelerateCellMagic:
             output.closed(results_of(run.ends))
             self.kept.cursor = text.cursor
         if run.error is not None:
-            raise self._with_what_follows(run.error, session)
+            raise self._with_what_follows(run.error, session, in_panel=output.shows_failure)
 
-    def _with_what_follows(self, error: BaseException, session: Session) -> BaseException:
+    def _with_what_follows(self, error: BaseException, session: Session, *, in_panel: bool) -> BaseException:
         """A cell's error, with what has become of the session."""
         if session.alive:
             follows = f"The session goes on, and keeps its variables ({session.size} ranks)."
@@ -140,6 +140,8 @@ class AccelerateCellMagic:
             )
         if isinstance(error, WorkerError):
             object.__setattr__(error, "message", f"{error}\n\n{follows}")
+            if in_panel:
+                mark_in_panel(error, follows)
             return error
         if isinstance(error, KeyboardInterrupt):
             text = f"the cell was interrupted on every rank. {follows}"

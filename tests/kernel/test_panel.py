@@ -294,30 +294,39 @@ def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
 
 
 FAILS = """
+import os, time
 def fails(gate):
-    import os, time
     while not os.path.exists(gate):
         time.sleep(0.02)
     raise KeyError("no such thing")
 """
+LAUNCHED = FAILS + "notebook_launcher(fails, ({gate!r},), num_processes=2)"
+IN_A_SESSION = "%%accelerate -n 2 --cpu --panel widget" + FAILS + "fails({gate!r})"
 
 
-def test_a_failure_that_the_panel_shows_is_one_line_under_it(kernel: Kernel, tmp_path: Path) -> None:
-    kernel.ok(FAILS)
+@pytest.mark.parametrize(
+    ("code", "follows"),
+    [(LAUNCHED, ""), (IN_A_SESSION, " The session goes on, and keeps its variables (2 ranks).")],
+    ids=["run", "cell of a session"],
+)
+def test_a_failure_that_the_panel_shows_is_one_line_under_it(
+    kernel: Kernel, tmp_path: Path, code: str, follows: str
+) -> None:
+    kernel.ok("%load_ext accelerate_nb")
     page = Page(kernel)
-    cell = kernel.start(f"notebook_launcher(fails, ({str(tmp_path / 'gate')!r},), num_processes=2)")
+    cell = kernel.start(code.format(gate=str(tmp_path / "gate")))
     page.until_shown()
     page.hello()
     page.until(lambda: page.all_of("run"))
     (tmp_path / "gate").touch()
     error, again = cell.wait().error, kernel.run("%tb").error
     assert error is not None
-    assert re.fullmatch(
-        r"KeyError: rank \d stopped with KeyError: 'no such thing' \(the run's panel .*", error.traceback
-    )
+    line = r"KeyError: rank \d stopped with KeyError: 'no such thing' \(the run's panel has [^)]*\)"
+    assert re.fullmatch(line + re.escape(follows), error.traceback)
     assert "All output: " in error.text
     assert again is not None
     assert 'raise KeyError("no such thing")' in again.traceback
+    kernel.ok("%accelerate stop")
 
 
 def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.errors import mark_in_panel
 from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
@@ -68,6 +69,8 @@ class BackgroundCell:
         self.finish(timeout)
         if not self.done:
             raise TimeoutError(f"{self.name} has not ended after {timeout:g} s of waiting. It goes on; wait again.")
+        if self._run.error is not None and self._output.shows_failure:
+            mark_in_panel(self._run.error)
         return self._run.wait()
 
     def finish(self, timeout: float | None = None) -> None:
@@ -93,7 +96,7 @@ class BackgroundCell:
         """Draw the last, and what became of it."""
         self._output.closed(results_of(self._run.ends))
         self._ended()
-        if (error := self._run.error) is not None:
+        if (error := self._run.error) is not None and not self._output.shows_failure:
             text = f"{type(error).__name__}: {error}"
             self._screen.write([LabelledLine("stderr", line, "error") for line in text.splitlines()])
 

@@ -40,6 +40,9 @@ class CellOutput:
     >>> output.closed()
     """
 
+    # the traceback does
+    shows_failure = False
+
     @classmethod
     def of(
         cls, session: Session, run: CellRun, screen: TextSink, cursor: int, displays: Literal["main", "all"] = "main"

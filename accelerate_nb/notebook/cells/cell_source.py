@@ -7,10 +7,11 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_COROUTINE
+from itertools import chain, repeat
 from types import CodeType, TracebackType
 from typing import Any
 
-from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.errors import ConfigurationError, LaunchError, WorkerError
 
 # The line with the magic is above the code.
 FIRST_LINE = 2
@@ -91,10 +92,12 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 def shown_as(error: BaseException, lines: list[str]) -> BaseException:
-    """The same error, of which the notebook shows these lines."""
+    """The same error, of which the notebook shows these lines; one that a panel shows, in a line under that the first time."""
+    first = [line] if isinstance(error, WorkerError) and (line := error.line_under_panel()) is not None else []
+    shown = chain(first, repeat(lines))
     with suppress(AttributeError):
         # IPython calls it (`InteractiveShell.showtraceback`); a worker's class may refuse plain assignment
-        object.__setattr__(error, "_render_traceback_", lambda: lines)
+        object.__setattr__(error, "_render_traceback_", lambda: next(shown))
     return error
 
 

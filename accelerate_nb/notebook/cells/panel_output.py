@@ -154,6 +154,11 @@ class PanelOutput:
         else:
             display.opened(watch)
 
+    @property
+    def shows_failure(self) -> bool:
+        """Whether a person sees the cell's failure in the panel."""
+        return self._display.shows_failure
+
     def refresh(self) -> None:
         """Draw what is new."""
         self._watch.follow()
