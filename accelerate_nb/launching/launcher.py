@@ -17,7 +17,7 @@ from accelerate_nb.config.run_config import RunConfig, differing, origin, settin
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError, NotYetError
+from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
 from accelerate_nb.events.model import Event, NodeRanks
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RunState
@@ -74,6 +74,7 @@ class RunRequest:
 
     `sources` are the notebook's lines, which errors quote, and `folder` is the run's own. `nodes` are those of several agents.
     With a `cluster` the process that conducts the run is to find them, since they go with it; until then they have no names and no sizes.
+    So it is where each node launches its part: until that process has met the others, the placement and the plan are those of this node.
     """
 
     name: str
@@ -138,11 +139,6 @@ def request(
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config.launching.check_min_nodes()
-    if config.launching.is_on_each_node:
-        raise NotYetError(
-            f"detach=True was requested with num_nodes={config.launching.num_nodes}, which is launched on each node. A run of several nodes "
-            "that outlives its notebooks is not offered here yet: leave detach out, or name the machines as hosts."
-        )
     call = FunctionCall(function, tuple(args))
     if config.launching.engine == "ray":
         cluster = connection_of_run_host(config.launching)
@@ -155,6 +151,14 @@ def request(
             "end with the notebook. Leave that setting out."
         )
     return _request(call, config, choice, nodes, folder, can_inherit=False)
+
+
+def meet_nodes(request: RunRequest) -> RunRequest:
+    """The request of a node that launches its part of a run, once the others have come; raises `LaunchError`."""
+    placement, nodes = join_nodes(request.config)
+    plan = request.plan.with_variables(nodes.variables())
+    plan = replace(plan, size=placement.size, run=nodes.run, max_restarts=nodes.max_restarts, node_sizes=nodes.sizes)
+    return replace(request, placement=placement, plan=plan, nodes=nodes)
 
 
 def run_of(

@@ -204,6 +204,7 @@ class DetachedRun(Run):
         if not self.done or (self._rank_results and not any(map(_is_unreadable, self._rank_results))):
             return
         with suppress(OSError):
+            self.main_rank = int((status_of(self.folder) or {}).get("main_rank") or 0)
             self._rank_results = read_results(self.folder, self.view)
             self._error = self._what_ended_it()
 

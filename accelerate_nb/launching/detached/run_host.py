@@ -8,7 +8,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +24,12 @@ from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
-from accelerate_nb.launching.launcher import RunRequest, run_of
+from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.held_devices import devices_of
+from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, HostNodeRun
+from accelerate_nb.launching.rendezvous.joined_run import JoinedNodeRun, JoinedNodes
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.protocol.channel import Channel
@@ -78,7 +82,7 @@ class HostedRun(LaunchedRun):
         self.save_outcome()
         with self._status_lock:
             self._is_finishing = True
-        self.keep(**_progress(self))
+        self.keep(**_progress(self), main_rank=self.main_rank)
         super()._finish()
 
     def finish_again(self) -> bool:
@@ -107,6 +111,23 @@ class HostedRun(LaunchedRun):
         return Returned(None) if has_left_one and glance.state == "finished" else None
 
 
+class DetachedHostNodeRun(HostedRun, HostNodeRun):
+    """A run of nodes that each launch their part, conducted here."""
+
+
+class DetachedJoinedNodeRun(HostedRun, JoinedNodeRun):
+    """A run of nodes that each launch their part, which node 0 conducts."""
+
+
+def _kind(request: RunRequest) -> Callable[..., HostedRun]:
+    match request.nodes:
+        case HostedNodes() as nodes:
+            return partial(nodes.run_of, DetachedHostNodeRun)
+        case JoinedNodes() as nodes:
+            return partial(nodes.run_of, DetachedJoinedNodeRun)
+    return HostedRun
+
+
 def _progress(run: HostedRun) -> dict[str, Any]:
     glances = run.view.glances()
     bars = [bar for glance in glances for bar in glance.progress.values() if bar.total]
@@ -128,7 +149,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
     facts = {"detached": True, "control": str(control.path), "devices": [*devices]}
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
+    run = run_of(request, _kind(request), NoFrontEnd(), facts=facts)
     with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
         # raises where nobody waits for it any more
@@ -180,6 +201,8 @@ def main() -> NoReturn:
 
 def _with_nodes(request: RunRequest) -> RunRequest:
     """The request with its nodes, which this process finds where it has to; raises `LaunchError`."""
+    if request.config.launching.is_on_each_node:
+        return meet_nodes(request)
     if request.cluster is None:
         return request
     request.cluster.open()

@@ -22,6 +22,7 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, handed_machines
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
+from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.transport.memory_file import memory_file, write_entries
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.serializer import dump
@@ -102,10 +103,18 @@ def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
         near.close()
 
 
+def _waits(run_request: RunRequest) -> float:
+    """How long a run host waits for others before it can begin, in seconds."""
+    launching = run_request.config.launching
+    if launching.is_on_each_node:
+        return RendezvousSettings.of(launching).timeout
+    # a cluster's room, and then its agents
+    return 2 * launching.join_timeout if run_request.cluster is not None else 0.0
+
+
 def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    # a cluster's room is waited for, and then its agents
-    timeout = _TIMEOUT + (2 * run_request.config.launching.join_timeout if run_request.cluster is not None else 0.0)
+    timeout = _TIMEOUT + _waits(run_request)
     try:
         if wait_until_ready(Channel(near), timeout):
             return

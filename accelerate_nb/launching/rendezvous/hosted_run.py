@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Event, Failure, NodeRanks, Restart, State, StateChange
@@ -36,6 +36,9 @@ from accelerate_nb.transport.rank_info import MasterAddress
 
 # How many failures the other nodes are told of; the first cause is among them.
 _MOST_FAILURES = 64
+
+
+HostedKind = TypeVar("HostedKind", bound="HostNodeRun")
 
 
 class HostedNodes(LaunchedNodes):
@@ -80,7 +83,11 @@ class HostedNodes(LaunchedNodes):
 
     def run_kind(self, **arguments: Any) -> HostNodeRun:
         """The run of these nodes."""
-        run = HostNodeRun(self, **arguments)
+        return self.run_of(HostNodeRun, **arguments)
+
+    def run_of(self, kind: Callable[..., HostedKind], **arguments: Any) -> HostedKind:
+        """The run of these nodes, of a kind."""
+        run = kind(nodes=self, **arguments)
         self._on_stop, self.on_newcomer = run.request_stop, run.stop_for_newcomers
         return run
 

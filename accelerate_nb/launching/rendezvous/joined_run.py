@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Failure, Restart, State
@@ -22,6 +23,8 @@ from accelerate_nb.transport.protocol.agent_messages import AgentLost
 from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
 from accelerate_nb.transport.rank_info import MasterAddress
 
+JoinedKind = TypeVar("JoinedKind", bound="JoinedNodeRun")
+
 
 class JoinedNodes(LaunchedNodes):
     """The nodes of a run that node 0 conducts; this one joined it."""
@@ -38,8 +41,11 @@ class JoinedNodes(LaunchedNodes):
 
     def run_kind(self, **arguments: Any) -> JoinedNodeRun:
         """The run of these nodes."""
-        # node 0 decides about restarts, and when the time is over
-        return JoinedNodeRun(self, self._link, **arguments)
+        return self.run_of(JoinedNodeRun, **arguments)
+
+    def run_of(self, kind: Callable[..., JoinedKind], **arguments: Any) -> JoinedKind:
+        """The run of these nodes, of a kind; node 0 decides about restarts, and when the time is over."""
+        return kind(nodes=self, link=self._link, **arguments)
 
     def take_place(self, order: StartGroup) -> None:
         """Take the place of this node among those that take part in an attempt."""

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb import Accelerator, Run, launch
+from accelerate_nb import Accelerator, Run, attach, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, NotYetError, PayloadError, StoppedError, WorkerError
 from accelerate_nb.launching.session.session import Session
@@ -299,8 +299,33 @@ def test_nodes_that_do_not_come_are_told_with_the_endpoint(tmp_path: Path) -> No
         launch(place, **LAUNCH, node_rank=1, use_port=free_port(), rdzv_conf={"timeout": 0.5}, folder=str(tmp_path))
 
 
-def test_a_session_and_a_run_that_outlives_its_notebook_are_not_offered_there(tmp_path: Path) -> None:
-    with pytest.raises(NotYetError, match="detach=True was requested with num_nodes=2"):
-        launch(place, **LAUNCH, detach=True, folder=str(tmp_path))
+def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
+    host, other = launched(steps_until_stopped, folder=tmp_path, detach=True, results="main")
+    until_lines(host, 2)
+    # another process of each machine can attach to it
+    again = attach(other.folder)
+    assert [node.first for node in again.view.nodes] == [0, 1]
+    again.request_stop("finish")
+    # each has the value of its own first rank
+    assert host.wait(40) == other.wait(40) == again.wait(40) > 0
+    place_host, place_other = launched(place, folder=tmp_path, detach=True)
+    assert [run.wait(40)[rank][0] for rank, run in enumerate((place_host, place_other))] == ["0", "1"]
+
+
+def test_a_node_whose_others_do_not_come_leaves_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="after 0.5 s only 1 had come"):
+        launch(
+            place,
+            **LAUNCH,
+            node_rank=0,
+            use_port=free_port(),
+            rdzv_conf={"timeout": 0.5},
+            folder=str(tmp_path),
+            detach=True,
+        )
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_session_is_not_offered_there() -> None:
     with pytest.raises(NotYetError, match="num_nodes=2 was requested for a session"):
         Session.start(resolve({"num_nodes": 2}, {}))
