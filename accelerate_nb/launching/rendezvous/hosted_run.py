@@ -128,7 +128,7 @@ class HostedNodes(LaunchedNodes):
         others = [peer for peer in peers if peer is not None]
         if len(others) < len(peers):
             return None
-        newcomer = WaitingNode(node.channel, f"the node that comes on {node.facts.host}")
+        newcomer = WaitingNode(node.channel, f"the new node on {node.facts.host}")
         check_versions(facts_of_this_node(self._address), {newcomer.name: node.facts})
         try:
             check_nodes(self._address, self.names[0], [*others, newcomer])
