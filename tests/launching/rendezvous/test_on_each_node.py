@@ -320,7 +320,7 @@ def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_others_do_not_come_leaves_no_run_behind(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="after 0.5 s only 1 had come"):
+    with pytest.raises(LaunchError, match=r"after 0\.5 s only 1 had come"):
         launch(
             place,
             **LAUNCH,
