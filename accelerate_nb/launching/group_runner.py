@@ -309,6 +309,6 @@ def _part_for(agent: Agent, message: Message) -> Message | None:
         case SignalRanks() | HoldRanks() | ReleaseRanks():
             ranks = tuple(rank for rank in message.ranks if rank in agent.ranks)
             return replace(message, ranks=ranks) if ranks else None
-        case StopRankAt(rank):
+        case StopRankAt(rank) | ToRank(rank):
             return message if rank in agent.ranks else None
     return message

@@ -29,16 +29,21 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankStacks,
     ReleaseRanks,
     StopRankAt,
+    ToRank,
 )
 from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
+from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 
 # Nothing else is carried out for another node: what would run its code, or unpickle something of it, is refused.
 _Order: TypeAlias = (
     StartGroup | RunEvent | EndRun | CloseGroup | SignalRanks | KillGroup | HoldRanks | StopRankAt | ReleaseRanks
 )
+# The messages to a rank that are passed on, too.
+_ToRank: TypeAlias = HoldForKnob | ChangeKnobAfter | ProfileSteps
 # What node 0 is told of the ranks here; their outcomes stay.
 _Shared: TypeAlias = RankEvent | RankOutput | RankHeld | RankExited | AgentLost
 
@@ -119,6 +124,8 @@ class HostLink:
                         ).start()
                     case Heartbeat():
                         pass
+                    case ToRank(_, content) as message if isinstance(content, _ToRank):
+                        self.put(message)
                     case message if isinstance(message, _Order):
                         self._is_over |= isinstance(message, EndRun)
                         self.put(message)

@@ -240,8 +240,6 @@ class HostedNodes(LaunchedNodes):
 class HostNodeRun(LaunchedRun):
     """A run of several nodes, conducted here."""
 
-    unreached = "in a run that is launched on each machine. Launch it from one notebook."
-
     def __init__(self, nodes: HostedNodes, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._nodes, inner = nodes, self._run_context.on_event

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from accelerate_nb.errors import LaunchError
@@ -18,10 +20,11 @@ from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host_link import HostLink
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.protocol.agent_messages import AgentLost, CloseGroup, GroupClosed, StartWorkers
+from accelerate_nb.transport.protocol.agent_messages import AgentLost, CloseGroup, GroupClosed, StartWorkers, ToRank
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 from accelerate_nb.transport.protocol.node_messages import RequestStop, RunEvent
+from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 from accelerate_nb.transport.rank_info import MasterAddress
 
 
@@ -29,13 +32,15 @@ class FollowingGroup(WorkerGroup):
     """
     A group whose decisions are made elsewhere: it keeps what its ranks report, and passes on what `link` orders.
 
-    >>> FollowingGroup(4, link).advance(now=0.0)
+    Traces of profiles go into `folder`.
+
+    >>> FollowingGroup(4, link, folder).advance(now=0.0)
     [SignalRanks(number=2, ranks=(0, 1, 2, 3))]
     """
 
-    def __init__(self, size: int, link: HostLink) -> None:
+    def __init__(self, size: int, link: HostLink, folder: Path) -> None:
         super().__init__(size, stop_grace_period=0.0)
-        self._link = link
+        self._link, self._folder = link, folder
 
     @property
     def is_pending(self) -> bool:
@@ -68,6 +73,8 @@ class FollowingGroup(WorkerGroup):
                     if number == signal.SIGKILL:
                         self._killed.update(ranks)
                     decisions.append(order)
+                case ToRank(rank, ProfileSteps() as request):
+                    decisions.append(ToRank(rank, replace(request, folder=str(self._folder))))
                 case _:
                     decisions.append(order)
         return decisions
@@ -128,7 +135,9 @@ class JoinedGroupRunner(GroupRunner):
             return self._agent_here
 
         agents = [agent_here if node == node_rank else RanksElsewhere for node in range(len(plan.node_sizes))]
-        super().__init__(plan, agents, run_context, number, master, group=FollowingGroup(plan.size, link))
+        super().__init__(
+            plan, agents, run_context, number, master, group=FollowingGroup(plan.size, link, run_context.record.folder)
+        )
         self._number_of_node = node_rank
         self._specs = [spec for process in plan.specs(master, number)[node_rank] for spec in process]
 

@@ -72,7 +72,7 @@ class JoinedNodes(LaunchedNodes):
 class JoinedNodeRun(LaunchedRun):
     """A run that node 0 conducts, with some of its ranks here."""
 
-    unreached = "in a run that is launched on each machine. Launch it from one notebook."
+    unreached = "on a node that joined its run, which node 0 conducts. Request it there."
 
     def __init__(self, nodes: JoinedNodes, link: HostLink, **arguments: Any) -> None:
         super().__init__(**arguments)

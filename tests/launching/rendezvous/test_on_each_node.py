@@ -102,6 +102,20 @@ def steps_until_stopped() -> int:
     return steps
 
 
+def steps_until_knob() -> float:
+    import torch
+
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    knob = accelerator.knob("lr", 0.1, min=0.01, max=1.0)
+    print("begins", flush=True)
+    while knob.value != 0.5:
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+    return knob.value
+
+
 def until_lines(run: Run, count: int) -> None:
     deadline = time.monotonic() + 40
     while run.view.line_count < count:
@@ -276,6 +290,21 @@ def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None
     host.wait_until_over(30)
     assert host.view.state == other.view.state == "stopped"
     assert host.wait() == other.wait() > 0
+
+
+def test_node_0_profiles_ranks_and_changes_knobs_of_all_nodes(tmp_path: Path) -> None:
+    host, other = launched(steps_until_knob, folder=tmp_path, results="main")
+    until_lines(host, 2)
+    host.profile(steps=2)
+    deadline = time.monotonic() + 40
+    while not all(host.view.rank(rank).profile for rank in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(NotYetError, match="on a node that joined its run"):
+        other.set_knob("lr", 0.5)
+    host.set_knob("lr", 0.5)
+    assert host.wait(40) == other.wait(40) == 0.5
+    assert (other.folder / "profile_1_rank_1.json.gz").exists()
 
 
 def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
