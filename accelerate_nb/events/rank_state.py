@@ -109,9 +109,16 @@ class RankFold:
         elif isinstance(fact, ProfileRequested):
             self.requested_profile = fact
         elif isinstance(fact, StepProfile):
-            self.requested_profile, self.profile = None, fact
+            self._take_profile(fact)
         else:
             self.failure = fact
+
+    def _take_profile(self, profile: StepProfile) -> None:
+        # it comes again, perhaps behind others, where its trace was fetched from another machine
+        if self.profile is None or self.profile.number <= profile.number:
+            self.profile = profile
+        if self.requested_profile is not None and self.requested_profile.number <= profile.number:
+            self.requested_profile = None
 
     def take_metric(self, metric: Metric, points: int) -> None:
         if metric.name not in self.series:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
+from accelerate_nb.events.profile_events import StepProfile
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.stack_dumps import stacks_text
@@ -158,6 +159,8 @@ class LaunchedRun(Run):
 
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)
+        if isinstance(event, StepProfile):
+            self._run_context.fetched_logs.traces.fetch(event, self.folder, self._run_context.take)
         self._on_event(event)
 
     def _trouble(self) -> object | None:
@@ -296,6 +299,7 @@ class LaunchedRun(Run):
         self._run_context.fetched_logs.forget()
         rank_results = worker_group.follow()
         self._run_context.fetched_logs.fetch_all(self.folder)
+        self._run_context.fetched_logs.traces.finish()
         return worker_group, rank_results
 
     def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:

@@ -6,25 +6,19 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from accelerate_nb.events.model import LogLine
 from accelerate_nb.events.run_folder import whole_log
+from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
+from accelerate_nb.launching.node_agent.file_parts import ReadPart, fetched
 from accelerate_nb.reports.number_format import bytes_text
-from accelerate_nb.transport.protocol.agent_messages import RankLog, RankOutput
-
-# Reads a rank's log from an offset on, so many bytes at most; `None` where its node does not reply.
-ReadLog: TypeAlias = Callable[[int, int], RankLog | None]
+from accelerate_nb.transport.protocol.agent_messages import RankOutput
 
 # A log that is longer stays on its node, where its gaps name it; so do all logs of a run together, beyond the other limits, at its end.
 _MOST_BYTES, _MOST_SECONDS = 256 << 20, 60.0
 _MOST_BYTES_AT_END, _MOST_SECONDS_AT_END = 32 << 20, 5.0
-# Short enough for the messages of ranks that follow.
-_AT_ONCE = 1 << 20
 # What was fetched while the run goes on is in a folder of this name.
 _FOLDER = "fetched"
 # What a line that stands for a gap has in it.
@@ -33,7 +27,7 @@ _GAP = " left out here; whole log: node "
 
 class FetchedLogs:
     """
-    The logs of a run's ranks that are in full on their nodes alone; from any thread.
+    The logs of a run's ranks that are in full on their nodes alone, and the `traces` of their profiles; from any thread.
 
     >>> fetched = FetchedLogs()
     >>> fetched.note(3, read)
@@ -42,10 +36,11 @@ class FetchedLogs:
     """
 
     def __init__(self) -> None:
-        self._readers: dict[int, ReadLog] = {}
+        self._readers: dict[int, ReadPart] = {}
         self._lock = threading.Lock()
+        self.traces = FetchedTraces()
 
-    def note(self, rank: int, read: ReadLog) -> None:
+    def note(self, rank: int, read: ReadPart) -> None:
         """Note that a part of a rank's log was left out; `read` reads the whole."""
         # without the lock: who reads waits for the thread that notes
         self._readers[rank] = read
@@ -75,22 +70,9 @@ class FetchedLogs:
             self._readers.clear()
 
 
-def _fetch(folder: Path, rank: int, read: ReadLog, most: int, deadline: float) -> Path | None:
-    """Fetch what was not fetched before, since a log only grows."""
+def _fetch(folder: Path, rank: int, read: ReadPart, most: int, deadline: float) -> Path | None:
     path = folder / _FOLDER / f"rank_{rank}.log"
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with path.open("ab") as file:
-            while time.monotonic() < deadline:
-                part = read(file.tell(), _AT_ONCE)
-                if part is None or not file.tell() <= part.size <= most:
-                    return None
-                file.write(part.data)
-                if file.tell() >= part.size:
-                    return path
-                if not part.data:
-                    return None
-    return None
+    return path if fetched(path, read, most, deadline) else None
 
 
 def is_gap(line: str) -> bool:

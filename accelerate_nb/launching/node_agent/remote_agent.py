@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import Event, NodeRanks, TaskDone
+from accelerate_nb.events.profile_events import StepProfile
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
@@ -220,6 +221,8 @@ class RemoteAgent:
         if is_whole and isinstance(message, _RankReport) and message.rank in self.ranks:
             if isinstance(message, RankOutput) and message.left_out:
                 message = self._with_gap(message)
+            if isinstance(message, RankEvent) and isinstance(message.event, StepProfile):
+                self._note_trace(message.event.trace)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
@@ -228,6 +231,10 @@ class RemoteAgent:
         if self._node.fetched_logs is not None:
             self._node.fetched_logs.note(report.rank, partial(self._read_log, report.whole_log))
         return with_gap(report, self._node.name)
+
+    def _note_trace(self, trace: str) -> None:
+        if trace and self._node.fetched_logs is not None:
+            self._node.fetched_logs.traces.note(trace, partial(self._read_log, trace))
 
     def _with_our_time(self, report: _RankReport) -> Message:
         """A report as a clock of this machine would have dated it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -19,13 +20,17 @@ from accelerate_nb.cli.main import main
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.profile_events import StepProfile
 from accelerate_nb.events.run_folder import status_of
+from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
-from accelerate_nb.launching.node_agent import fetched_logs, node_logs
+from accelerate_nb.launching.node_agent import fetched_logs, fetched_traces, node_logs
+from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.local_nodes import LocalNodes
+from accelerate_nb.transport.protocol.agent_messages import RankLog
 
 pytestmark = pytest.mark.timeout(120)
 LINES = 100_000
@@ -182,6 +187,34 @@ def test_old_folders_of_logs_are_removed_and_those_in_use_are_not(tmp_path: Path
         logs.close()
 
 
+def trace_of(rank: int, number: int) -> StepProfile:
+    return StepProfile(rank, number, 1, 0.1, (), f"/there/profile_{number}_rank_{rank}.json.gz", 1.0)
+
+
+def test_traces_are_fetched_as_far_as_the_limits_allow_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_traces, "_MOST_BYTES", 3 << 20)
+    monkeypatch.setattr(fetched_traces, "_MOST_BYTES_OF_A_RUN", 5 << 20)
+    traces, taken = FetchedTraces(), list[StepProfile]()
+    sizes = {1: 2 << 20, 2: 4 << 20, 3: 2 << 20, 4: 2 << 20, 5: 0}
+
+    def reader(number: int) -> Callable[[int, int], RankLog | None]:
+        data = bytes([number]) * sizes[number]
+        # the node of the last is gone
+        return lambda at, most: RankLog(0, data[at : at + most], len(data)) if number < 5 else None
+
+    for number in sizes:
+        traces.note(trace_of(0, number).trace, reader(number))
+        traces.fetch(trace_of(0, number), tmp_path, taken.append)
+    traces.fetch(trace_of(0, 6), tmp_path, taken.append)
+    traces.finish()
+    fetched = [tmp_path / f"profile_{number}_rank_0.json.gz" for number in (1, 3)]
+    assert [profile.trace for profile in taken] == [*map(str, fetched)]
+    assert [path.stat().st_size for path in fetched] == [2 << 20, 2 << 20]
+    assert sorted(tmp_path.iterdir()) == fetched
+
+
 # ---------------------------------------------------------------------------------------------------- agents of "machines"
 
 
@@ -306,3 +339,33 @@ def test_the_last_words_and_the_traceback_of_a_rank_that_fails_are_there(start: 
     assert sorted(run.logs(1).splitlines()) == sorted(
         [*(line_of(number).decode().rstrip() for number in range(LINES)), "about to fail"]
     )
+
+
+def steps(end: str) -> None:
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while not os.path.exists(end):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        time.sleep(0.002)
+
+
+def test_a_trace_that_a_rank_wrote_on_its_node_comes_into_the_folder_of_the_run(
+    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = tmp_path / "end"
+    run = start(steps, str(end))
+    until(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
+    # the "machines" don't have the run's folder
+    monkeypatch.setattr(run._profiles, "_folder", Path("/not here") / run.folder.name)
+    run.profile(steps=2, ranks=[1])
+    trace = run.folder / "profile_1_rank_1.json.gz"
+    until(lambda: (found := run.view.rank(1).profile) is not None and found.trace == str(trace))
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    on_its_node = nodes_cache / "accelerate_nb_runs" / "nodes" / run.folder.name / trace.name
+    assert trace.read_bytes() == on_its_node.read_bytes()
+    end.touch()
+    run.wait(60)
+    assert view_of(*kept_runs(tmp_path)).rank(1).profile == run.view.rank(1).profile
