@@ -187,6 +187,15 @@ if not resumed:
 """
 
 
+def until_printed(folder: Path, text: str, count: int) -> None:
+    """Wait until the ranks of a job have printed a text so many times."""
+    deadline = time.monotonic() + 80
+    while sum(path.read_text().count(text) for path in folder.glob("*/rank_*.log")) < count:
+        log = folder.with_suffix(".log")
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(170)
 def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(slurm, tmp_path):
     (tmp_path / "saves.py").write_text(SAVES)
@@ -196,18 +205,11 @@ def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(s
     number = done.stdout.split()[1]
     folder = tmp_path / "runs" / f"slurm_{number}"
 
-    def until(text: str, count: int) -> None:
-        deadline = time.monotonic() + 80
-        while sum(path.read_text().count(text) for path in folder.glob("*/rank_*.log")) < count:
-            log = folder.with_suffix(".log")
-            assert time.monotonic() < deadline, log.read_text() if log.exists() else done.stdout
-            time.sleep(0.05)
-
     def of_scontrol(*words: str) -> str:
         done = subprocess.run(["scontrol", *words], env=slurm, capture_output=True, text=True, timeout=20, check=False)
         return done.stdout
 
-    until("begins", 2)
+    until_printed(folder, "begins", 2)
     # what SLURM does before a time limit
     subprocess.run(["scancel", "--batch", "--signal=USR1", number], env=slurm, check=True, timeout=20)
     deadline = time.monotonic() + 40
@@ -216,8 +218,36 @@ def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(s
         time.sleep(0.2)
     # By itself it begins after two minutes. In the second of its end slurmd refuses it ("already killed, do not launch batch job").
     of_scontrol("update", f"jobid={number}", "StartTime=now+3")
-    until("resumed", 2)
+    until_printed(folder, "resumed", 2)
     attached = [sys.executable, "-m", "accelerate_nb.cli.main", "runs", "attach", "--folder", str(folder)]
     shown = subprocess.run(attached, env=slurm, capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "resumed" in shown.stdout
+
+
+ATTACHES = """
+import socket, sys
+# as on a login node
+socket.gethostname = lambda: "login"
+from accelerate_nb import attach
+
+run = attach(folder=sys.argv[1])
+print("stacks of", "rank 1" in run.stacks(), flush=True)
+run.stop()
+print(run.view.state, run.results)
+"""
+
+
+def test_a_job_is_stopped_and_its_stacks_are_read_from_another_machine(slurm, tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES)
+    (tmp_path / "attaches.py").write_text(ATTACHES)
+    words = ["--slurm", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs")]
+    line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, "saves.py", str(tmp_path / "checkpoints")]
+    done = subprocess.run(line, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    folder = tmp_path / "runs" / f"slurm_{done.stdout.split()[1]}"
+    until_printed(folder, "begins", 2)
+    attached = [sys.executable, "attaches.py", str(folder)]
+    shown = subprocess.run(attached, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.splitlines() == ["stacks of True", "stopped [None, None]"]
+    assert (tmp_path / "checkpoints").exists()

@@ -25,6 +25,7 @@ from accelerate_nb.errors import ConfigurationError, StoppedError, WorkerError
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
     from accelerate_nb.launching.front_end import FrontEnd
+    from accelerate_nb.launching.launched_run import LaunchedRun
     from accelerate_nb.launching.run import Run
     from accelerate_nb.worker.program import Program
 
@@ -245,20 +246,37 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 
 
 def _conduct(program: Program, request: LaunchRequest) -> int:
-    from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
-    from accelerate_nb.launching.launcher import prepare
+    from accelerate_nb.launching.end_signals import exit_code_after
 
     with (
         set_variables(request.variables, os.environ),
         _input_of(program, is_on_hosts=request.config.launching.names_hosts) as whole,
     ):
         front_end = _front_end(request)
-        started = prepare(whole, (), request.config, front_end)
-        check_ranks(request, len(started.view.ranks))
-        with end_on_signals(started, started.ranks_here) as signals:
+        with _conducted(whole, request, front_end) as (started, signals):
+            check_ranks(request, len(started.view.ranks))
             code = _waited_for(started, front_end)
         ended = exit_code_after(signals, started.stopped_at)
         return code if ended is None else ended
+
+
+@contextmanager
+def _conducted(
+    program: Program, request: LaunchRequest, front_end: FrontEnd
+) -> Iterator[tuple[LaunchedRun, list[int]]]:
+    """The run, ready to be started, and the signals that have come; the run of a job is one to which others attach."""
+    from accelerate_nb.launching import launcher
+    from accelerate_nb.launching.end_signals import end_on_signals
+
+    if os.environ.pop(slurm_job.IN_JOB, ""):
+        from accelerate_nb.launching.detached.run_host import hosted
+
+        with hosted(launcher.request(program, (), request.config), front_end) as conducted:
+            yield conducted
+        return
+    run = launcher.prepare(program, (), request.config, front_end)
+    with end_on_signals(run, run.ranks_here) as signals:
+        yield run, signals
 
 
 @contextmanager

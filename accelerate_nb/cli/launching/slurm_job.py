@@ -19,6 +19,8 @@ from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
 _TIMEOUT = 60.0
+# The variable of a job whose run others attach to.
+IN_JOB = "ACCELERATE_NB_IN_JOB"
 # How long before its time limit a job is told, in seconds: at most this, and at most a part of the limit.
 _LONGEST_NOTICE, _PART = 120, 4
 # Minutes, minutes:seconds, hours:minutes:seconds, and days-hours with either.
@@ -35,6 +37,7 @@ _SCRIPT = """\
 {options}
 
 {variables}
+export {in_job}=yes
 {command} &
 launch=$!
 at_limit=
@@ -109,6 +112,7 @@ class SlurmJob:
             variables="\n".join(f"export {key}={shlex.quote(value)}" for key, value in launch.variables.items()),
             command=f"{shlex.join(launch.command)} --folder {folder} {shlex.join(launch.what)}",
             after=_REQUEUE if self.requeue else "",
+            in_job=IN_JOB,
         )
 
 

@@ -16,6 +16,7 @@ from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
+from accelerate_nb.launching.detached.control_tunnel import tunnel_command
 from accelerate_nb.launching.detached.live_state import apply_live
 from accelerate_nb.launching.detached.log_request import requested_log
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
@@ -62,7 +63,7 @@ class DetachedRun(Run):
         )
         self.started = saved.started
         control = status.get("control")
-        self._client = None if control is None else ControlClient(Path(control))
+        self._client = None if control is None else ControlClient(Path(control), tunnel_command(status))
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
         self._thread: threading.Thread | None = None
         self._follower.update()

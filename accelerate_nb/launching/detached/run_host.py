@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Any, NoReturn
 from accelerate_nb.events.run_folder import hold_lock
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
+from accelerate_nb.launching.detached.control_tunnel import job_facts
 from accelerate_nb.launching.detached.host_start import reported_start
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
-from accelerate_nb.launching.front_end import NoFrontEnd
+from accelerate_nb.launching.front_end import FrontEnd, NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
@@ -137,21 +139,35 @@ def _progress(run: HostedRun) -> dict[str, Any]:
     return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
 
 
+@contextmanager
+def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun, list[int]]]:
+    """
+    A run that this process conducts, ready to be started, and the signals that have come; inside the block others can attach to it.
+
+    When the block ends, its outcome is in its folder.
+    """
+    lock = hold_lock(request.folder)
+    control = ControlSocket(request.folder)
+    devices = devices_of(request.placement, request.plan.process_environment.environ)
+    facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
+    facts["results"] = request.config.launching.results
+    facts["stop_grace_period"] = request.config.launching.stop_grace_period
+    run = run_of(request, _kind(request), front_end, facts=facts)
+    with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
+        run.update_status()
+        threading.Thread(target=_keep_status, args=(run,), name="accelerate_nb status", daemon=True).start()
+        yield run, signals
+        _save_at_last(run)
+    os.close(lock)
+
+
 def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) -> int:
     """
     Conduct a run to its end, and return the exit code of this process.
 
     `launcher` gets to know when processes can attach to the run; an offered supervisor is taken.
     """
-    lock = hold_lock(request.folder)
-    control = ControlSocket(request.folder)
-    devices = devices_of(request.placement, request.plan.process_environment.environ)
-    facts = {"detached": True, "control": str(control.path), "devices": [*devices]}
-    facts["results"] = request.config.launching.results
-    facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    run = run_of(request, _kind(request), NoFrontEnd(), facts=facts)
-    with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
-        run.update_status()
+    with hosted(request, NoFrontEnd()) as (run, signals):
         # raises where nobody waits for it any more
         launcher.send(HostReady())
         launcher.close()
@@ -159,16 +175,17 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
             supervisor.adopt(offer)
         # from this thread, which lasts as long as the process: a supervisor that is started here ends with it
         supervisor.warm(request.config.launching.supervisor_idle_timeout)
-        _ = run.start()
-        seen = -1
-        while not run.wait_until_over(_BETWEEN_STATUS):
-            if run.view.changes != seen:
-                seen = run.view.changes
-                run.update_status()
-        _save_at_last(run)
+        run.start().wait_until_over(None)
     supervisor.cool()
-    os.close(lock)
     return exit_code_after(signals, run.stopped_at) or 0
+
+
+def _keep_status(run: HostedRun) -> None:
+    seen = -1
+    while not run.wait_until_over(_BETWEEN_STATUS):
+        if run.view.changes != seen:
+            seen = run.view.changes
+            run.update_status()
 
 
 def _save_at_last(run: HostedRun) -> None:
