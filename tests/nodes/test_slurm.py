@@ -251,3 +251,7 @@ def test_a_job_is_stopped_and_its_stacks_are_read_from_another_machine(slurm, tm
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines() == ["stacks of True", "stopped [None, None]"]
     assert (tmp_path / "checkpoints").exists()
+    deadline = time.monotonic() + 40
+    while idle_nodes(slurm) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
