@@ -55,7 +55,9 @@ class AgentLoop:
     def wait(self, timeout: float | None) -> None:
         """Call the handlers of what is readable, or becomes so within so many seconds."""
         for key, _ in self._selector.select(timeout):
-            key.data()
+            # another's handler may have unregistered it
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
 
     def wake(self) -> None:
         """End a `wait`."""

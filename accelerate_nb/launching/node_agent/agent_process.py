@@ -103,7 +103,8 @@ class AgentServer:
 
     def _send_heartbeats(self) -> None:
         while not self._over.wait(HEARTBEAT_INTERVAL):
-            if self._agent is not None:
+            # a payload that is under way comes before there is an agent
+            if self._agent is not None or self._channel.is_receiving_file:
                 self._channel.try_send(Heartbeat())
 
     def _guarded(self, do: Callable[[], None]) -> None:

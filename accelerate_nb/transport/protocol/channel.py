@@ -23,8 +23,9 @@ from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import FilePart
 
 _READ_AT_ONCE = 1 << 16
-# The bytes of a file that one message brings over a connection that passes no descriptors.
+# The bytes of a file that follow one message over a connection that passes no descriptors, and those that are read at once.
 _FILE_PART = 4 << 20
+_FILE_READ_AT_ONCE = 1 << 19
 # How long a message of which a part was sent may wait for its reader, in seconds.
 _SEND_TIMEOUT = 10.0
 
@@ -59,8 +60,9 @@ class Channel:
         # whether descriptors arrive as they are, rather than as the contents of their files
         self._unix_socket = sock if passes_descriptors and is_unix_socket(sock) else None
         self.passes_descriptors = self._unix_socket is not None
-        # a file that is still arriving
+        # a file that is still arriving: the bytes of its part that are to come, and whether that is the last
         self._file: int | None = None
+        self._missing, self._is_last_part = 0, False
         # whether the other end has gone, so that no more will come
         self.is_ended = False
 
@@ -84,6 +86,11 @@ class Channel:
     def is_closed(self) -> bool:
         """Whether this end was closed."""
         return self._socket.fileno() < 0
+
+    @property
+    def is_receiving_file(self) -> bool:
+        """Whether a file is arriving, which takes its time."""
+        return self._file is not None
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 where it is closed."""
@@ -137,7 +144,9 @@ class Channel:
                 data = os.pread(descriptor, _FILE_PART, offset)
                 offset += len(data)
                 is_last = not data or offset >= size
-                self._send_whole(memoryview(frame(FilePart(data, is_last))))
+                self._send_whole(memoryview(frame(FilePart(len(data), is_last))))
+                if data:
+                    self._send_whole(memoryview(data), has_begun=True)
                 if is_last:
                     break
 
@@ -216,11 +225,13 @@ class Channel:
         self._reader.refuse(ProtocolError("unexpected", f"{type(received.message).__name__} was not expected here"))
 
     def _next(self) -> ReceivedMessage | None:
-        while (found := self._reader.next()) is not None:
+        while self._has_file_part() and (found := self._reader.next()) is not None:
             self._drop_refused()
             message, count = found
-            if isinstance(message, FilePart) and not self.passes_descriptors:
-                self._take_file_part(message)
+            if isinstance(message, FilePart) and not self.passes_descriptors and 0 <= message.size <= _FILE_PART:
+                self._missing, self._is_last_part = message.size, message.is_last
+                if self._file is None:
+                    self._file = memory_file("accelerate_nb_file")
                 continue
             if count <= len(self._descriptors):
                 return ReceivedMessage(message, tuple(self._descriptors.popleft() for _ in range(count)))
@@ -233,15 +244,21 @@ class Channel:
             self._drop_descriptors(len(self._descriptors))
         return None
 
-    def _take_file_part(self, part: FilePart) -> None:
-        if self._file is None:
-            self._file = memory_file("accelerate_nb_file")
-        rest = memoryview(part.data)
+    def _has_file_part(self) -> bool:
+        """Take what has come of a file's part; whether all of it has."""
+        if self._missing:
+            self._write_file(self._reader.take(self._missing))
+        if not self._missing and self._is_last_part and self._file is not None:
+            self._descriptors.append(self._file)
+            self._file, self._is_last_part = None, False
+        return not self._missing
+
+    def _write_file(self, data: bytes) -> None:
+        assert self._file is not None
+        self._missing -= len(data)
+        rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._file, rest) :]
-        if part.is_last:
-            self._descriptors.append(self._file)
-            self._file = None
 
     def _drop_refused(self) -> None:
         self._drop_descriptors(min(self._reader.refused_descriptors, len(self._descriptors)))
@@ -254,6 +271,11 @@ class Channel:
     def _read(self, flags: int) -> None:
         """Read some bytes, and the descriptors that came with them."""
         sock = self._unix_socket
+        if self._missing:
+            data = self._socket.recv(min(self._missing, _FILE_READ_AT_ONCE), flags)
+            self.is_ended = not data
+            self._write_file(data)
+            return
         data = self._socket.recv(_READ_AT_ONCE, flags) if sock is None else self._read_with_descriptors(sock, flags)
         self.is_ended = not data
         self._reader.feed(data)

@@ -10,7 +10,7 @@ from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
-VERSION = 6
+VERSION = 7
 # The first byte is no ASCII, which messages are made of: after anything refused, the next head can be found.
 _MAGIC = b"\x93ANB"
 # The magic, the version, how many descriptors come with the message, and its length.
@@ -95,6 +95,12 @@ class FrameReader:
                 self._drop(end)
                 return message, descriptors
         return None
+
+    def take(self, count: int) -> bytes:
+        """At most so many bytes that came after the last message, and are none."""
+        data = bytes(self._data[:count])
+        self._drop(len(data))
+        return data
 
     def refuse(self, error: ProtocolError) -> None:
         """Count a refused message."""

@@ -275,9 +275,13 @@ class LiveState(Message):
 
 @dataclass(frozen=True, slots=True)
 class FilePart(Message):
-    """A part of a file that a following message carries, over a connection that passes no descriptors."""
+    """
+    A part of a file that a following message carries, over a connection that passes no descriptors.
 
-    data: bytes
+    Its `size` bytes come after the message, as they are.
+    """
+
+    size: int
     is_last: bool
 
 

@@ -200,7 +200,7 @@ def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anyt
 
 def test_a_stranger_fills_no_memory_before_it_has_proved_itself() -> None:
     with host() as (future, address):
-        for flood in (FilePart(b"x" * 1000, False), RunRefused("x" * 40_000)):
+        for flood in (FilePart(1000, False), RunRefused("x" * 40_000)):
             with socket.create_connection(address, 5.0) as stranger:
                 stranger.sendall(frame(flood))
                 # it is refused at once, and not only once its time is over

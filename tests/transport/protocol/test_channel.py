@@ -8,16 +8,21 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.agent_messages import StartWorkers
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.framing import SIZE_LIMIT, VERSION, FrameReader, frame, message_of
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import encode
 from accelerate_nb.transport.protocol.messages import (
     BeginTask,
+    FilePart,
     ForkWorker,
     HoldAtBoundary,
     KillGroup,
@@ -167,6 +172,42 @@ def test_a_socket_between_machines_carries_messages_without_descriptors() -> Non
         assert received.message == SignalRanks(2, (0, 1))
 
 
+def test_files_arrive_as_they_are_where_no_descriptors_pass(tmp_path: Path) -> None:
+    # also what looks like a message, and more than one part
+    contents = [b"", frame(KillGroup()), bytes(range(256)) * (5 << 12)]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+    one, other = socket.socketpair()
+    with (
+        ExitStack() as files,
+        Channel(one, passes_descriptors=False) as near,
+        Channel(other, passes_descriptors=False) as far,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        descriptors = [files.enter_context((tmp_path / str(number)).open()).fileno() for number in range(3)]
+        sent = [thread.submit(near.send, StartWorkers(()), descriptors), thread.submit(near.send, KillGroup())]
+        received = far.receive()
+        assert received is not None
+        assert [os.pread(descriptor, 1 << 24, 0) for descriptor in received.descriptors] == contents
+        assert not far.is_receiving_file
+        assert far.receive() == ReceivedMessage(KillGroup())
+        assert not far.refused
+        for descriptor in received.descriptors:
+            os.close(descriptor)
+        for item in sent:
+            item.result()
+
+
+def test_a_file_that_is_cut_off_is_none() -> None:
+    one, other = socket.socketpair()
+    with one, Channel(other, passes_descriptors=False) as far:
+        one.sendall(frame(FilePart(1000, True)) + b"x" * 999)
+        assert messages_in(far) == []
+        assert far.is_receiving_file
+        one.shutdown(socket.SHUT_WR)
+        assert far.receive() is None
+
+
 def test_a_reader_that_is_stuck_costs_a_message_and_not_the_stream() -> None:
     one, other = socket.socketpair()
     one.setblocking(False)
@@ -240,7 +281,7 @@ def test_descriptors_of_refused_messages_are_closed(raw_and_channel, pipe: int) 
     bad = [
         (headed(b'{"type": "do_it"}', descriptors=2), [pipe, pipe]),
         (headed(encode(KillGroup()), descriptors=1), [pipe]),
-        (headed(encode(OpenGroup("a")), version=7, descriptors=1), [pipe]),
+        (headed(encode(OpenGroup("a")), version=VERSION + 1, descriptors=1), [pipe]),
         (headed(encode(OpenGroup("a")), descriptors=1), []),
         (b"no message", [pipe]),
     ]

@@ -178,7 +178,7 @@ EXAMPLES = [
     ConnectToPeers((NetworkAddress("10.0.0.1", 40001), NetworkAddress("10.0.0.2", 40002)), 4.0),
     PeersReached({"1": "nothing came back"}),
     Heartbeat(),
-    FilePart(bytes(range(256)), False),
+    FilePart(256, False),
     HoldForKnob(1, 3),
     ChangeKnobAfter(3, "lr", 1e-4, 17),
     ChangeKnob("lr", 1e-4),
