@@ -162,12 +162,12 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 class SupervisorWorkers:
-    """Workers that a supervisor forked."""
+    """Workers of these ranks, which a supervisor forks."""
 
-    def __init__(self, handle: SupervisorHandle, channel: Channel, size: int) -> None:
+    def __init__(self, handle: SupervisorHandle, channel: Channel, ranks: Sequence[int]) -> None:
         self._handle = handle
         self._channel = channel
-        self._size = size
+        self._requested = tuple(ranks)
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._codes: dict[int, int] = {}
         self._lost = self._withdrawn = False
@@ -196,7 +196,7 @@ class SupervisorWorkers:
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
         """Have the supervisor send a signal to those that run and have one of these ranks."""
-        if number == signal.SIGKILL and len(ranks) == self._size and not self._ranks:
+        if number == signal.SIGKILL and len(ranks) == len(self._requested) and not self._ranks:
             self._withdraw()
         elif ranks:
             self._channel.try_send(SignalRanks(int(number), tuple(ranks)))
@@ -220,7 +220,7 @@ class SupervisorWorkers:
         code, last = self._handle.ended(), self._handle.log()[-2000:].strip()
         if (why := self._handle.broken_module()) is not None:
             raise LaunchError(
-                f"{self._size} worker{'s were' if self._size > 1 else ' was'} requested, and in the Python that they start "
+                f"{len(self._requested)} worker{'s were' if len(self._requested) > 1 else ' was'} requested, and in the Python that they start "
                 f"from ({sys.executable}) {why}. Mend the installation until `import torch` raises nothing there, and launch "
                 "again."
             )
@@ -236,7 +236,7 @@ class SupervisorWorkers:
         """Take back what the supervisor has not come to yet, which may be loading modules: it forks nothing for a closed channel."""
         self._withdrawn = True
         self._channel.shutdown()
-        self._codes.update(dict.fromkeys(range(self._size), -int(signal.SIGKILL)))
+        self._codes.update(dict.fromkeys(self._requested, -int(signal.SIGKILL)))
 
 
 class SupervisorEngine:
@@ -249,14 +249,15 @@ class SupervisorEngine:
         """Fork; a supervisor that turns out to have died is replaced once."""
         rank_info = processes[0][0].spec.rank_info
         run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
+        ranks = [worker.rank for workers in processes for worker in workers]
         handle = warm(self._idle_timeout)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, processes), rank_info.local_size)
+            return SupervisorWorkers(handle, handle.fork(run, processes), ranks)
         except OSError:
             # it died between the check and the message
             handle = _replaced(handle)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, processes), rank_info.local_size)
+            return SupervisorWorkers(handle, handle.fork(run, processes), ranks)
         except OSError:
             raise LaunchError(
                 f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"

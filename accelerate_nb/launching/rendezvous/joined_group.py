@@ -147,8 +147,10 @@ class JoinedGroupRunner(GroupRunner):
         sampler = NodeSampler(self._link.send, self._specs, lambda: self._agent_here.pids)
         try:
             return super().follow()
-        except (LaunchError, OSError) as error:
-            self._link.send(AgentLost(self._agents[self._number_of_node].ranks, str(error), time.time()))
+        except BaseException as error:
+            # node 0 would wait for the ends of ranks that nobody follows any more
+            reason = str(error) if isinstance(error, (LaunchError, OSError)) else repr(error)
+            self._link.send(AgentLost(self._agents[self._number_of_node].ranks, reason, time.time()))
             raise
         finally:
             self._link.wake = lambda: None

@@ -226,13 +226,16 @@ def trains_until_it_grows(folder: str) -> list[float]:
     data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
-    steps = 5 if accelerator.resume() else 10**9
-    print("begins", flush=True)
+    endless = 10**9
+    steps = 5 if accelerator.resume() else endless
     while steps:
         for inputs, targets in loader:
             optimizer.zero_grad()
             accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
             optimizer.step()
+            if steps == endless:
+                # from now on it stops after a step
+                print("has stepped", flush=True)
             steps -= 1
             if accelerator.stop_requested:
                 accelerator.save_state()
@@ -314,6 +317,21 @@ def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
     for run in (host, other):
         with pytest.raises(StoppedError, match="as requested"):
             run.wait(40)
+
+
+def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path) -> None:
+    host, other = launched(waits, folder=tmp_path)
+    until_lines(host, 2)
+
+    def fails(_: object) -> None:
+        raise KeyError("within")
+
+    other._worker_group._carry_out = fails  # type: ignore[attr-defined]
+    host.request_stop("interrupt")
+    with pytest.raises(KeyError, match="within"):
+        other.wait(40)
+    with pytest.raises(LaunchError, match=r"KeyError\('within'\)"):
+        host.wait(40)
 
 
 def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
