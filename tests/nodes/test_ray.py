@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb import attach, launch, runs
+from accelerate_nb import Run, attach, launch, runs
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
 from accelerate_nb.launching.nodes import node_pool
 from tests.launching.detached.trainings import are_gone, comes, host_of
@@ -215,6 +215,41 @@ def test_a_runtime_environment_holds_for_the_ranks(settings: dict[str, Any], tmp
     assert launch(finds_what_was_sent, **settings, results="all").wait() == [expected] * 2
     # what this process has reserved is given back for it
     assert launch(finds_what_was_sent, **settings, results="all", detach=True).wait() == [expected] * 2
+
+
+def trains_after_a_loss() -> list[float]:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        waits()
+    return trains(4)
+
+
+def lose_a_node(cluster: Any, run: Run) -> tuple[str, str]:
+    """Kill the raylet of a node that has a rank, and is not the head; returns its name and that of the other node."""
+    until_lines(run, 2)
+    import ray
+
+    other, name = sorted(node.name for node in run.view.nodes)
+    ids = [node["NodeID"] for node in ray.nodes() if node["NodeName"] == name]
+    cluster.remove_node(next(node for node in cluster.worker_nodes if node.node_id in ids), allow_graceful=False)
+    return name, other
+
+
+def test_a_lost_node_is_replaced_by_another_of_the_cluster_or_left_out(cluster: Any, settings: dict[str, Any]) -> None:
+    alone = launch(trains, (4,), num_processes=1, cpu=True, panel="off", folder=settings["folder"]).wait()
+    cluster.add_node(num_cpus=1, node_name="n3", object_store_memory=MEMORY)
+    settings |= {"max_restarts": 1}
+    run = launch(trains_after_a_loss, **settings)
+    lost, left = lose_a_node(cluster, run)
+    assert run.wait() == pytest.approx(alone, abs=1e-6)
+    (third,) = {"n1", "n2", "n3"} - {lost, left}
+    assert {node.name for node in run.view.nodes} == {left, third}
+    assert f"node {lost} was lost; rank" in run.view.restarts[0].reason
+    assert run.view.restarts[0].reason.endswith(f"starts again on {third}")
+    # two nodes are left, and then one
+    run = launch(trains_after_a_loss, **{**settings, "num_nodes": "1:2"})
+    lost, _ = lose_a_node(cluster, run)
+    assert run.wait() == pytest.approx(alone, abs=1e-6)
+    assert run.view.restarts[0].reason == f"node {lost} was lost; 1 of 2 ranks starts again, on n1"
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

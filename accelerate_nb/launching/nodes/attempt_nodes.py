@@ -42,19 +42,25 @@ class AttemptNodes:
 
     def replace_lost(self, ranks: Collection[int]) -> str:
         """
-        Have spares take the places of the nodes of these ranks, or go on without them where there may be fewer.
+        Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
+
+        Others are those that the engine gives, and then spares.
 
         Returns a sentence, which is empty where nothing changes.
         """
         roster = NodeRoster(self._nodes.names, self._nodes.sizes, self._nodes.spares)
-        lost = roster.nodes_of(ranks)
+        found = {node: self._nodes.engine.replacement(roster.names[node]) for node in roster.nodes_of(ranks)}
+        # where an agent has started on its own machine again, nothing changes
+        lost = [node for node, name in found.items() if name != roster.names[node]]
+        given = tuple(Host(name, roster.sizes[node]) for node in lost if (name := found[node]) is not None)
+        roster = replace(roster, spares=(*given, *roster.spares))
         change = reachable_change(roster, lost, self._can_reach) or leave_out(roster, lost, self._nodes.min_nodes)
         if change is None:
             return ""
-        found = change.roster
-        if len(found.names) < len(roster.names):
+        changed = change.roster
+        if len(changed.names) < len(roster.names):
             self._just_left_out += [Host(roster.names[node], roster.sizes[node]) for node in lost]
-        self._nodes = replace(self._nodes, names=found.names, sizes=found.sizes, spares=found.spares)
+        self._nodes = replace(self._nodes, names=changed.names, sizes=changed.sizes, spares=changed.spares)
         return change.text
 
     @property
@@ -102,9 +108,10 @@ class AttemptNodes:
     def _can_reach(self, name: str) -> bool:
         try:
             (connection,) = lease(self._nodes.engine, [name])
+            release(connection, is_usable=True)
+            check_versions(facts_of_this_node(LOOPBACK), {name: connection.facts})
         except LaunchError:
             return False
-        release(connection, is_usable=True)
         return True
 
 

@@ -50,6 +50,9 @@ class JoinedMachines:
             )
         return PlacedAgent(channel)
 
+    def replacement(self, _: str) -> None:
+        """None: machines come by themselves."""
+
     def advice(self, node: str) -> str:
         """Its own terminal shows what became of it."""
         return (

@@ -37,6 +37,9 @@ class LocalNodes:
             )
         return PlacedAgent(Channel(near), process, output)
 
+    def replacement(self, _: str) -> None:
+        """None: this machine is there or lost."""
+
     def advice(self, node: str) -> str:
         """It is started as any other Python of this environment."""
         return f"Try `{sys.executable} -c 'import accelerate_nb'`"

@@ -36,5 +36,8 @@ class NodeEngine(Protocol):
     def place(self, node: str) -> PlacedAgent:
         """Start the agent of a node; returns before it is there."""
 
+    def replacement(self, node: str) -> str | None:
+        """The node on which it has started the agent of a lost one, by itself, which may be the same; `None` where it starts none."""
+
     def advice(self, node: str) -> str:
         """The command that shows a person why an agent can't be started there, as a sentence."""

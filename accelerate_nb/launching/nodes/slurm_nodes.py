@@ -40,6 +40,9 @@ class SlurmNodes:
                 f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
             ) from None
 
+    def replacement(self, _: str) -> None:
+        """None: hosts are named."""
+
     def advice(self, node: str) -> str:
         """The same step with another purpose."""
         return f"Try `{shlex.join(self._words(node, [self.python, '-c', 'import accelerate_nb']))}` in a terminal"

@@ -37,6 +37,9 @@ class SshNodes:
                 "Install OpenSSH's client (on Debian: apt install openssh-client), or name yours as ssh_command."
             ) from None
 
+    def replacement(self, _: str) -> None:
+        """None: hosts are named."""
+
     def advice(self, node: str) -> str:
         """The same command with another purpose."""
         words = [*self.command, node, shlex.join([self.python, "-c", "import accelerate_nb"])]

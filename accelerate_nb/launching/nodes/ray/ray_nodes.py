@@ -32,7 +32,7 @@ class RayNodes:
     def place(self, node: str) -> PlacedAgent:
         """The agent of a node; raises `LaunchError` where it can't be started, or another run uses it."""
         reservation = _reservations.get().found.get(self.number)
-        if reservation is None:
+        if reservation is None or node not in reservation.names:
             raise LaunchError(
                 f"Workers on {node} were requested, whose place in the Ray cluster was given back. Launch again."
             )
@@ -42,6 +42,16 @@ class RayNodes:
                 raise LaunchError(f"Workers on {node} were requested, and another run uses its agent. Launch again.")
             reservation.start([node], _RESTART_TIMEOUT)
         return PlacedAgent(reservation.waiting.pop(node))
+
+    def replacement(self, node: str) -> str | None:
+        """The node to which Ray has moved what was reserved on a lost one; `None` where it finds no place for it."""
+        reservation = _reservations.get().found.get(self.number)
+        if reservation is None:
+            return None
+        try:
+            return reservation.restart(node, _RESTART_TIMEOUT)
+        except LaunchError:
+            return None
 
     def advice(self, node: str) -> str:
         """Ray's own command."""

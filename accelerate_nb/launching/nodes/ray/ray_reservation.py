@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
-from accelerate_nb.launching.joining.machine_listener import MachineListener
+from accelerate_nb.launching.joining.machine_listener import JoiningMachine, MachineListener
 from accelerate_nb.launching.nodes.ray.agent_actor import AgentActor
 from accelerate_nb.launching.nodes.ray.ray_cluster import node_name, nodes_table
 from accelerate_nb.launching.rendezvous.peers import print_notice
@@ -34,11 +34,12 @@ class ReservationRequest:
 
 @dataclass
 class NodeReservation:
-    """A placement group, with its actors by the names of nodes."""
+    """A placement group, with its actors by the names of nodes; `node_ids` are Ray's names of the nodes, in the order of bundles."""
 
     request: ReservationRequest
     placement_group: Any
     names: tuple[str, ...]
+    node_ids: list[str]
     actors: dict[str, Any] = field(default_factory=dict)
     channels: dict[str, Channel] = field(default_factory=dict)
     waiting: dict[str, Channel] = field(default_factory=dict)
@@ -48,6 +49,11 @@ class NodeReservation:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if not ray.is_initialized():
+            # the calls below would make another connection
+            raise LaunchError(
+                f"Agents on {', '.join(names)} were requested of Ray, which this process has left. Launch again."
+            )
         ticket = JoinTicket(new_token(), ray.util.get_node_ip_address(), 0)
         deadline = time.monotonic() + timeout
         with MachineListener(ticket) as listener:
@@ -63,24 +69,52 @@ class NodeReservation:
                     "scheduling_strategy": PlacementGroupSchedulingStrategy(self.placement_group, index),
                 }
                 self.actors[name] = ray.remote(AgentActor).options(**options).remote()
-                serving[self.actors[name].serve.remote(str(listener.ticket), name, self.request.threads)] = name
+                serving[self.actors[name].serve.remote(str(listener.ticket), index, self.request.threads)] = name
             left = set(names)
             while left:
                 for machine in listener.wait(_ROUND):
-                    self._admit(machine.name, machine.channel)
-                    left.discard(machine.name)
+                    left.discard(self._admit(machine))
                 for reference in ray.wait(list(serving), timeout=0)[0]:
                     if serving[reference] in left:
                         _raise_failed(reference, serving[reference])
+                if left and not _can_hold(self.request, [node["Resources"] for node in _alive_nodes()]):
+                    raise LaunchError(
+                        f"{_text(self.request)}, and the cluster has lost {', '.join(sorted(left))} since."
+                    )
                 if left and time.monotonic() > deadline:
                     raise LaunchError(
                         f"Agents on {', '.join(names)} were requested of Ray, and {', '.join(sorted(left))} did not connect to "
                         f"{listener.ticket.endpoint} within {timeout:g} s. Let the nodes connect to this machine, or pass a longer join_timeout."
                     )
 
-    def _admit(self, name: str, channel: Channel) -> None:
-        channel.try_send(MembershipGranted(name))
-        self.channels[name] = self.waiting[name] = channel
+    def restart(self, name: str, timeout: float) -> str:
+        """Start the agent of a lost node again, where Ray has its bundle by now; returns the node's name, and raises `LaunchError`."""
+        index = self.names.index(name)
+        before = self.node_ids[index]
+        try:
+            self.start([name], timeout)
+        except LaunchError:
+            if before in {node["NodeID"] for node in _alive_nodes()}:
+                raise
+            # Ray notices some seconds later that a node is lost, and had started it there
+            self.start([name], timeout)
+        if self.node_ids[index] == before:
+            return name
+        others = [item for item in self.names if item != name]
+        new = _distinct([*others, _names_by_id()[self.node_ids[index]]])[-1]
+        for found in (self.actors, self.channels, self.waiting):
+            found[new] = found.pop(name)
+        self.names = tuple(new if item == name else item for item in self.names)
+        return new
+
+    def _admit(self, machine: JoiningMachine) -> str:
+        """Take an agent, which has sent the number of its bundle and the node's id; returns the node's name."""
+        number, _, node_id = machine.name.partition(" ")
+        name = self.names[int(number)]
+        self.node_ids[int(number)] = node_id
+        machine.channel.try_send(MembershipGranted(name))
+        self.channels[name] = self.waiting[name] = machine.channel
+        return name
 
     def close(self) -> None:
         """End its actors, and give back what it reserved."""
@@ -115,7 +149,7 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
     import ray
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = _alive_nodes()
     wanted = _text(request)
     if not _can_hold(request, [node["Resources"] for node in nodes]):
         raise LaunchError(
@@ -137,9 +171,19 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
             f"{wanted}, and after {timeout:g} s the cluster at {request.cluster} still had no room: {free or 'nothing'} is free.\n"
             f"{nodes_table(nodes)}\nEnd what uses the rest, request less, or pass a longer join_timeout."
         )
-    places = placement_group_table(made)["bundles_to_node_id"]
-    by_id = {node["NodeID"]: node_name(node) for node in nodes}
-    return NodeReservation(request, made, _distinct([by_id[places[index]] for index in range(len(request.bundles))]))
+    places, names = placement_group_table(made)["bundles_to_node_id"], _names_by_id()
+    node_ids = [places[index] for index in range(len(request.bundles))]
+    return NodeReservation(request, made, _distinct([names[node_id] for node_id in node_ids]), node_ids)
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _names_by_id() -> dict[str, str]:
+    return {node["NodeID"]: node_name(node) for node in _alive_nodes()}
 
 
 def _is_ready(placement_group: Any, timeout: float) -> bool:
