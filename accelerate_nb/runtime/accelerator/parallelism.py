@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.errors import NotConfiguredError, NotYetError, StateError
+from accelerate_nb.errors import NotConfiguredError, StateError
 from accelerate_nb.events.model import MeshCoordinates
 from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.runtime.data.sequence_loader import cut_for_group
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import devices_of
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
@@ -93,14 +94,13 @@ class ParallelismMethods(ProcessMethods):
         return context.cut_buffers(buffers or [], buffer_seq_dims or [], list(no_restore_buffers or ()))
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
-        """The loader as it is; `NotYetError` where DeepSpeed splits sequences, since prepared loaders cut them already."""
-        if self.parallelism_config is not None and self.parallelism_config.sp_enabled:
-            raise NotYetError(
-                "deepspeed_ulysses_dl_adapter was called, as transformers' Trainer does, but prepared loaders cut sequences "
-                "already, and Trainer would count an epoch's steps of other loaders. Leave the call out, and write Trainer's loop: "
-                "it is not offered here with sp_size yet."
-            )
-        return dl
+        """
+        The loader with sequences cut for a model, where DeepSpeed splits them and the loader was prepared in a call without the model.
+
+        It gives a batch of each process that shares them, one after the other, as parts: `sp_size` times as many as the loader.
+        Anything else comes back as it is.
+        """
+        return cut_for_group(dl, self.strategy.batch_cutter, self.strategy.mesh.sp, self.device)
 
     def verify_device_map(self, model: Module) -> bool:
         """Whether a model, or a part of it, was loaded with its weights on several devices."""

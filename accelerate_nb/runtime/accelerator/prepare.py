@@ -17,6 +17,7 @@ from accelerate_nb.runtime.accelerator.prepared import add, is_prepared
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
+from accelerate_nb.runtime.data.sequence_loader import cut_for_group
 from accelerate_nb.runtime.data.skip import skip_first_batches
 from accelerate_nb.runtime.observability.memory_use import MemoryReporter
 from accelerate_nb.runtime.observability.phase_timer import unwatch
@@ -55,7 +56,10 @@ class PrepareMethods(AcceleratorProperties):
         self.strategy.begin_call(self._call(args))
         prepared = self._prepare_together(args, placements)
         # a schedule's optimizer is searched among those that are prepared by now
-        prepared = [self._prepare_alone(item, placed) for item, placed in zip(prepared, placements, strict=True)]
+        prepared = [
+            self._prepare_alone(item, placed, is_cut=any(isinstance(given, Module) for given in args))
+            for item, placed in zip(prepared, placements, strict=True)
+        ]
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
 
     def _call(self, objects: Sequence[Any]) -> PrepareCall:
@@ -107,10 +111,13 @@ class PrepareMethods(AcceleratorProperties):
             strategy=self.strategy,
         )
 
-    def _prepare_alone(self, item: Any, placed: bool | None) -> Any:
+    def _prepare_alone(self, item: Any, placed: bool | None, *, is_cut: bool) -> Any:
         item = item if is_prepared(item) else self.strategy.replace(item)
         if isinstance(item, DataLoader):
-            return self.prepare_data_loader(item, placed)
+            prepared = self._prepare_loader(item, placed, is_cut=is_cut)
+            # one that was prepared before its model
+            parts = self.strategy.mesh.sp if is_cut else 1
+            return cut_for_group(prepared, self.strategy.batch_cutter, parts, self.device)
         if isinstance(item, (LRScheduler, AcceleratedScheduler)) or self.strategy.moves(item):
             return self.prepare_scheduler(item)
         refuse_placeholder(item)
@@ -146,10 +153,22 @@ class PrepareMethods(AcceleratorProperties):
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """The loader, giving this process its part of each epoch."""
+        """The loader, giving this process its part of each epoch; whole sequences also where DeepSpeed splits them (`sp_size`)."""
+        return self._prepare_loader(data_loader, device_placement, slice_fn_for_dispatch)
+
+    def _prepare_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None,
+        slice_fn_for_dispatch: Any = None,
+        *,
+        is_cut: bool = False,
+    ) -> Any:
+        """The loader; `is_cut` is whether its batches come with a model that gets parts of them, where sequences are split."""
         if is_prepared(data_loader):
             return add(self.bundle.loaders, data_loader)
-        rank, replicas = self.strategy.data_replicas
+        more_axes = () if is_cut or self.strategy.mesh.sp == 1 else ("sp",)
+        rank, replicas = self.world.mesh.data_replica(self.world.rank, *more_axes)
         prepared = prepare_data_loader(
             data_loader,
             self.device,
@@ -168,7 +187,8 @@ class PrepareMethods(AcceleratorProperties):
         )
         prepared.between = self.strategy.between_batches
         prepared.send = self.strategy.sender
-        prepared.cut = self.strategy.batch_cutter
+        prepared.more_axes = more_axes
+        prepared.cut = None if more_axes else self.strategy.batch_cutter
         prepared.step_metrics = self.step_metrics
         prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
         return add(self.bundle.loaders, prepared)

@@ -31,6 +31,8 @@ class DataLoaderStateMixin:
     end_of_dataloader: bool = False
     remainder: int = -1
     gradient_state: GradientState
+    # the axes, besides those of data, along which ranks read different batches
+    more_axes: tuple[str, ...] = ()
 
     def reset(self) -> None:
         """Nothing has been read."""

@@ -63,7 +63,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """The index of this process's part of a batch, and the number of different parts."""
         if self._processes_of_copy > 1:
             return world.rank // self._processes_of_copy, world.size // self._processes_of_copy
-        return world.mesh.data_replica(world.rank)
+        return world.mesh.data_replica(world.rank, *self.more_axes)
 
     def __len__(self) -> int:
         steps = super(PreparedLoader, self).__len__() / self.stride

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin, loader_arguments
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
+from accelerate_nb.runtime.data.sequence_loader import SequenceLoader
 from accelerate_nb.runtime.training.accumulation import GradientState
 
 
@@ -68,6 +69,9 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     >>> list(skip_first_batches(DataLoader(range(6), batch_size=2), 2))
     [tensor([4, 5])]
     """
+    if isinstance(dataloader, SequenceLoader):
+        batches, parts = divmod(num_batches, dataloader.processes)
+        return dataloader.after(skip_first_batches(dataloader.loader, batches), parts)
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)
     arguments = loader_arguments(dataloader)

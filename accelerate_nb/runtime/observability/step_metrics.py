@@ -51,8 +51,8 @@ class StepMetrics:
         """Begin the next point."""
         self._counted = 0
         self._seconds = 0.0
-        self._samples = self._tokens = 0
-        self._pending_samples = self._pending_tokens = 0
+        self._samples = self._tokens = 0.0
+        self._pending_samples = self._pending_tokens = 0.0
 
     # ------------------------------------------------------------------------------------------------------ what happens
 
@@ -60,6 +60,7 @@ class StepMetrics:
         """A loader's batches of one epoch, counted as they are read."""
         left = loader.batches_left
         length = None if left is None else left + loader.batches_read
+        share = 1.0 if loader.more_axes else self._share
         self._begin_step()
         try:
             # a loop that is left early ends the reading here, not when the last reference to it goes
@@ -68,14 +69,14 @@ class StepMetrics:
                     if self._since is None:
                         self._begin_step()
                     self._read = loader, loader.iteration, length
-                    self._pending_samples += ignorant_find_batch_size(batch) or 0
-                    self._pending_tokens += _tokens(batch)
+                    self._pending_samples += share * (ignorant_find_batch_size(batch) or 0)
+                    self._pending_tokens += share * _tokens(batch)
                     yield batch
         finally:
             # what was read and led to no step, such as an evaluation, is no training
             self._since = None
             self.phases.discard()
-            self._pending_samples = self._pending_tokens = 0
+            self._pending_samples = self._pending_tokens = 0.0
             self._send_if_due(_BETWEEN / 4)
 
     def _begin_step(self) -> None:
@@ -107,7 +108,7 @@ class StepMetrics:
             self._samples += self._pending_samples
             self._tokens += self._pending_tokens
         self._since = now
-        self._pending_samples = self._pending_tokens = 0
+        self._pending_samples = self._pending_tokens = 0.0
         if self._read is not None:
             loader, epoch, length = self._read
             self._epoch = epoch + loader.batches_read / length if length else None
@@ -134,9 +135,9 @@ class StepMetrics:
     def _values(self, optimizer: Any) -> Iterator[tuple[str, float]]:
         yield "speed/step_time_s", self._seconds / self._counted
         if self._samples:
-            yield "speed/samples_per_s", self._samples * self._share / self._seconds
+            yield "speed/samples_per_s", self._samples / self._seconds
         if self._tokens:
-            yield "speed/tokens_per_s", self._tokens * self._share / self._seconds
+            yield "speed/tokens_per_s", self._tokens / self._seconds
         if self._norm is not None and (norm := self._norm.value()) is not None:
             self._norm = None
             yield "optimizer/grad_norm", norm

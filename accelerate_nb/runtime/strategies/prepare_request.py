@@ -43,6 +43,10 @@ class PrepareCall:
         """The number of different streams of batches."""
         return self.processes // self.sequence_parts
 
+    def streams_of(self, loader: Any) -> int:
+        """The number of different streams of batches of a loader, which may be prepared already."""
+        return self.processes if getattr(loader, "more_axes", ()) else self.replicas
+
     @property
     def loaders(self) -> list[Any]:
         """The objects that have a size of batches."""

@@ -14,7 +14,7 @@ from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.training.accumulation import GradientState
-from accelerate_nb.runtime.world.mesh import DATA_AXES
+from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.user_warnings import warn_user
 
@@ -28,39 +28,40 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     `data` is one list of samples. In one process nothing is joined, and the rest is the same.
 
     Where ranks work on the same samples, as parts of one model do, one of them counts: the processes are those along the mesh's
-    data axes.
+    data axes, and others along which the loader that is being read gives different batches.
 
     Rows are cut where there is one for each sample of the last step or of a full one, as in `loss.repeat(batch_size)`, so that
     a short last batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
     """
-    world = along(DATA_AXES)
     loader = gradients.active_dataloader
+    axes = (*DATA_AXES, *loader.more_axes) if isinstance(loader, PreparedLoader) else DATA_AXES
+    world = along(axes)
     step_size = loader.step_size if isinstance(loader, PreparedLoader) else None
     last_step_cut = LastStepCut(_last_step(gradients), step_size, world.size)
     if world.size == 1:
         return last_step_cut.of_process(data, as_objects=as_objects)
     if as_objects:
         rows = _as_rows(data)
-        return last_step_cut.of_objects(collective.gather_object([rows], axis=DATA_AXES))
+        return last_step_cut.of_objects(collective.gather_object([rows], axis=axes))
     leaves = leaves_of(data)
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return with_leaves(data, iter(_joined_objects(leaves, last_step_cut)))
-    tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut))
-    objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut))
+        return with_leaves(data, iter(_joined_objects(leaves, last_step_cut, axes)))
+    tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut, axes))
+    objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut, axes))
     return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves))
 
 
-def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut) -> list[Tensor]:
+def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut, axes: Axis) -> list[Tensor]:
     return [
         last_step_cut.of_rows(local, all_)
-        for local, all_ in zip(tensors, collective.gather(tensors, axis=DATA_AXES), strict=True)
+        for local, all_ in zip(tensors, collective.gather(tensors, axis=axes), strict=True)
     ]
 
 
-def _joined_objects(objects: list[Any], last_step_cut: LastStepCut) -> list[list[Any]]:
+def _joined_objects(objects: list[Any], last_step_cut: LastStepCut, axes: Axis) -> list[list[Any]]:
     if not objects:
         return []
-    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]], axis=DATA_AXES)
+    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]], axis=axes)
     counts = list(map(len, gathered))
     if len(set(counts)) > 1:
         raise OperationError(

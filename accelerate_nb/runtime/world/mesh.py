@@ -103,7 +103,7 @@ class Mesh:
         """The ranks with other samples than this one's, and itself, in their order."""
         return self.ranks_along(rank, *DATA_AXES)
 
-    def data_replica(self, rank: int) -> tuple[int, int]:
-        """The index of a rank's stream of samples, and the number of different streams."""
-        along = self.data_ranks(rank)
+    def data_replica(self, rank: int, *more_axes: str) -> tuple[int, int]:
+        """The index of a rank's stream of samples, and the number of different streams, which differ along `more_axes` too."""
+        along = self.ranks_along(rank, *DATA_AXES, *more_axes)
         return along.index(rank), len(along)

@@ -14,12 +14,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
+from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.utils import DeepSpeedPlugin, DeepSpeedSequenceParallelConfig, ParallelismConfig
 from tests.ranks import run_on_ranks
+from tests.theirs.alias import install
 
 LIMIT = 110.0
 SEQUENCES, LENGTH, AT_ONCE, RATE = 6, 8, 2, 0.1
@@ -107,10 +108,32 @@ def in_parts(stage: int, folder: str, **sequences: Any) -> dict[str, Any]:
         accelerator.strategy.batch_cutter({"input_ids": torch.zeros(1, LENGTH)})
     with pytest.raises(ConfigurationError, match="without an optimizer"):
         accelerator.prepare(llama())
-    with pytest.raises(NotYetError, match="Trainer"):
-        accelerator.deepspeed_ulysses_dl_adapter(loader, model)
+    found["apart"] = with_a_loader_apart(accelerator, model, loader)
     accelerator.end_training()
     return found
+
+
+def with_a_loader_apart(accelerator: Accelerator, model: Any, loader: Any) -> dict[str, Any]:
+    """What a loader gives that was prepared without the model, before and after it is cut for the model."""
+    assert accelerator.deepspeed_ulysses_dl_adapter(loader, model) is loader
+    apart = accelerator.prepare(DataLoader(samples(), AT_ONCE))
+    batches = list(apart)
+    with torch.no_grad():
+        losses = [accelerator.gather_for_metrics(model(**batch).loss.repeat(AT_ONCE)) for batch in apart]
+    model.train()
+    with pytest.raises(DataError, match="got a batch that is not cut for sp_size=2"):
+        model(**batches[0])
+    cut = accelerator.deepspeed_ulysses_dl_adapter(apart, model)
+    parts = [(accelerator.gradient_state.end_of_dataloader, batch["input_ids"]) for batch in cut]
+    rest = [batch["input_ids"] for batch in accelerator.skip_first_batches(cut, 3)]
+    assert torch.equal(torch.stack(rest), torch.stack([part for _, part in parts[3:]]))
+    return {
+        "ids": [batch["input_ids"] for batch in batches],
+        "losses": torch.cat(losses),
+        "length": len(cut),
+        "ends": [is_last for is_last, _ in parts],
+        "parts": [part for _, part in parts],
+    }
 
 
 def by_stages(folder: str) -> dict[int, dict[str, Any]]:
@@ -139,6 +162,71 @@ def test_two_ranks_with_half_of_the_tokens_learn_as_one_with_all(tmp_path: Any) 
         torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
         assert found["loaded"]
         assert second[stage]["loaded"]
+    apart = [ranks[2]["apart"] for ranks in (first, second)]
+    ids = [sample["input_ids"] for sample in samples()]
+    # each rank has every other batch, the last is filled up, and is a part of all of them once they are cut
+    assert [batch.tolist() for batch in apart[0]["ids"]] == [torch.stack(ids[at : at + 2]).tolist() for at in (0, 4)]
+    assert [found["length"] for found in apart] == [4, 4]
+    assert apart[0]["ends"] == [False, False, False, True]
+    for index, found in enumerate(apart):
+        tokens = [part.tolist() for part in found["parts"]]
+        assert tokens == [
+            [row[4 * index :][:4].tolist() for row in batch] for batch in (ids[0:2], ids[2:4], ids[4:6], ids[:2])
+        ]
+    assert len(apart[0]["losses"]) == SEQUENCES
+
+
+def by_the_trainer(folder: str, parts: int) -> dict[str, Any]:
+    install()
+    from accelerate import ParallelismConfig
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        folder,
+        num_train_epochs=2,
+        per_device_train_batch_size=AT_ONCE,
+        gradient_accumulation_steps=2,
+        per_device_eval_batch_size=1,
+        eval_strategy="epoch",
+        optim="sgd",
+        learning_rate=RATE,
+        max_grad_norm=NORM,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        parallelism_config=ParallelismConfig(sp_size=2, sp_backend="deepspeed") if parts > 1 else None,
+        deepspeed={
+            "zero_optimization": {"stage": 2},
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        },
+    )
+    # with a mask, attention repeats heads of keys as often as the model says
+    padded = [{**sample, "attention_mask": (torch.arange(LENGTH) < 6).long()} for sample in samples()[:5]]
+    # fewer heads of keys than processes, which then share one
+    trainer = Trainer(llama(key_heads=1), arguments, train_dataset=[*samples(), *samples()], eval_dataset=padded)
+    trainer.train()
+    wanted = ("loss", "grad_norm", "learning_rate", "eval_loss", "epoch", "step")
+    weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    history = [{name: entry[name] for name in wanted if name in entry} for entry in trainer.state.log_history]
+    return {"history": history, "steps": trainer.state.max_steps, "weights": weights}
+
+
+@pytest.mark.timeout(240)
+def test_the_trainer_learns_the_same_from_parts(tmp_path: Any) -> None:
+    (expected,) = run_on_ranks(by_the_trainer, 1, str(tmp_path), 1, limit=LIMIT)
+    first, second = run_on_ranks(by_the_trainer, 2, str(tmp_path), 2, limit=LIMIT)
+    assert first["steps"] == expected["steps"] == 2 * 2 * SEQUENCES // AT_ONCE // 2
+    assert len(first["history"]) == len(expected["history"])
+    for found, other in zip(first["history"], expected["history"], strict=True):
+        assert found == pytest.approx(other, rel=1e-5)
+    assert sum("eval_loss" in entry for entry in first["history"]) == 2
+    torch.testing.assert_close(first["weights"], expected["weights"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
 
 
 def without_deepspeed() -> None:

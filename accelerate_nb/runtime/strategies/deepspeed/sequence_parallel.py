@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, functional as F
+from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.compat.versions import compare_versions
@@ -30,7 +32,8 @@ class SequenceParallel:
     """
     Each process has consecutive tokens of every sequence, and attends over whole sequences with some of the heads.
 
-    While a model is registered, the attention function of its name is DeepSpeed's for all models of transformers in this process.
+    While a model is registered, the attention function of its name is DeepSpeed's for all models of transformers in this process; it is
+    transformers' own again while the registered model is evaluated with batches of whole sequences.
     """
 
     def __init__(self, world: World, config: DeepSpeedSequenceParallelConfig) -> None:
@@ -50,6 +53,9 @@ class SequenceParallel:
         self._batch_size: int | None = None
         # the name of the function that is replaced, and the function
         self._replaced: tuple[str, Any] | None = None
+        # whether the model computes a batch of whole sequences, as in an evaluation
+        self._is_whole = False
+        self._hooks: list[RemovableHandle] = []
 
     # The model
 
@@ -66,10 +72,11 @@ class SequenceParallel:
                 "split needs. Write it there, or 'auto' for the loader's batch_size."
             )
         functions = hf_transformers.attention_functions()
-        self._replaced, self._batch_size = (attention, functions[attention]), batch_size
+        whole = functions[attention]
+        self._replaced, self._batch_size = (attention, whole), batch_size
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
-        return UlyssesSPAttentionHF.register_with_transformers(
+        groups = UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=model,
             core_attn_implementation=attention,
             sequence_parallel_size=self._size,
@@ -77,6 +84,41 @@ class SequenceParallel:
             seq_length=self._config.sp_seq_length,
             seq_length_is_variable=self._config.sp_seq_length_is_variable,
         )
+        functions[attention] = partial(self._attend, whole, functions[attention])
+        self._hooks = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            # after an error, too
+            model.register_forward_hook(self._exit, always_call=True),
+        ]
+        return groups
+
+    def _attend(
+        self, whole: Any, exchanging: Any, module: Any, query: Tensor, key: Tensor, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """The attention of transformers' own function, or of DeepSpeed's."""
+        if not self._is_whole:
+            return exchanging(module, query, key, *arguments, **keywords)
+        if hasattr(module, "num_key_value_groups"):
+            # where heads of keys are fewer than processes, DeepSpeed has left the number of its parts there
+            module.num_key_value_groups = query.shape[1] // key.shape[1]
+        return whole(module, query, key, *arguments, **keywords)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _enter(self, model: Module, arguments: Any, keywords: Mapping[str, Any]) -> None:
+        values = (*arguments, *keywords.values())
+        self._is_whole = keywords.get("shift_labels") is None and not any(
+            isinstance(value, Tensor) and self._batches.is_part(value) for value in values
+        )
+        if self._is_whole and model.training:
+            raise DataError(
+                f"The model that trains got a batch that is not cut for sp_size={self._size}, as loaders give it that were prepared in a "
+                "call without the model. Give both to one call of prepare, or pass the loader on: "
+                "accelerator.deepspeed_ulysses_dl_adapter(loader, model). Whoever cuts batches passes shift_labels to the model."
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _exit(self, *_called: Any) -> None:
+        self._is_whole = False
 
     def _check(self, model: Module) -> str:
         """The name of the attention to replace."""
@@ -130,6 +172,8 @@ class SequenceParallel:
             return
         name, function = self._replaced
         hf_transformers.attention_functions()[name] = function
+        for hook in self._hooks:
+            hook.remove()
         self._replaced = self._batch_size = None
         from deepspeed.runtime.sequence_parallel import parallel_state_sp
 

@@ -47,7 +47,7 @@ def _samples_of(loader: Any, call: PrepareCall) -> int | None:
     """The number of samples that a process gets of a loader at once."""
     # one that is prepared already says what all processes get
     together = getattr(loader, "step_size", loader.batch_size if call.split_batches else None)
-    return loader.batch_size if together is None else int(together) // call.replicas
+    return loader.batch_size if together is None else int(together) // call.streams_of(loader)
 
 
 def choose_accumulation(plugin: DeepSpeedPlugin, steps: int) -> int:
@@ -80,6 +80,9 @@ def fill_in(plugin: DeepSpeedPlugin, call: PrepareCall, model: Module, optimizer
     if isinstance(scheduler, DummyScheduler) and scheduler.lr_scheduler_callable is None:
         values |= _of_schedule(scheduler, call)
     plugin.deepspeed_config_process(must_match=False, **values)
+    if call.sequence_parts > 1 and samples is not None:
+        # transformers' Trainer has written the number for processes that share no sequences
+        plugin.deepspeed_config["train_batch_size"] = values["train_batch_size"]
 
 
 def _of_hidden_size(plugin: DeepSpeedPlugin, model: Module) -> dict[str, Any]:
