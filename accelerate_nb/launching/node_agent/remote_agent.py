@@ -113,11 +113,12 @@ class RemoteAgent:
         self._node.reader.read(self._channel, self._take, self._on_end, self._node.silence_limit)
 
     def tick(self, now: float, timeout: float) -> float:
-        """Report what has come; it ends a wait by itself."""
+        """Report what has come, after which nobody waits: what follows from it is due. What comes ends a wait by itself."""
+        has_come = bool(self._arrived)
         while self._arrived:
             message, descriptors = self._arrived.popleft()
             self._report(message, descriptors)
-        return timeout
+        return 0.0 if has_come else timeout
 
     def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Have a message of the worker group carried out; where the agent has gone, its loss is reported."""
