@@ -75,7 +75,8 @@ def test_a_function_that_makes_no_step_is_said_to_make_none(tmp_path):
     run.profile(ranks=[1])
     Path(tmp_path, "end").touch()
     run.wait(60)
-    assert run.view.rank(1).profile.problem.startswith("no optimizer step was seen")
+    # a rank that gets the request late has ended its function before
+    assert run.view.rank(1).profile.problem.startswith(("no optimizer step was seen", "its function has ended"))
 
 
 def waits(folder):
