@@ -19,6 +19,7 @@ from accelerate_nb.failures.worker_error import hang_error, stopped_error, worke
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.knob_changes import KnobChanges
 from accelerate_nb.launching.profile_requests import ProfileRequests
+from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
@@ -76,6 +77,8 @@ class LaunchedRun(Run):
         self.stopped_at: str | None = None
         # the ranks on this machine, whose process numbers mean something here; `None` for all
         self.ranks_here: Collection[int] | None = None
+        # where each node launches its part: the way to their sessions
+        self.session_nodes: LaunchedNodes | None = None
         self._thread: threading.Thread | None = None
         self._knobs = KnobChanges(run_context.view, self.send)
         self._profiles = ProfileRequests(run_context.view, self.folder, self.send, run_context.take)

@@ -35,7 +35,7 @@ from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
-from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
+from accelerate_nb.transport.protocol.node_messages import EndRun, EndSession, RebuildGroups, RunEvent, StartGroup
 from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 
 # Nothing else is carried out for another node: what would run its code, or unpickle something of it, is refused.
@@ -53,7 +53,7 @@ class HostLink:
     Node 0 at the other end of `channel`, by its name for people; `address` is this node's for others.
 
     Its orders are read in a thread of its own, and taken by the run's; `wake` is called when there is one. `agent` is this node's,
-    while it has ranks. A loss of node 0 comes as an `AgentLost`.
+    while it has ranks, and `on_session_message` takes what is for its session. A loss of node 0 comes as an `AgentLost`.
     """
 
     def __init__(self, channel: Channel, name: str, address: str) -> None:
@@ -63,6 +63,7 @@ class HostLink:
         self._thread = threading.Thread(target=self._receive, name="accelerate_nb node 0", daemon=True)
         self._heartbeats = HeartbeatThread([channel])
         self.wake: Callable[[], None] = lambda: None
+        self.on_session_message: Callable[[Message], None] = lambda _: None
         self.agent: Agent | None = None
 
     def start(self) -> None:
@@ -124,6 +125,8 @@ class HostLink:
                         ).start()
                     case Heartbeat():
                         pass
+                    case RebuildGroups() | EndSession() as message:
+                        self.on_session_message(message)
                     case ToRank(_, content) as message if isinstance(content, _ToRank):
                         self.put(message)
                     case message if isinstance(message, _Order):

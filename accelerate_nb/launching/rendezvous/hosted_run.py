@@ -29,8 +29,10 @@ from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes, clock_offset_of
 from accelerate_nb.launching.rendezvous.peer_agent import PeerAgent
 from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThread, Peer, node_name
+from accelerate_nb.launching.rendezvous.session_conductor import SessionConductor
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, RunJoined
 from accelerate_nb.transport.rank_info import MasterAddress
 
@@ -74,6 +76,7 @@ class HostedNodes(LaunchedNodes):
         self._on_stop: Callable[[Stop], None] = lambda _: None
         self.on_newcomer: Callable[[], None] = lambda: None
         self._late: LateNodes | None = None
+        self._conductor: SessionConductor | None = None
         # where the ranks of an attempt find each other, if others may come to the rendezvous
         self._store: socket.socket | None = None
         if self.may_be_fewer:
@@ -184,6 +187,7 @@ class HostedNodes(LaunchedNodes):
                 port=master.port,
                 running=self._running,
                 on_stop=self._stop,
+                on_session_report=self._report_of,
             )
             for peer in self._peers
         )
@@ -199,6 +203,19 @@ class HostedNodes(LaunchedNodes):
         host, family = self._rendezvous.listener.getsockname()[0], self._rendezvous.listener.family
         self._store = socket.create_server((host, 0), family=family, backlog=4096)
         return self._store
+
+    @property
+    def name(self) -> str:
+        """The name of this node for people."""
+        return self.names[0]
+
+    def join_session(self, on_message: Callable[[Message], None]) -> None:
+        """Conduct the sessions of all nodes; the one here takes what all of them are to do."""
+        self._conductor = SessionConductor([peer.channel for peer in self._peers], on_message)
+
+    def report(self, message: Message) -> None:
+        """Take what has happened in this node's session."""
+        self._report_of(self.name, message)
 
     def share(self, event: Event) -> None:
         """Have the other nodes know of what happened elsewhere."""
@@ -218,6 +235,8 @@ class HostedNodes(LaunchedNodes):
     def close(self) -> None:
         """Leave the other nodes, for which that is the end of their ranks."""
         self._heartbeats.stop()
+        if self._conductor is not None:
+            self._conductor.close()
         if self._late is not None:
             self._late.close()
         if self._store is not None:
@@ -233,6 +252,10 @@ class HostedNodes(LaunchedNodes):
 
         return NodeLink(peer.name, peer.clock_offset, release=release, silence_limit=SILENCE_LIMIT, reader=self._reader)
 
+    def _report_of(self, node: str, message: Message) -> None:
+        if self._conductor is not None:
+            self._conductor.take(node, message)
+
     def _stop(self, how: Stop) -> None:
         self._on_stop(how)
 
@@ -243,6 +266,7 @@ class HostNodeRun(LaunchedRun):
     def __init__(self, nodes: HostedNodes, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._nodes, inner = nodes, self._run_context.on_event
+        self.session_nodes = nodes
 
         def on_event(event: Event) -> None:
             nodes.share(event)

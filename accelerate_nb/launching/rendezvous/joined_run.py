@@ -20,6 +20,7 @@ from accelerate_nb.launching.rendezvous.joined_group import JoinedGroupRunner
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.transport.protocol.agent_messages import AgentLost
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
 from accelerate_nb.transport.rank_info import MasterAddress
 
@@ -64,6 +65,19 @@ class JoinedNodes(LaunchedNodes):
             master=MasterAddress(self._rendezvous.host, self._port),
         )
 
+    @property
+    def name(self) -> str:
+        """The name of this node for people."""
+        return self.names[self._node_rank]
+
+    def join_session(self, on_message: Callable[[Message], None]) -> None:
+        """Have a session here take what node 0 sends to those of all nodes."""
+        self._link.on_session_message = on_message
+
+    def report(self, message: Message) -> None:
+        """Report what has happened in this node's session to node 0."""
+        self._link.send(message)
+
     def close(self) -> None:
         """Leave the run, which ends it for all nodes."""
         self._link.close()
@@ -77,6 +91,7 @@ class JoinedNodeRun(LaunchedRun):
     def __init__(self, nodes: JoinedNodes, link: HostLink, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._nodes, self._link = nodes, link
+        self.session_nodes = nodes
         self.main_rank = nodes.first_rank
         self._run_context.deadline = None
         self._run_context.hang_warning_after = 0.0

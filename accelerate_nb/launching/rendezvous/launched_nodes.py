@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.settings import interface_variables
 from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.protocol.message import Message
 
 
-class LaunchedNodes:
+class LaunchedNodes(ABC):
     """What both sides of such a run know: the ranks of this node, from `first_rank` on, and the `address` by which it meets the others."""
 
     def __init__(self, local: Placement, first_rank: int, address: str) -> None:
@@ -18,7 +22,20 @@ class LaunchedNodes:
         """The ranks on this machine."""
         return range(self.first_rank, self.first_rank + self.local.size)
 
-    def check_payload(self, payload: Payload) -> None:
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of this node for people."""
+
+    @abstractmethod
+    def join_session(self, on_message: Callable[[Message], None]) -> None:
+        """Have a session here take what node 0 sends to those of all nodes, in a thread of its own."""
+
+    @abstractmethod
+    def report(self, message: Message) -> None:
+        """Report what has happened in this node's session to node 0."""
+
+    def check_payload(self, payload: Payload) -> None:  # noqa: B027 - nothing to check is right for all of these
         """Everything can be in it: it stays on this machine."""
 
     def variables(self) -> dict[str, str]:

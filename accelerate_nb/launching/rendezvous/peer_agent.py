@@ -22,7 +22,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
 )
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import RequestStop, StartGroup
+from accelerate_nb.transport.protocol.node_messages import BreakGroups, EndSession, RequestStop, StartGroup
 
 
 class PeerAgent(RemoteAgent):
@@ -47,9 +47,11 @@ class PeerAgent(RemoteAgent):
         port: int,
         running: dict[str, PeerAgent],
         on_stop: Callable[[Stop], None],
+        on_session_report: Callable[[str, Message], None],
     ) -> None:
         super().__init__(channel, loop, report, node)
         self._sizes, self._port, self._running, self._on_stop = sizes, port, running, on_stop
+        self._on_session_report = on_session_report
         self._check_replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.name = node.name
 
@@ -82,6 +84,9 @@ class PeerAgent(RemoteAgent):
         match received.message:
             case RequestStop(how):
                 self._on_stop(how)
+                return False
+            case BreakGroups() | EndSession():
+                self._on_session_report(self.name, received.message)
                 return False
             case PeerEndpoint() | PeersReached():
                 self._check_replies.put(received.message)

@@ -23,9 +23,12 @@ from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.planning.placement import choose_placement
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
+from accelerate_nb.launching.session.node_task_dispatcher import NodeTaskDispatcher
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import CloseSession
+from accelerate_nb.transport.protocol.node_messages import EndSession, RebuildGroups
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
 
@@ -57,11 +60,6 @@ class Session:
             raise LaunchError(
                 "engine='inline' was requested, but a session's workers are processes of their own. Leave engine out."
             )
-        if config.launching.is_on_each_node:
-            raise NotYetError(
-                f"num_nodes={config.launching.num_nodes} was requested for a session, which is not offered here yet on nodes of which each "
-                "launches by itself. Name the machines as hosts to drive all of them from here."
-            )
         if config.launching.min_nodes is not None:
             raise NotYetError(
                 f"min_nodes={config.launching.min_nodes} was requested for a session, which does not start again with fewer nodes after a loss "
@@ -85,7 +83,13 @@ class Session:
         self._run: LaunchedRun = prepare(
             task_loop.session, (), replace(config, launching=launching_config), NoFrontEnd(), self._on_event
         )
-        self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck)
+        self._nodes = self._run.session_nodes
+        self._tasks: TaskDispatcher
+        if self._nodes is None:
+            self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck, self._run.view.ranks)
+        else:
+            self._tasks = NodeTaskDispatcher(self, self._run, config, self._end_stuck, self._nodes)
+            self._nodes.join_session(self._on_node_message)
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
@@ -99,7 +103,7 @@ class Session:
             raise
         if self._gone.is_set():
             raise self._run.error or LaunchError("The session's workers ended before they were ready. Start it again.")
-        known = (glance for glance in self.view.glances() if glance.detail.isdigit())
+        known = (glance for glance in self.view.glances() if glance.detail.isdigit() and glance.rank in self.ranks)
         self._tasks.pids = {glance.rank: int(glance.detail) for glance in known}
         atexit.register(self.close)
 
@@ -115,8 +119,13 @@ class Session:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks, on all machines."""
         return len(self.view.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that take tasks from here: all, or where each machine launches its part, those of this one."""
+        return self._tasks.ranks
 
     @property
     def view(self) -> RunState:
@@ -233,16 +242,16 @@ class Session:
         self._dispatcher().begin(PushNames(dict(values)), ranks, "push", None, values).wait(refresh)
 
     def pull(
-        self, names: Sequence[str], *, ranks: Sequence[int] = (0,), refresh: Callable[[], None] = lambda: None
+        self, names: Sequence[str], *, ranks: Sequence[int] = (), refresh: Callable[[], None] = lambda: None
     ) -> dict[int, dict[str, Any]]:
         """
-        The values of variables of some ranks, by rank and name; tensors come to the CPU, without their gradients' history.
+        The values of variables of some ranks, or of the first, by rank and name; tensors come to the CPU, without their gradients' history.
 
         Raises a `WorkerError` that is also a `NameError` for a name that is not there (it lists those that are), or a
         `PayloadError` for a value that can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        ends = self._dispatcher().begin(PullNames(tuple(names)), ranks, "pull", None).wait(refresh)
+        ends = self._dispatcher().begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull", None).wait(refresh)
         return {end.rank: end.value for end in ends}
 
     def stacks(self) -> str:
@@ -276,18 +285,18 @@ class Session:
         self._run.profile(steps, ranks)
 
     def close(self) -> None:
-        """End the workers, cleanly where they can: cells that run are interrupted; returns when all have ended."""
-        with self._tasks.lock:
-            self._closing = True
-            running = self._tasks.busy
+        """End the workers, cleanly where they can, on all machines: cells that run are interrupted; returns when all have ended."""
+        self._closing = True
         atexit.unregister(self.close)
-        for cell in running:
-            self.interrupt(cell)
-        for rank in range(self.size):
-            self._run.send(rank, CloseSession())
+        if self._nodes is None:
+            self._close_workers("")
+        else:
+            # it comes back after what other nodes have to do first
+            self._nodes.report(EndSession(f"the session was closed on {self._nodes.name}"))
         if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
             self._run.request_stop("kill")
-            self._gone.wait(5)
+        # a next session may need its port
+        self._run.wait_until_over(5)
 
     # ------------------------------------------------------------------------------------------ what cells call
 
@@ -311,14 +320,31 @@ class Session:
 
     def _on_event(self, event: Event) -> None:
         """In the run's thread: a rank is ready, or has replied; or the run is over."""
-        if isinstance(event, TaskDone) and event.number == 0:
+        if isinstance(event, TaskDone) and event.rank in self.ranks:
+            if event.number:
+                self._tasks.take(event)
+                return
             self._ready.add(event.rank)
-            if len(self._ready) == self.size:
+            if len(self._ready) == len(self.ranks):
                 self._begun.set()
-        elif isinstance(event, TaskDone):
-            self._tasks.take(event)
         elif isinstance(event, StateChange) and event.rank is None and event.state in OVER:
             self._end()
+
+    def _on_node_message(self, message: Message) -> None:
+        """In a thread of the nodes: what the sessions of all of them are to do."""
+        match message:
+            case RebuildGroups() if isinstance(self._tasks, NodeTaskDispatcher):
+                self._tasks.rebuild(message)
+            case EndSession(reason):
+                if not self._closing:
+                    self._closing, self._error = True, LaunchError(reason)
+                self._close_workers(reason)
+
+    def _close_workers(self, reason: str) -> None:
+        """End what runs, and have the workers end after it."""
+        self._tasks.close(reason)
+        for rank in self.ranks:
+            self._run.send(rank, CloseSession())
 
     def _end(self) -> None:
         """The workers have ended, whatever the reason."""
@@ -348,6 +374,9 @@ def check_not_launched() -> None:
 def _check_no_threads(config: RunConfig) -> None:
     """Raise a `LaunchError` where several ranks would be threads of one process."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
+    if config.launching.is_on_each_node:
+        # not on devices that threads drive
+        return
     choice = choose_placement(config, probe(), can_fork=hasattr(os, "fork"))
     if choice.ranks_per_process > 1:
         raise LaunchError(

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate_nb.config.rank_lists import listed, of_ranks
+from accelerate_nb.config.rank_lists import listed, named, of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
-from accelerate_nb.events.model import TaskDone
+from accelerate_nb.events.model import Failure, TaskDone
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.worker_error import hang_error, worker_error
+from accelerate_nb.failures.worker_error import ended_elsewhere_error, hang_error, worker_error
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.launching.session.task_files import read_reply, write_request
@@ -22,19 +22,27 @@ from accelerate_nb.transport.protocol.messages import BeginTask, InterruptTask
 from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, PullNames, PushNames, RunCell, Task
 
 # After one rank has failed: how long the others may still come to their own end before they are interrupted.
-_SETTLE = 0.5
+SETTLE = 0.5
 # What an interrupted rank gets, beside `stop_grace_period`, to be freed from what it waits for (see `cells`).
 FREEING = 1.0
 
 
 @dataclass(slots=True)
 class PendingCell:
-    """A cell that runs: the ranks that have not replied, its timers, the reason why it was ended."""
+    """
+    A cell that runs: the ranks that have not replied, its timers, the reason why it was ended.
+
+    `generation` is that of the process groups that it found, where it may use them; `cause` is what happened on another node.
+    """
 
     cell: CellRun
     waiting: set[int]
+    uses_groups: bool
+    generation: int = 0
     timers: list[threading.Timer] = field(default_factory=list)
     failed: bool = False
+    interrupted: bool = False
+    cause: str = ""
     timeout: float | None = None
     stacks: str | None = None
 
@@ -61,14 +69,19 @@ class TaskDispatcher:
     """
 
     def __init__(
-        self, home: CellHost, run: LaunchedRun, config: RunConfig, on_stuck: Callable[[HangError], None]
+        self,
+        home: CellHost,
+        run: LaunchedRun,
+        config: RunConfig,
+        on_stuck: Callable[[HangError], None],
+        ranks: Sequence[int],
     ) -> None:
         self.config = config
         self.lock = threading.RLock()
         self.names: dict[int, tuple[str, ...]] = {}
         self.pids: dict[int, int] = {}
         self._home, self._run, self._on_stuck = home, run, on_stuck
-        self._size = len(run.view.ranks)
+        self.ranks = tuple(ranks)
         self._open: dict[int, PendingCell] = {}
         self._numbers = itertools.count(1)
         self._counts: dict[int, Mapping[str, int]] = {}
@@ -79,6 +92,11 @@ class TaskDispatcher:
         """The cells that run now."""
         with self.lock:
             return tuple(pending_cell.cell for pending_cell in self._open.values())
+
+    @property
+    def _generation(self) -> int:
+        """The generation of the process groups that all nodes share."""
+        return 0
 
     def begin(
         self,
@@ -101,9 +119,9 @@ class TaskDispatcher:
             with self.lock:
                 self._check_free(wanted, name)
                 cell = CellRun(self._home, name, wanted, next(self._numbers))
-                self._open[cell.number] = pending_cell = PendingCell(cell, set())
+                self._open[cell.number] = pending_cell = self._pending(cell, task)
                 self._run.restart_watchdog(self.config.launching.hang_warning_after)
-                self._send(pending_cell, request, uses_groups=isinstance(task, (RunCell, CallFunction)))
+                self._send(pending_cell, request)
         finally:
             os.close(request)
         limit = self.config.launching.timeout if timeout is None else timeout
@@ -118,9 +136,15 @@ class TaskDispatcher:
             pending_cell = self._open.get(cell.number)
             if pending_cell is None:
                 return
+            pending_cell.interrupted = True
             for rank in pending_cell.waiting:
                 self._run.send(rank, InterruptTask(cell.number, self._others(rank)))
             pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
+
+    def close(self, reason: str) -> None:
+        """Interrupt the cells that run, since the session ends, for a reason that some other node has."""
+        for cell in self.busy:
+            self.interrupt(cell)
 
     def end(self, error: BaseException | None) -> None:
         """End the cells that still run, since the workers have ended."""
@@ -131,13 +155,10 @@ class TaskDispatcher:
             text = f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
             pending_cell.cell.finish(error or LaunchError(text))
 
-    def _send(self, pending_cell: PendingCell, request: int, *, uses_groups: bool) -> None:
+    def _send(self, pending_cell: PendingCell, request: int) -> None:
         """Send a task to the cell's ranks; where process groups have to be rebuilt first, all ranks take part."""
-        renewal = f"{pending_cell.cell.number}" if uses_groups and self._broken and self._size > 1 else None
-        if renewal is not None:
-            self._check_free(range(self._size), pending_cell.cell.name)
-            self._broken = False
-        for rank in range(self._size):
+        renewal = self._renewal(pending_cell)
+        for rank in self.ranks:
             takes_part = rank in pending_cell.cell.ranks
             if not takes_part and renewal is None:
                 continue
@@ -146,19 +167,40 @@ class TaskDispatcher:
                 pending_cell.waiting.add(rank)
                 self._run.send(rank, message, (request,))
             else:
-                nothing = write_request(None)
-                self._run.send(rank, message, (nothing,))
-                os.close(nothing)
+                self._send_nothing_but(message, rank)
+
+    def _renewal(self, pending_cell: PendingCell) -> str | None:
+        """The name under which process groups are rebuilt before a cell, where they have to be."""
+        if not (pending_cell.uses_groups and self._broken and len(self.ranks) > 1):
+            return None
+        self._check_free(self.ranks, pending_cell.cell.name)
+        self._broken = False
+        return f"{pending_cell.cell.number}"
+
+    def _send_nothing_but(self, message: BeginTask, rank: int) -> None:
+        """Have a rank take part in rebuilding the groups, and do nothing else."""
+        nothing = write_request(None)
+        self._run.send(rank, message, (nothing,))
+        os.close(nothing)
+
+    @property
+    def _where(self) -> str:
+        """The machine of the ranks, where others have ranks, too."""
+        return ""
+
+    def _pending(self, cell: CellRun, task: Task) -> PendingCell:
+        uses_groups = isinstance(task, (RunCell, CallFunction))
+        return PendingCell(cell, set(), uses_groups, self._generation)
 
     def _others(self, rank: int) -> tuple[int, ...]:
         return tuple(pid for other, pid in self.pids.items() if other != rank)
 
     def _checked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        wanted = tuple(range(self._size)) if ranks is None else tuple(sorted(set(ranks)))
-        if not wanted or not set(wanted) <= set(range(self._size)):
+        wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
+        if not wanted or not set(wanted) <= set(self.ranks):
             raise ConfigurationError(
-                f"ranks={list(ranks or ())} was requested, but the session's ranks are 0 to {self._size - 1}. "
+                f"ranks={list(ranks or ())} was requested, but the session's ranks{self._where} are {named(self.ranks)}. "
                 "Name some of these, or none for all."
             )
         return wanted
@@ -182,8 +224,7 @@ class TaskDispatcher:
         file = self._run.task_reply(event.rank, event.number)
         pending_cell = self._open.get(event.number)
         if pending_cell is None or event.rank not in pending_cell.waiting:
-            # it only took part in rebuilding the groups
-            os.close(file)
+            self._take_rebuilt(file, event.rank)
             return
         pending_cell.waiting.discard(event.rank)
         reply = read_reply(file, event.rank)
@@ -198,10 +239,18 @@ class TaskDispatcher:
         is_last = pending_cell.cell.take(end)
         if failure is not None and not pending_cell.failed:
             pending_cell.failed = True
+            self._on_failure(pending_cell, failure)
             if not is_last:
-                pending_cell.after(_SETTLE, self._settle)
+                pending_cell.after(SETTLE, self._settle)
         if is_last:
             self._finish(pending_cell)
+
+    def _take_rebuilt(self, file: int, rank: int) -> None:
+        """Take the reply of a rank that only took part in rebuilding the groups."""
+        os.close(file)
+
+    def _on_failure(self, pending_cell: PendingCell, failure: Failure) -> None:
+        """The first rank of a cell has failed."""
 
     def _finish(self, pending_cell: PendingCell) -> None:
         pending_cell.close()
@@ -209,7 +258,7 @@ class TaskDispatcher:
         if not self._open:
             # workers that have nothing to do send nothing
             self._run.restart_watchdog(0.0)
-        first = self._counts.get(0)
+        first = self._counts.get(self.ranks[0])
         if pending_cell.failed and first is not None and any(counts != first for counts in self._counts.values()):
             # a collective was begun by some ranks only, and waits for the others
             self._broken = True
@@ -227,6 +276,8 @@ class TaskDispatcher:
         if pending_cell.cell.was_interrupted and only_ended:
             text = f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
             return KeyboardInterrupt(text)
+        if pending_cell.cause and only_ended:
+            return ended_elsewhere_error(pending_cell.cause, rank_results, self._run.folder)
         return worker_error(rank_results, self._run.folder)
 
     # ------------------------------------------------------------------------------------- what happens after a while

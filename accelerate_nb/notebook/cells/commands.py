@@ -69,7 +69,7 @@ class SessionCommands:
         options = LogsOptions(**given)
         # also of a session that has ended
         session = self.kept.session or self.kept.there("%accelerate logs")
-        for rank in _checked(options.rank, session) or range(session.size):
+        for rank in _checked(options.rank, session) or session.view.ranks:
             count = session.view.line_count_of(rank)
             tail = session.view.tail(rank, options.lines)
             print_message(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
@@ -112,7 +112,7 @@ class SessionCommands:
         values = {name: self._value(name, "%accelerate push") for name in names}
         session = self.kept.ready()
         session.push(values)
-        where = of_ranks(range(session.size))
+        where = of_ranks(session.ranks)
         print_message("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
 
     def _pull(self, rest: str, command: LineCommand) -> None:
@@ -120,7 +120,7 @@ class SessionCommands:
         options = PullOptions(**given)
         names = names_of(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
-        ranks = tuple(range(session.size)) if options.all else _checked(options.rank, session) or (0,)
+        ranks = session.ranks if options.all else _checked(options.rank, session) or session.ranks[:1]
         pulled = _pulled(self.shell, session, names, ranks)
         for name in names:
             values = [pulled[rank][name] for rank in ranks]

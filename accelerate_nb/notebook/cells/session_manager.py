@@ -58,6 +58,8 @@ class NotebookSession:
         if self.session is None:
             return self._start(settings, "")
         if not self.session.alive:
+            # where another machine has ended it, it may still be about to
+            self.session.close()
             return self._start({**self.settings, **settings}, _end_of(self.session))
         changes = list(self._changes(self.session, {key: settings[key] for key in settings.keys() - _FOLLOWED}))
         if restart or changes:
@@ -109,7 +111,7 @@ class NotebookSession:
     @staticmethod
     def _changes(session: Session, settings: Mapping[str, Any]) -> Iterator[SettingChange]:
         for name, now in settings.items():
-            was = session.size if name == "num_processes" else _value(session.config, name)
+            was = len(session.ranks) if name == "num_processes" else _value(session.config, name)
             if was != now:
                 yield SettingChange(name, was, now)
 

@@ -42,9 +42,12 @@ from accelerate_nb.transport.protocol.host_messages import HostFailed, HostNotic
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnob, ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.node_messages import (
+    BreakGroups,
     EndRun,
+    EndSession,
     JoinRun,
     MembershipGranted,
+    RebuildGroups,
     RequestMembership,
     RequestStop,
     RunEvent,
@@ -358,6 +361,9 @@ TAGS: Mapping[str, type[Message]] = {
     "run_event": RunEvent,
     "request_stop": RequestStop,
     "end_run": EndRun,
+    "break_groups": BreakGroups,
+    "rebuild_groups": RebuildGroups,
+    "end_session": EndSession,
     "request_membership": RequestMembership,
     "membership_granted": MembershipGranted,
 }

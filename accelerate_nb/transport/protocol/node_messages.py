@@ -93,6 +93,33 @@ class EndRun(Message):
     error: str = ""
 
 
+# ------------------------------------------------------------------------- between the sessions of a run's nodes and node 0's
+
+
+@dataclass(frozen=True, slots=True)
+class BreakGroups(Message):
+    """To node 0: a cell has failed, for a reason in words, and left the process groups of this generation in a state that nobody knows."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildGroups(Message):
+    """To every node: rebuild the process groups, as this generation, since a cell of a node has failed; what runs elsewhere is ended."""
+
+    generation: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession(Message):
+    """To node 0, and from there to every node: close the session, for a reason in words."""
+
+    reason: str
+
+
 # ---------------------------------------------------------------------------------- a machine that joins a notebook, and back
 
 

@@ -16,14 +16,17 @@ def cut_connections(others: Collection[int], *, store_port: int) -> None:
 
     A collective of gloo that waits raises on both sides, at once: nothing else ends it (torch's `abort` does so for NCCL
     alone). Where /proc does not show whose a connection is, all within this machine are cut.
+
+    Of those to ranks on other machines, each side cuts the ones that it has accepted: one of two ranks has (gloo/transport/tcp/pair.cc).
     """
-    theirs = _inodes(others)
+    theirs, listening = _inodes(others), _listening_ports() if _has_ranks_elsewhere() else set()
     for connection in _connections():
         with connection, contextlib.suppress(OSError):
             near, far = connection.getsockname(), connection.getpeername()
-            if near[0] != far[0] or store_port in (near[1], far[1]):
+            if store_port in (near[1], far[1]):
                 continue
-            if theirs is None or _inode_at(far[1], near[1]) in theirs:
+            is_local = near[0] == far[0] and (theirs is None or _inode_at(far[1], near[1]) in theirs)
+            if is_local or near[1] in listening:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -64,6 +67,20 @@ def _connections() -> Iterator[socket.socket]:
             yield sock
         else:
             sock.close()
+
+
+def _has_ranks_elsewhere() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+
+
+def _listening_ports() -> set[int]:
+    """The ports at which this process accepts connections."""
+    ports = set()
+    for sock in _connections():
+        with sock, contextlib.suppress(OSError):
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.add(sock.getsockname()[1])
+    return ports
 
 
 def _inodes(pids: Collection[int]) -> set[str] | None:

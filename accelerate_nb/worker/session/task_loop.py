@@ -92,6 +92,8 @@ class TaskLoop:
         self._early: set[int] = set()
         self._can_be_stopped = False
         self._done = threading.Event()
+        # held while connections are cut: those of the next task are not meant
+        self._freeing = threading.Lock()
         self._main = ModuleType("__main__")
         self._known: frozenset[str] = frozenset()
         # groups of the person's own that went when groups were rebuilt
@@ -123,13 +125,19 @@ class TaskLoop:
 
     def _free(self, number: int, others: Sequence[int]) -> None:
         """Free the main thread, where it does not see the interrupt because it waits for others."""
-        if self._done.wait(_TIMEOUT) or self._number != number:
-            return
         port = int(os.environ["MASTER_PORT"])
-        cut_connections(others, store_port=port)
-        abort_devices()
-        if not self._done.wait(_TIMEOUT) and self._number == number:
-            cut_from_store(port)
+        if self._done.wait(_TIMEOUT):
+            return
+        with self._freeing:
+            if self._number != number:
+                return
+            cut_connections(others, store_port=port)
+            abort_devices()
+        if self._done.wait(_TIMEOUT):
+            return
+        with self._freeing:
+            if self._number == number:
+                cut_from_store(port)
 
     # ------------------------------------------------------------------------------------------ in the main thread
 
@@ -162,7 +170,7 @@ class TaskLoop:
         current_stop_request().reset()
         current_knobs().restart()
         current_step_profiler().begin_function()
-        with self._lock:
+        with self._freeing, self._lock:
             self._number, self._is_interrupted = due.number, due.number in self._early
         try:
             self._can_be_stopped = True
@@ -178,7 +186,8 @@ class TaskLoop:
             reply = replace(reply, failure=replace(reply.failure, ended_by_us=True))
         with self._lock:
             self._number = None
-            self._early.clear()
+            # tasks that have come since then wait still
+            self._early = {number for number in self._early if number > due.number}
         self._done.set()
         seconds = time.monotonic() - began
         self._leave(due, replace(reply, seconds=seconds, groups=_collectives(), names=_names(self._shell)))

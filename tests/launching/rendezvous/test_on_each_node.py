@@ -18,9 +18,7 @@ import psutil
 import pytest
 
 from accelerate_nb import Accelerator, Run, attach, launch
-from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, NotYetError, PayloadError, StoppedError, WorkerError
-from accelerate_nb.launching.session.session import Session
 from accelerate_nb.transport.protocol.node_messages import RunRefused
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.launching.rendezvous.test_rendezvous import FACTS, asked, request
@@ -379,8 +377,3 @@ def test_a_node_whose_others_do_not_come_leaves_no_run_behind(tmp_path: Path) ->
             detach=True,
         )
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_session_is_not_offered_there() -> None:
-    with pytest.raises(NotYetError, match="num_nodes=2 was requested for a session"):
-        Session.start(resolve({"num_nodes": 2}, {}))

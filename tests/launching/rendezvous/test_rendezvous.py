@@ -258,6 +258,7 @@ def test_node_0_unpickles_nothing_of_a_node() -> None:
             port=0,
             running={},
             on_stop=print,
+            on_session_report=print,
         )
         agent._begin((0,))
         node.send(RankOutcome(0, 0), [memory_file("outcome")])

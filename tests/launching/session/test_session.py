@@ -251,7 +251,7 @@ def test_an_exit_ends_the_cell_and_not_the_worker(session, code):
 
 
 def test_what_is_asked_wrongly_is_said(session):
-    with pytest.raises(ConfigurationError, match="ranks are 0 to 1"):
+    with pytest.raises(ConfigurationError, match="ranks are 0-1"):
         session.run("1", ranks=[2])
 
 

@@ -78,9 +78,12 @@ from accelerate_nb.transport.protocol.messages import (
     WorkerStarted,
 )
 from accelerate_nb.transport.protocol.node_messages import (
+    BreakGroups,
     EndRun,
+    EndSession,
     JoinRun,
     MembershipGranted,
+    RebuildGroups,
     RequestMembership,
     RequestStop,
     RunEvent,
@@ -162,6 +165,9 @@ EXAMPLES = [
     StartGroup(1, 1, (2, 1), 29500),
     RunEvent(StateChange(0, "finished", 1.0)),
     RequestStop("finish"),
+    BreakGroups(3, "rank 1 stopped with ValueError: no"),
+    RebuildGroups(4, "node 1 on b", "rank 1 stopped with ValueError: no"),
+    EndSession("the session was closed on node 1 on b"),
     EndRun("failed", "", None, (StateChange(0, "failed", 1.0),), "launch", "The workers were lost"),
     StartWorkers(((worker(0).spec,), (worker(1).spec, worker(2).spec)), True),
     ToRank(1, InterruptTask(1, (77,))),
