@@ -353,14 +353,17 @@ def test_nodes_that_do_not_come_are_told_with_the_endpoint(tmp_path: Path) -> No
 
 def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
     host, other = launched(steps_until_stopped, folder=tmp_path, detach=True, results="main")
-    until_lines(host, 2)
-    # another process of each machine can attach to it
-    again = attach(other.folder)
-    until_lines(again, 1)
-    assert [node.first for node in again.view.nodes] == [0, 1]
-    again.request_stop("finish")
-    # each has the value of its own first rank
-    assert host.wait(40) == other.wait(40) == again.wait(40) > 0
+    try:
+        until_lines(host, 2)
+        # another process of each machine can attach to it
+        again = attach(other.folder)
+        until_lines(again, 1)
+        assert [node.first for node in again.view.nodes] == [0, 1]
+        again.request_stop("finish")
+        # each has the value of its own first rank
+        assert host.wait(40) == other.wait(40) == again.wait(40) > 0
+    finally:
+        host.request_stop("kill")
     place_host, place_other = launched(place, folder=tmp_path, detach=True)
     assert [run.wait(40)[rank][0] for rank, run in enumerate((place_host, place_other))] == ["0", "1"]
 
