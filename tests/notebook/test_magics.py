@@ -213,6 +213,7 @@ class Fake:
             None,
         )
         self.closed = 0
+        self.ranks = range(self.size)
         self.names = ("weights",)
         self.adjusted = {}
 
