@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.launching.detached.control_socket import connect
+from accelerate_nb.launching.nodes.slurm_nodes import step_command
 
 _TIMEOUT = 10.0
 _AT_ONCE = 1 << 16
@@ -28,8 +29,7 @@ def tunnel_command(status: Mapping[str, Any]) -> list[str]:
     job, node = status.get("slurm_job"), status.get("slurm_node")
     if status.get("host") == socket.gethostname() or not (job and node) or shutil.which("srun") is None:
         return []
-    step = ("--overlap", "--unbuffered", "--quiet", "--nodes=1", "--ntasks=1", f"--jobid={job}", f"--nodelist={node}")
-    return ["srun", *step, sys.executable, "-m", __spec__.name, str(status["control"])]
+    return step_command(job, node, [sys.executable, "-m", __spec__.name, str(status["control"])])
 
 
 def main() -> None:

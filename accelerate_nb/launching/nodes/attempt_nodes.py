@@ -82,14 +82,13 @@ class AttemptNodes:
             names=(*self._nodes.names, *(host.name for host in back)),
             sizes=(*self._nodes.sizes, *(host.slots or 0 for host in back)),
         )
-        if not back or not _can_start(nodes):
-            self._left_out = [*candidates, *self._just_left_out]
-            self._just_left_out = []
-            return ""
-        self._nodes = nodes
+        if back and _can_start(nodes):
+            self._nodes = nodes
+        else:
+            back = ()
         self._left_out = [*(host for host in candidates if host not in back), *self._just_left_out]
         self._just_left_out = []
-        return came_text([host.name for host in back], sum(nodes.sizes), "come back")
+        return came_text([host.name for host in back], sum(nodes.sizes), "come back") if back else ""
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached."""

@@ -34,7 +34,7 @@ class SlurmNodes:
     def place(self, node: str) -> PlacedAgent:
         """Start the agent of a node; raises `LaunchError` where there is no srun."""
         try:
-            return start_command(self._words(node, agent_command(self.python)))
+            return start_command(step_command(self.job, node, agent_command(self.python)))
         except OSError as error:
             raise LaunchError(
                 f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
@@ -45,10 +45,13 @@ class SlurmNodes:
 
     def advice(self, node: str) -> str:
         """The same step with another purpose."""
-        return f"Try `{shlex.join(self._words(node, [self.python, '-c', 'import accelerate_nb']))}` in a terminal"
+        step = step_command(self.job, node, [self.python, "-c", "import accelerate_nb"])
+        return f"Try `{shlex.join(step)}` in a terminal"
 
-    def _words(self, node: str, command: list[str]) -> list[str]:
-        return [*_SRUN, f"--jobid={self.job}", f"--nodelist={node}", *command]
+
+def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
+    """The command that runs another one as a step of a job, on one of its nodes."""
+    return [*_SRUN, f"--jobid={job}", f"--nodelist={node}", *command]
 
 
 def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
