@@ -114,8 +114,7 @@ class RendezvousHost:
         wanted = node.request.node_rank
         if wanted in self._joined:
             reason = f"node_rank={wanted} was given, and {self._name(wanted)} has joined as that already. Pass another on each node"
-            node.channel.try_send(RunRefused(reason))
-            node.channel.close()
+            node.refuse(reason)
             return
         self._joined[wanted if wanted is not None else self._free_ranks()[0]] = node
         check_versions(self._facts, dict(self._facts_of_peers()))

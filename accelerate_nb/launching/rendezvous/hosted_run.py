@@ -24,7 +24,7 @@ from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host import ALL_HAVE_COME, HostedRendezvous
 from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRequests
-from accelerate_nb.launching.rendezvous.late_nodes import LateNodes, refuse
+from accelerate_nb.launching.rendezvous.late_nodes import LateNodes
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes, clock_offset_of
 from accelerate_nb.launching.rendezvous.peer_agent import PeerAgent
@@ -159,7 +159,7 @@ class HostedNodes(LaunchedNodes):
             for number, (node, offset) in zip(numbers, came, strict=False)
         ]
         for node, _ in came[len(numbers) :]:
-            refuse(node, ALL_HAVE_COME)
+            node.refuse(ALL_HAVE_COME)
         self._peers = tuple(sorted((*self._peers, *new), key=lambda peer: peer.number))
         self.names = (self.names[0], *(peer.name for peer in self._peers))
         self.sizes = (self.local.size, *(peer.size for peer in self._peers))

@@ -23,6 +23,11 @@ class JoiningNode(NamedTuple):
     request: JoinRun
     facts: NodeFacts
 
+    def refuse(self, reason: str) -> None:
+        """Tell it why there is no run for it, and leave it."""
+        self.channel.try_send(RunRefused(reason))
+        self.channel.close()
+
 
 class JoinRequests:
     """

@@ -11,7 +11,6 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRequests
 from accelerate_nb.launching.rendezvous.peers import HeartbeatThread
 from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL
-from accelerate_nb.transport.protocol.node_messages import RunRefused
 
 # How long the end of a run waits for a check that is under way, in seconds.
 _END_TIMEOUT = 1.0
@@ -81,7 +80,7 @@ class LateNodes:
         self._listener.close()
         self._requests.refuse_all("")
         for node in (*self._unchecked, *(checked.node for checked in self.take())):
-            refuse(node, "the run has ended meanwhile")
+            node.refuse("the run has ended meanwhile")
 
     # ------------------------------------------------------------------------------------------- the thread that listens
 
@@ -118,7 +117,7 @@ class LateNodes:
             offset = self._run.check_newcomer(node, len(self._waiting))
         except LaunchError as error:
             self._unchecked.remove(node)
-            refuse(node, str(error).rstrip("."))
+            node.refuse(str(error).rstrip("."))
             return
         if offset is None:
             return
@@ -126,9 +125,3 @@ class LateNodes:
         with self._lock:
             self._waiting.append(CheckedNode(node, offset))
         self._run.on_newcomer()
-
-
-def refuse(node: JoiningNode, reason: str) -> None:
-    """Tell a node why there is no run for it, and leave it."""
-    node.channel.try_send(RunRefused(reason))
-    node.channel.close()
