@@ -24,9 +24,9 @@ FLAKY: dict[str, Flaky] = {
         _NO_MODEL, "1 of 12 loads with the processor slowed down to a quarter"
     ),
     "tests/worker/test_control_handlers.py::"
-    "test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run": Flaky(_ENDED, "1 of 15 runs"),
+    "test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run": Flaky(_ENDED, "1 of 15 runs"),
     "tests/failures/test_hang_report.py::"
-    "test_what_ranks_wait_for_is_said_with_their_stacks[computes_on-rank 0 waits in backward's all_reduce]": Flaky(
+    "test_what_ranks_wait_for_is_reported_with_their_stacks[computes_on-rank 0 waits in backward's all_reduce]": Flaky(
         _ENDED, "1 of 18 runs"
     ),
 }

@@ -44,7 +44,7 @@ def test_what_is_left_to_test_all_exists() -> None:
         ("tests/style/test_words.py::test_no_link_is_dead", False),
     ],
 )
-def test_the_table_says_which_tests_are_left_out(name: str, left: bool) -> None:
+def test_the_table_names_the_tests_that_are_left_out(name: str, left: bool) -> None:
     assert is_left_to_test_all(name) is left
 
 
@@ -68,7 +68,7 @@ def test_other():
 """
 
 
-def test_a_listed_test_alone_is_run_again_and_the_summary_says_so(tmp_path: Path) -> None:
+def test_a_listed_test_alone_is_run_again_and_the_summary_reports_it(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", "--rootdir", tmp_path]

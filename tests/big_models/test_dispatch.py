@@ -208,7 +208,7 @@ def test_a_split_modules_own_tensors_are_minded(tmp_path):
     assert torch.equal(run(empty, x), run(model, x))
 
 
-def test_what_a_map_lacks_is_said(tmp_path):
+def test_what_a_map_lacks_is_reported(tmp_path):
     model = seeded(Small)
     with pytest.raises(ConfigurationError, match="Add their modules to it: 'linear1', 'batchnorm'"):
         accelerate_nb.dispatch_model(model, {"linear2": "cpu"})

@@ -136,7 +136,7 @@ def test_some_modules_can_stay_in_float32(package, saved):
     assert model.gain.dtype == torch.float16
 
 
-def test_weights_on_disk_have_the_type_that_was_asked_for(saved, tmp_path):
+def test_weights_on_disk_have_the_type_that_was_requested(saved, tmp_path):
     for dtype, wanted in (("float16", torch.float16), (None, torch.float32)):
         with accelerate_nb.init_empty_weights():
             model = Deep().eval()
@@ -180,7 +180,7 @@ def test_strict_loading_names_what_differs_and_changes_nothing(device_map, tmp_p
 
 @pytest.mark.parametrize("package", BOTH)
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
-def test_unexpected_names_are_told(package, device_map, tmp_path, caplog):
+def test_unexpected_names_are_reported(package, device_map, tmp_path, caplog):
     torch.save({**seeded(Small).state_dict(), "other": torch.ones(1)}, tmp_path / "w.bin")
     package.load_checkpoint_in_model(seeded(Small), str(tmp_path / "w.bin"), device_map)
     assert "were not used when" in caplog.text
@@ -193,7 +193,7 @@ def test_shards_can_be_loaded_strictly(saved):
     assert differences(model, MAKE["deep"](1)) == []
 
 
-def test_weights_that_stay_empty_are_told(tmp_path, caplog):
+def test_weights_that_stay_empty_are_reported(tmp_path, caplog):
     save_file({"linear1.weight": torch.ones(4, 3)}, tmp_path / "w.safetensors")
     with accelerate_nb.init_empty_weights():
         model = Small()
@@ -271,7 +271,7 @@ def test_a_damaged_or_foreign_file_is_named(damage, message, device_map, tmp_pat
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
+def test_a_checkpoint_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(ValueError, match="should be the path to a file"):
         ours.load_checkpoint_in_model(seeded(Small), tmp_path / "none")
     with pytest.raises(ValueError, match=r"is not a folder containing a `\.index\.json` file.* It holds: nothing"):

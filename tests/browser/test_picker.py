@@ -83,7 +83,7 @@ def test_a_form_that_is_filled_in_is_copied_from_and_launches_a_run(picking: Not
     expect(picking.cell(1)).to_contain_text('mixed_precision="bf16")')
 
 
-def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picking: Notebook) -> None:
+def test_a_wrong_value_is_reported_while_one_types_and_all_keys_go_to_the_form(picking: Notebook) -> None:
     page, cells = picking.page, picking.page.locator(".jp-Cell").count()
     field = form(picking).get_by_label("num_processes")
     field.press_sequentially("two")

@@ -26,7 +26,7 @@ CONFIG = {
 }
 
 
-def test_a_loaded_configuration_says_of_its_keys_what_it_says_under_accelerate(tmp_path: Path) -> None:
+def test_a_loaded_configuration_reports_of_its_keys_what_it_reports_under_accelerate(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**CONFIG, "use_cpu": True, "dynamo_config": {"dynamo_backend": "EAGER"}}))
     ours, theirs = load_config_from_file(path), load_theirs(str(path)).to_dict()
@@ -63,7 +63,7 @@ def test_the_parser_can_be_one_among_others() -> None:
     assert parser.parse_args(["launch", "--cpu", "train.py"]).func is launch_command
 
 
-def test_a_mistake_in_a_line_is_told() -> None:
+def test_a_mistake_in_a_line_is_reported() -> None:
     with pytest.raises(ConfigurationError, match="unrecognized arguments: --num_proceses"):
         launch_command_parser().parse_args(["--num_proceses", "2"])
 
@@ -78,7 +78,7 @@ env(sys.argv[1])
 
 
 @pytest.mark.slow
-def test_transformers_tells_its_environment_with_this_package_in_the_place_of_accelerate(tmp_path: Path) -> None:
+def test_transformers_reports_its_environment_with_this_package_in_the_place_of_accelerate(tmp_path: Path) -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     path = tmp_path / "config.yaml"

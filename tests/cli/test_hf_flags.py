@@ -144,7 +144,7 @@ def test_weights_are_sharded_on_cpus_too() -> None:
     assert request_of("--cpu", "--use_fsdp").config.training.strategy == "fsdp"
 
 
-def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> None:
+def test_an_option_of_what_was_not_requested_changes_nothing_and_reports_it() -> None:
     found = request_of("--fsdp_version", "2", "--same_network")
     assert found.theirs.surprises(on_tpus=False) == [
         "--fsdp_version changes nothing: it is an option of FSDP, which --use_fsdp requests."
@@ -153,7 +153,7 @@ def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> No
     assert found.theirs.variables() == {}
 
 
-def test_an_option_of_what_was_asked_for_has_an_effect() -> None:
+def test_an_option_of_what_was_requested_has_an_effect() -> None:
     for words in (["--use_fsdp"], ["--strategy", "fsdp"]):
         found = request_of(*words, "--fsdp_offload_params", "true", "--parallelism_config_dp_shard_size", "2")
         assert list(found.theirs.without_effect(on_tpus=False)) == ["--parallelism_config_dp_shard_size"]

@@ -12,7 +12,7 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from accelerate_nb.cli
 
 
 @pytest.mark.parametrize("words", [["estimate-memory", "model.py:Net"], ["merge-weights", "shards", "merged"]])
-def test_what_needs_torch_says_so_where_it_is_not_installed(words):
+def test_what_needs_torch_is_an_error_where_it_is_not_installed(words):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False, timeout=60
     )

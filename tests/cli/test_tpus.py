@@ -61,7 +61,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- one machine
 
 
-def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_says(tmp_path):
+def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_sets(tmp_path):
     found = request_of(
         "--tpu", "--config_file", file_of(tmp_path, distributed_type="NO", use_cpu=True, tpu_use_cluster=False)
     )
@@ -70,7 +70,7 @@ def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_says(tmp_path):
     assert not found.is_for_a_pod
 
 
-def test_a_file_for_tpus_asks_for_the_same_and_cpu_takes_it_back(tmp_path):
+def test_a_file_for_tpus_requests_the_same_and_cpu_takes_it_back(tmp_path):
     path = file_of(tmp_path, tpu_use_cluster=False)
     assert request_of("--config_file", path).config.launching.engine == "xla"
     assert not request_of("--config_file", path, "--cpu").on_tpus
@@ -108,7 +108,7 @@ def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
     assert request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}
 
 
-def test_a_flag_of_tpus_without_one_changes_nothing_and_says_so():
+def test_a_flag_of_tpus_without_one_changes_nothing_and_reports_it():
     found = request_of("--tpu_use_sudo", "--vm", "a", "--vm", "b")
     assert found.theirs.surprises(on_tpus=found.on_tpus) == [
         "--tpu_use_sudo changes nothing: it is an option of a TPU, which --tpu requests."
@@ -146,7 +146,7 @@ def test_a_pods_line_is_printed_and_run_by_nobody(tmp_path, capsys, monkeypatch)
     ]
 
 
-def test_what_a_pods_machines_run_asks_there_for_what_was_asked_here(tmp_path, capsys):
+def test_what_a_pods_machines_run_requests_what_was_requested_here(tmp_path, capsys):
     words = ["--config_file", file_of(tmp_path, main_training_function="go", downcast_bf16="yes"), "--timeout", "9"]
     launcher = request_of(*words)
     assert launcher.is_for_a_pod
@@ -161,7 +161,7 @@ def test_what_a_pods_machines_run_asks_there_for_what_was_asked_here(tmp_path, c
     assert not machine.is_for_a_pod
 
 
-def test_a_shell_takes_the_line_apart_as_it_was_meant(tmp_path, capsys):
+def test_a_shell_takes_the_line_apart_as_it_was_written(tmp_path, capsys):
     """A stand-in for gcloud tells what it was called with: no pod is at hand."""
     gcloud = tmp_path / "bin" / "gcloud"
     gcloud.parent.mkdir()
@@ -193,7 +193,7 @@ def test_the_machines_of_a_pod_launch_for_themselves(tmp_path):
     assert not request_of("--config_file", file_of(tmp_path), "--no_tpu_cluster").is_for_a_pod
 
 
-def test_a_pod_without_a_name_is_asked_for_one(capsys):
+def test_a_pod_without_a_name_is_an_error(capsys):
     assert main(["launch", "--tpu", "--tpu_cluster", "train.py"]) == 2
     assert "no pod was named. Name it with --tpu-name" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from accelerate_nb.config.did_you_mean import did_you_mean
 
 
-def test_the_nearest_word_is_asked_for_and_none_that_is_far():
+def test_the_nearest_word_is_proposed_and_none_that_is_far():
     known = iter(["--num-processes", "--num-nodes", "--cpu"])
     assert did_you_mean("--num_proceses", known) == "Did you mean --num-processes?"
     assert did_you_mean("--lr", ["--cpu"]) == ""

@@ -53,7 +53,7 @@ def test_without_a_cache_to_write_to_runs_are_kept_in_a_temporary_folder_of_the_
     assert os.access(folder.parent, os.W_OK)
 
 
-def test_what_the_environment_says_for_a_while_is_taken_back():
+def test_what_the_environment_sets_for_a_while_is_taken_back():
     environment = {"A": "1", "B": "2"}
     with pytest.raises(KeyError), set_variables({"A": "3", "C": "4"}, environment):
         assert environment == {"A": "3", "B": "2", "C": "4"}

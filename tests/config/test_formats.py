@@ -86,13 +86,13 @@ class TestEverySetting:
             name: value for name, value in settings.items() if values(resolve({}, {}))[name] != value
         }
 
-    def test_the_cell_says_it(self, settings):
+    def test_the_cell_sets_it(self, settings):
         config = resolve(settings, {})
         cell = formats.call(formats.explicit_settings(config))
         evaluated = eval(cell, {"notebook_launcher": notebook_launcher, "train": None})
         assert resolve(evaluated, {}) == config
 
-    def test_the_command_line_says_it(self, settings):
+    def test_the_command_line_sets_it(self, settings):
         config = resolve(settings, {})
         words = shlex.split(formats.command(formats.explicit_settings(config), "my script.py"))
         assert words[:2] == ["accelerate-nb", "launch"]
@@ -100,7 +100,7 @@ class TestEverySetting:
         assert resolve(found, {}) == config
         assert rest == ["my script.py"]
 
-    def test_the_magic_says_it(self, settings):
+    def test_the_magic_sets_it(self, settings):
         config = resolve(settings, {})
         line = formats.magic(formats.explicit_settings(config))
         name, *words = shlex.split(line)
@@ -108,7 +108,7 @@ class TestEverySetting:
         assert "\n" not in line
         assert resolve(formats.read_words(words, all_settings(), name)[0], {}) == config
 
-    def test_the_file_says_it_and_accelerate_loads_it(self, settings, tmp_path):
+    def test_the_file_sets_it_and_accelerate_loads_it(self, settings, tmp_path):
         config = resolve(settings, {})
         path = tmp_path / "config.yaml"
         content = formats.keys(config, "NO")
@@ -117,7 +117,7 @@ class TestEverySetting:
         assert resolve({}, {}, files.read(path)) == config
         assert load_config_from_file(str(path)).distributed_type.value == "NO"
 
-    def test_a_json_file_says_it_or_is_refused_as_accelerate_would_refuse_it(self, settings, tmp_path):
+    def test_a_json_file_sets_it_or_is_refused_as_accelerate_would_refuse_it(self, settings, tmp_path):
         config = resolve(settings, {})
         path = tmp_path / "config.json"
         content = formats.keys(config, "NO")
@@ -176,7 +176,7 @@ def test_a_text_of_any_kind_goes_through_a_comment(tmp_path, value):
     assert "folder" not in load_config_from_file(str(path)).to_dict()
 
 
-def test_a_call_says_what_would_else_be_overruled_from_elsewhere():
+def test_a_call_spells_out_what_would_else_be_overruled_from_elsewhere():
     elsewhere = {"mixed_precision": "bf16", "cpu": True, "num_processes": 4}
     config = resolve({"mixed_precision": "no", "num_processes": 4}, {})
     assert formats.explicit_settings(config) == {"num_processes": 4, "mixed_precision": "no"}
@@ -199,12 +199,12 @@ def test_a_long_call_stands_on_several_lines():
         (["--no-num-processes"], "Did you mean --num-processes?"),
     ],
 )
-def test_a_command_line_that_means_nothing_is_told(words, message):
+def test_a_command_line_that_means_nothing_is_reported(words, message):
     with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
         formats.read_words(words, all_settings(), "The command line")
 
 
-def test_where_each_value_was_said_is_known():
+def test_where_each_value_was_set_is_known():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "1"}
     found = origins({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
     assert {name: (origin.value, origin.source) for name, origin in found.items() if origin.source} == {

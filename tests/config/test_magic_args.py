@@ -23,7 +23,7 @@ from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 
-def test_an_empty_line_asks_for_nothing():
+def test_an_empty_line_requests_nothing():
     assert read_cell_line("") == (CellOptions(), {})
 
 
@@ -40,7 +40,7 @@ def test_yes_or_no_needs_no_value(line, value):
     assert read_cell_line(line)[1]["cpu"] is value
 
 
-def test_what_is_asked_of_the_cell_is_told_from_the_settings():
+def test_what_is_requested_of_the_cell_is_distinguished_from_the_settings():
     options, values = read_cell_line(
         "--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16"
     )
@@ -98,13 +98,13 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
         ("--folder 'a", "a quotation mark is open"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(line, message):
+def test_a_mistake_is_reported_with_what_to_do(line, message):
     with pytest.raises(ConfigurationError) as raised:
         read_cell_line(line)
     assert message in str(raised.value)
 
 
-def test_what_is_not_offered_yet_says_so():
+def test_what_is_not_offered_yet_reports_it():
     with pytest.raises(NotYetError, match="not offered here yet"):
         read_cell_line("--rdzv_backend etcd")
 
@@ -122,7 +122,7 @@ def test_ranks_are_numbers_and_ranges(text, ranks):
 
 
 @pytest.mark.parametrize("text", ["4", "0-4", "a", "1-", "-1", "", "3-2"])
-def test_ranks_that_are_not_there_are_told(text):
+def test_ranks_that_are_not_there_are_reported(text):
     with pytest.raises(ConfigurationError, match="--ranks was given"):
         ranks_of(text, 4)
 
@@ -132,7 +132,7 @@ def test_ranks_are_named_as_they_are_written(ranks, text):
     assert named(ranks) == text
 
 
-def test_words_that_are_no_flags_are_left_to_whoever_asked():
+def test_words_that_are_no_flags_are_left_to_the_caller():
     assert read("loss x --rank 2", settings(PullOptions), "%accelerate pull") == ({"rank": 2}, ["loss", "x"])
     assert read("--lines 3", settings(LogsOptions), "%accelerate logs") == ({"lines": 3}, [])
 
@@ -149,13 +149,13 @@ def test_a_line_is_a_command_and_what_follows_its_word(word):
     assert (command.word, rest) == (word, "x  y")
 
 
-def test_a_line_of_nothing_asks_for_the_status_and_an_unknown_word_names_its_nearest():
+def test_a_line_of_nothing_requests_the_status_and_an_unknown_word_names_its_nearest():
     assert read_line("")[0].word == "status"
     with pytest.raises(ConfigurationError, match="Did you mean push"):
         read_line("pusch x")
 
 
-def test_names_are_told_from_what_is_none():
+def test_names_are_distinguished_from_what_is_none():
     assert names_of("x, y z", "%accelerate push") == ["x", "y", "z"]
     for text in ("", "x.y", "1"):
         with pytest.raises(ConfigurationError, match="Write names of variables"):

@@ -14,7 +14,7 @@ from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSetting
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-def test_what_nobody_said_has_its_default():
+def test_what_nobody_set_has_its_default():
     assert resolve({}, {}) == RunConfig()
 
 
@@ -31,12 +31,12 @@ def test_a_default_of_a_signature_leaves_the_word_to_the_environment():
     assert resolve({"mixed_precision": unset("no")}, {PRECISION: "bf16"}).training.mixed_precision == "bf16"
 
 
-def test_the_same_value_said_wins():
+def test_the_same_value_set_here_wins():
     assert resolve({"mixed_precision": "no"}, {PRECISION: "bf16"}).training.mixed_precision == "no"
 
 
 @pytest.mark.parametrize("value", ["no", "", 0, 3, 0.1])
-def test_a_marked_default_is_like_its_value_and_was_not_said(value):
+def test_a_marked_default_is_like_its_value_and_was_not_set(value):
     marked = unset(value)
     assert marked == value
     assert repr(marked) == repr(value)
@@ -45,7 +45,7 @@ def test_a_marked_default_is_like_its_value_and_was_not_said(value):
     assert given_arguments({"name": value}) == {"name": value}
 
 
-def test_an_empty_variable_says_nothing():
+def test_an_empty_variable_sets_nothing():
     assert resolve({}, {PRECISION: ""}, {"mixed_precision": "fp16"}).training.mixed_precision == "fp16"
 
 
@@ -83,17 +83,17 @@ def test_words_may_be_written_in_any_case():
 
 
 @pytest.mark.parametrize("arguments", [{"rdzv_backend": "etcd"}, {"rdzv_backend": "etcd-v2"}])
-def test_a_choice_that_comes_later_is_said_to_come_later(arguments):
+def test_a_choice_that_comes_later_is_reported_to_come_later(arguments):
     with pytest.raises(NotYetError, match=r"was given as .* not offered here yet"):
         resolve(arguments, {})
 
 
 @pytest.mark.parametrize("entries", [{}, {"fp8_config": {"backend": "AO", "pad_inner_dim": True}}])
-def test_a_file_may_ask_for_fp8_by_torchao(entries):
+def test_a_file_may_request_fp8_by_torchao(entries):
     assert resolve({}, {}, {"mixed_precision": "fp8", **entries}).training.mixed_precision == "fp8"
 
 
-def test_a_file_that_asks_for_fp8_by_another_package_is_not_trained_by_torchao():
+def test_a_file_that_requests_fp8_by_another_package_is_not_trained_by_torchao():
     with pytest.raises(NotYetError, match=r"fp8 by TE .* not offered here yet"):
         resolve({}, {}, {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}})
 
@@ -171,7 +171,7 @@ def test_accelerators_are_named_by_number_or_all(value, gpu_ids):
 
 
 @pytest.mark.parametrize("value", ["", ",", "0,", "0,0", "-1", "first", "0,all", True, 1.5, [0]])
-def test_what_names_no_accelerators_is_told(value):
+def test_what_names_no_accelerators_is_reported(value):
     with pytest.raises(ConfigurationError, match="gpu_ids was given as"):
         resolve({"gpu_ids": value}, {})
 
@@ -184,7 +184,7 @@ def test_compilers_are_accelerates_and_torch_s_for_xla():
 @pytest.mark.parametrize(
     ("value", "port"), [(None, 0), (unset("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
 )
-def test_a_port_is_any_free_one_unless_it_was_said(value, port):
+def test_a_port_is_any_free_one_unless_it_was_set(value, port):
     assert resolve({"use_port": value}, {}).launching.port == port
 
 
@@ -194,7 +194,7 @@ def test_a_port_is_a_port(value):
         resolve({"use_port": value}, {})
 
 
-def test_workers_are_told_only_what_was_said_of_training():
+def test_workers_receive_only_what_was_set_of_training():
     assert resolve({}, {}).training.environ() == {}
     config = resolve({"mixed_precision": "no", "gradient_accumulation_steps": 4, "debug": True}, {})
     assert config.training.environ() == {
@@ -204,12 +204,12 @@ def test_workers_are_told_only_what_was_said_of_training():
     }
 
 
-def test_workers_are_told_whether_to_stay_on_the_cpu():
+def test_workers_receive_whether_to_stay_on_the_cpu():
     assert resolve({"cpu": True}, {}).environ()["ACCELERATE_USE_CPU"] == "true"
     assert resolve({"cpu": False}, {"ACCELERATE_USE_CPU": "1"}).environ()["ACCELERATE_USE_CPU"] == "false"
 
 
-def test_what_workers_are_told_is_resolved_to_the_same_again():
+def test_what_workers_receive_is_resolved_to_the_same_again():
     config = resolve({"cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2, "debug": False}, {})
     assert resolve({}, config.environ()) == config
 
@@ -224,7 +224,7 @@ def test_a_setting_has_one_spelling_on_each_way_in():
     assert settings["cpu"].keys == ("cpu", "use_cpu")
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_describes_itself():
     assert all(setting.help.endswith(".") for setting in all_settings())
 
 
@@ -286,7 +286,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("setting", all_settings(), ids=lambda setting: setting.name)
-def test_every_setting_can_be_said_in_the_environment_and_in_a_file(setting):
+def test_every_setting_can_be_set_in_the_environment_and_in_a_file(setting):
     text = EXAMPLES[setting.name]
     by_variable = resolve({}, {setting.variables[0]: text})
     by_file = resolve({}, {}, {setting.keys[0]: text})

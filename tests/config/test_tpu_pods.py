@@ -62,7 +62,7 @@ def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
     assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
 
 
-def test_a_file_that_says_nothing_of_tpus_leaves_the_defaults():
+def test_a_file_that_sets_nothing_of_tpus_leaves_the_defaults():
     assert tpu_pods.of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == TpusConfig()
     assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
 
@@ -87,7 +87,7 @@ def test_a_number_that_this_packages_own_file_names_holds():
     ],
     ids=["call", "variable", "file"],
 )
-def test_whoever_asks_for_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, environment, file):
+def test_whoever_requests_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, environment, file):
     config = resolve(arguments, environment, {**FOR_TPUS, **file})
     assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 4)
 
@@ -102,6 +102,6 @@ def test_what_no_value_can_be_is_named_with_its_key():
         tpu_pods.of({"tpu_use_sudo": "perhaps"})
 
 
-def test_workers_hear_of_another_bf16_only_where_bf16_is_asked_for():
+def test_workers_receive_another_bf16_only_where_bf16_is_requested():
     assert TpusConfig(downcasts=True).variables("bf16")["XLA_DOWNCAST_BF16"] == "1"
     assert TpusConfig(downcasts=True).variables("no") == TpusConfig().variables("bf16") == {}

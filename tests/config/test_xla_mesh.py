@@ -68,6 +68,6 @@ def test_a_size_that_was_left_out_is_what_the_others_leave(mesh, devices, found)
         ("fdsp", 4, "Did you mean fsdp"),
     ],
 )
-def test_a_mesh_that_does_not_fit_the_devices_says_how_many_there_are(mesh, devices, wrong):
+def test_a_mesh_that_does_not_fit_the_devices_reports_how_many_there_are(mesh, devices, wrong):
     with pytest.raises(ConfigurationError, match=wrong):
         sizes(mesh, devices)

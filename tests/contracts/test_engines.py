@@ -93,7 +93,7 @@ def test_what_workers_do_to_globals_of_the_notebook_stays_with_them(isolated, ce
 # -------------------------------------------------------------------------------------------------------- surroundings
 
 
-def test_workers_know_their_place_as_torchrun_tells_it(isolated, facts_run):
+def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
     ports = set()
     for rank, found in enumerate(facts_run[0].results):
         environment = found["environment"]
@@ -209,7 +209,7 @@ def test_a_run_s_folder_is_complete(engine, facts_run):
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_restarts_have_an_end_and_the_folder_says_that_the_run_failed(engine):
+def test_restarts_have_an_end_and_the_folder_records_that_the_run_failed(engine):
     run = engine.launch(functions.raises, (ZeroDivisionError("again"), 0), max_restarts=1)
     with pytest.raises(ZeroDivisionError, match="again"):
         run.wait(60)

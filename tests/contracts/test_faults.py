@@ -112,7 +112,7 @@ def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(apart):
     assert text.count("threading.Event().wait(60)") == apart.size
 
 
-def test_stacks_can_be_asked_for_while_it_runs(apart, tmp_path):
+def test_stacks_can_be_requested_while_it_runs(apart, tmp_path):
     run = apart.launch(functions.waits, (str(tmp_path),))
     wait_for_ranks(run, tmp_path, apart.size)
     stacks = run.stacks()
@@ -165,7 +165,7 @@ with process_environment(sys.argv[1]):
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_the_process_that_asked(apart, tmp_path):
+def test_no_rank_outlives_the_process_that_launched_it(apart, tmp_path):
     command = [sys.executable, "-c", GONE, apart.name, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
         ranks = processes_of(tmp_path, apart.size, launcher)

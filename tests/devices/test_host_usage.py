@@ -255,7 +255,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA GPU")
-def test_a_real_gpu_says_how_busy_it_is():
+def test_a_real_gpu_reports_how_busy_it_is():
     gpus = GpuGauge({})
     found = gpus.sample(0, 1.0)
     gpus.close()

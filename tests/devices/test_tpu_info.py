@@ -81,7 +81,7 @@ def test_a_rank_that_drives_all_chips_shows_all(serving):
 
 @needs_library
 @pytest.mark.parametrize("reports_all_chips", [True, False])
-def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, reports_all_chips):
+def test_processes_of_one_chip_each_are_queried_at_their_ports(serving, reports_all_chips):
     ports = []
     for number in range(2):
         chips = range(2) if reports_all_chips else [number]
@@ -94,7 +94,7 @@ def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, reports_al
 
 
 @needs_library
-def test_where_nothing_is_served_nothing_is_known_or_said(serving, capfd):
+def test_where_nothing_is_served_nothing_is_known_or_reported(serving, capfd):
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": "1"})
     for _ in range(3):
         assert list(tpus.samples(of(2), 0.0)) == []
@@ -112,7 +112,7 @@ def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
 
 
 @needs_library
-def test_a_service_that_begins_later_is_heard(serving):
+def test_a_service_that_begins_later_is_found(serving):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0}, closed=True)
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     assert list(tpus.samples(of(1), 0.0)) == []

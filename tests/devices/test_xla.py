@@ -91,12 +91,12 @@ def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, enviro
     assert found.trouble == ""
 
 
-def test_a_machine_with_chips_computes_on_its_cpu_where_that_is_said(bus):
+def test_a_machine_with_chips_computes_on_its_cpu_where_that_is_set(bus):
     assert detect_devices({"PJRT_DEVICE": "CPU", "TPU_NAME": ""}, bus(V4, 4), FITS).device == "CPU"
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "CUDA"])
-def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, device):
+def test_without_torch_xla_nothing_is_found_where_nothing_requests_a_tpu(bus, device):
     assert detect_devices({"PJRT_DEVICE": device}, bus(V4, 4), XlaInstallation()) is None
 
 
@@ -132,7 +132,7 @@ def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, de
         ({"TPU_VISIBLE_CHIPS": "0,1"}, 4, FITS, r"TPU_VISIBLE_CHIPS=0,1 shows some of this machine's 4 TPU chips"),
     ],
 )
-def test_what_keeps_torch_xla_from_its_devices_is_said_with_what_to_do(bus, environment, chips, installed, message):
+def test_what_keeps_torch_xla_from_its_devices_is_reported_with_what_to_do(bus, environment, chips, installed, message):
     found = detect_devices(environment, bus(V4, chips), installed)
     assert found.count == 0
     assert found.requested
@@ -144,7 +144,7 @@ def test_versions_of_one_numbering_fit_whatever_they_were_built_for(bus, version
     assert detect_devices({}, bus(V4, 1), XlaInstallation(version, "2.9.1+cpu", libtpu=True)).trouble == ""
 
 
-def test_what_a_notebook_service_says_of_one_process_is_kept_from_several():
+def test_what_a_notebook_service_sets_for_one_process_is_kept_from_several():
     environment = for_workers({**KAGGLE, "HOME": "/root", "PJRT_LOCAL_PROCESS_RANK": "0", "XLA_USE_SPMD": "1"})
     assert environment == {
         "PJRT_DEVICE": "TPU",
@@ -165,7 +165,7 @@ def test_one_chip_that_was_chosen_stays_chosen_and_all_of_them_are_shared_out():
     assert for_workers({"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == {}
 
 
-def test_a_machine_that_is_one_of_several_keeps_what_it_is_told_of_them():
+def test_a_machine_that_is_one_of_several_keeps_what_it_receives_of_them():
     pod = {"TPU_WORKER_HOSTNAMES": "a,b", "CLOUD_TPU_TASK_ID": "1", "TPU_PROCESS_ADDRESSES": "a:8471,b:8471"}
     assert for_workers({**pod, "XLA_USE_SPMD": "1"}) == pod
 
@@ -184,7 +184,7 @@ def test_a_process_that_has_a_chips_file_open_holds_the_chip(tmp_path):
     assert xla.holders(tmp_path) == [11, 12]
 
 
-def test_the_probe_says_what_torch_xla_would_compute_on_and_imports_none_of_it():
+def test_the_probe_reports_what_torch_xla_would_compute_on_and_imports_none_of_it():
     code = (
         "import os, sys; from accelerate_nb.devices.probe import probe; found = probe(); "
         "print(found.kind, found.xla is None, [name for name in ('torch', 'torch_xla', '_XLAC') if name in sys.modules])"
@@ -197,7 +197,7 @@ def test_the_probe_says_what_torch_xla_would_compute_on_and_imports_none_of_it()
     assert done.stdout.rstrip().endswith("[]")
 
 
-def test_a_machine_on_which_nothing_asks_for_torch_xla_computes_as_before(monkeypatch):
+def test_a_machine_on_which_nothing_requests_torch_xla_computes_as_before(monkeypatch):
     kind = probe({}).kind
     monkeypatch.setattr(xla, "installation", lambda: FITS)
     assert probe({}).kind == kind
@@ -221,7 +221,7 @@ def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatc
     assert probe({"PJRT_DEVICE": "CPU"}).kind == "cuda"
 
 
-def test_workers_on_gpus_are_told_of_no_device_of_torch_xla(monkeypatch):
+def test_workers_on_gpus_receive_no_device_of_torch_xla(monkeypatch):
     environment = {"PJRT_DEVICE": "CPU", "HOME": "/root"}
     monkeypatch.setattr(xla, "is_installed", lambda: False)
     assert for_others(environment) == {"HOME": "/root"}

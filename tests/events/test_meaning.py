@@ -46,7 +46,7 @@ def written(code):
 
 @pytest.mark.parametrize("level", LOGGED)
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_logger_s_line_means_what_its_level_says(format, level):
+def test_a_logger_s_line_has_the_meaning_of_its_level(format, level):
     record = logging.LogRecord(
         "my.module",
         getattr(logging, level.upper()),
@@ -109,7 +109,7 @@ def test_a_logger_s_line_means_what_its_level_says(format, level):
         ("  File this under results", ""),
     ],
 )
-def test_a_line_means_what_its_writer_says(text, meaning):
+def test_a_line_has_the_meaning_of_its_writer(text, meaning):
     assert meanings(text) == [meaning]
 
 

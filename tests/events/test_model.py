@@ -115,7 +115,7 @@ def test_a_folder_of_before_the_type_tags_is_read(line):
     assert from_line(line) == FORMER[line]
 
 
-def test_a_line_says_its_type_and_the_exceptions_apart():
+def test_a_line_keeps_its_type_and_the_exceptions_apart():
     failure = json.loads(to_line(Failure(1, "KeyError", "m", "t", 1.0)))
     assert failure["type"] == "failure"
     assert failure["exception"] == "KeyError"

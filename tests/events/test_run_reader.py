@@ -51,7 +51,7 @@ def test_what_is_read_back_is_what_happened(folder):
     assert now.since(0) == then.since(0)
 
 
-def test_the_status_says_what_the_run_was(folder):
+def test_the_status_shows_what_the_run_was(folder):
     run = kept_run(folder)
     assert (run.name, run.why, run.state, run.started, run.ended) == ("train", "2 on the CPU", "failed", 10.0, 42.0)
     assert (run.ranks, run.error, run.is_over) == (2, "rank 1 stopped", True)
@@ -117,7 +117,7 @@ def test_a_folder_that_no_run_has_written_to_is_no_run(tmp_path):
     assert kept_runs(tmp_path / "nowhere") == []
 
 
-def test_a_run_of_an_earlier_version_is_told_by_its_folders_name(tmp_path):
+def test_a_run_of_an_earlier_version_is_known_by_its_folders_name(tmp_path):
     folder = tmp_path / "2024-01-02_030405_my_function"
     folder.mkdir()
     (folder / "status.json").write_text('{"state": "finished", "why": "1", "error": null, "time": 1704164700.0}')
@@ -142,7 +142,7 @@ def test_a_run_goes_on_while_the_process_that_launched_it_does(tmp_path):
     assert view_of(run).state == "running"
 
 
-def test_a_run_whose_launcher_died_has_failed_and_says_so(tmp_path):
+def test_a_run_whose_launcher_died_has_failed_and_reports_it(tmp_path):
     script = (
         "import sys; from pathlib import Path; from accelerate_nb.events.run_folder import RunRecorder;"
         "RunRecorder(Path(sys.argv[1])).status(state='running', name='train', ranks=2, started=10.0)"

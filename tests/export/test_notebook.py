@@ -109,7 +109,7 @@ def test_another_language_is_named(tmp_path, metadata):
         (b"\xff\xfe\x00", "holds no JSON"),
     ],
 )
-def test_what_is_no_notebook_is_told_in_one_line(tmp_path, content, message):
+def test_what_is_no_notebook_is_reported_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.ipynb"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ExportError, match=message) as caught:
@@ -118,7 +118,7 @@ def test_what_is_no_notebook_is_told_in_one_line(tmp_path, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_a_folder_and_an_unreadable_file_are_told(tmp_path):
+def test_a_missing_file_a_folder_and_an_unreadable_file_are_reported(tmp_path):
     notebook(tmp_path / "train.ipynb", "x")
     with pytest.raises(ExportError, match=r"no such file\. Did you mean .*train\.ipynb\?"):
         read(tmp_path / "train")

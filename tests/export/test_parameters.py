@@ -44,13 +44,13 @@ from tests.export.making import code, script
         ("a: Any = 'x'", "str"),
     ],
 )
-def test_the_type_is_what_the_annotation_or_the_value_says(source, value_type):
+def test_the_type_comes_from_the_annotation_or_the_value(source, value_type):
     found = parameters_of(source)
     assert found.problems == ()
     assert [(item.name, item.type) for item in found.found] == [("a", value_type)]
 
 
-def test_help_is_what_the_comment_or_the_annotation_says():
+def test_help_comes_from_the_comment_or_the_annotation():
     source = """
 # settings
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_an_export_names_cell_and_line_of_all_of_them(tmp_path):
     assert "train.ipynb, cell 3, line 1: cell 2 is tagged `parameters` already" in str(caught.value)
 
 
-def test_a_script_tells_its_options(tmp_path):
+def test_a_script_lists_its_options(tmp_path):
     found = script(tmp_path, code("a = 1  # one", "parameters")).parameters
     assert found == (Parameter("a", "int", "1", "one"),)
     assert script(tmp_path, "a = 1").parameters == ()

@@ -77,7 +77,7 @@ def ran(text: str, name: str = "__main__") -> str:
     return written.getvalue()
 
 
-def test_lines_are_the_notebooks_and_all_others_say_so(tmp_path):
+def test_lines_are_the_notebooks_and_all_others_are_marked(tmp_path):
     text = script(
         tmp_path, markdown("# Title\ntext"), "import os\nprint(1)", "", {"cell_type": "raw", "source": "raw"}, "2"
     ).text
@@ -98,7 +98,7 @@ def test_a_script_that_is_imported_does_nothing(tmp_path):
     assert ran(text, "__mp_main__") == ran(text, "train") == ""
 
 
-def test_the_first_lines_tell_how_to_run_it(tmp_path):
+def test_the_first_lines_explain_how_to_run_it(tmp_path):
     lines = script(tmp_path, "x = 1").text.split("\n")
     assert lines[0].startswith("# Exported from train.ipynb by accelerate-nb ")
     assert [line.split("    ")[0] for line in (item.removeprefix("#     ") for item in lines[2:5])] == [

@@ -58,12 +58,12 @@ def test_a_rank_that_has_returned_is_what_the_others_wait_for():
     ]
 
 
-def test_different_calls_are_told_from_the_same_one():
+def test_different_calls_are_distinguished_from_the_same_one():
     assert lines_of({0: waits(), 1: waits(9)})[-1].startswith("All ranks wait, but not in the same call")
     assert lines_of({0: waits(), 1: waits()})[-1].startswith("All ranks wait in the same call")
 
 
-def test_calls_that_don_t_fit_are_told_by_what_torch_records():
+def test_calls_that_don_t_fit_are_reported_from_torchs_records():
     recorded = {0: pending("all_reduce"), 1: pending("broadcast", size=())}
     assert lines_of({0: waits(), 1: waits(9)}, recorded)[-1] == (
         "Collective number 2 is all_reduce of 3 on rank 0, but broadcast of one number on rank 1: all ranks have to make the "
@@ -79,7 +79,7 @@ def test_where_no_rank_waits_nothing_is_concluded():
     assert lines_of({}) == [""]
 
 
-def test_a_silence_is_told_when_it_is_long_and_each_time_that_it_has_doubled():
+def test_an_idle_time_is_reported_when_it_is_long_and_each_time_that_it_has_doubled():
     watchdog = IdleWatchdog(timeout=10.0, since=100.0)
     assert [now for now in range(100, 200) if watchdog.is_due(now)] == [110, 120, 140, 180]
     assert watchdog.restart(200.0)
@@ -139,7 +139,7 @@ def until_idle(run, text):
     return run.view.idle_warning
 
 
-def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
+def test_an_idle_run_reports_who_waits_and_goes_on_when_it_can(tmp_path):
     run = launch(skips_one, (str(tmp_path),), hang_warning_after=0.5, **SETTINGS)
     idle_warning = until_idle(run, "waits in gather")
     assert idle_warning.seconds >= 0.5
@@ -162,7 +162,7 @@ def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
         (computes_on, "rank 0 waits in backward's all_reduce"),
     ],
 )
-def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, text):
+def test_what_ranks_wait_for_is_reported_with_their_stacks(tmp_path, function, text):
     run = launch(function, (str(tmp_path),), hang_warning_after=0.5, **SETTINGS)
     until_idle(run, text)
     stacks = run.stacks()
@@ -172,7 +172,7 @@ def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, text)
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_too_long_says_so_too(tmp_path):
+def test_a_run_that_takes_too_long_reports_it_too(tmp_path):
     # so that the time begins with workers that have all loaded
     launch(print, **SETTINGS).wait()
     with pytest.raises(HangError, match="rank 0 waits in gather"):

@@ -182,7 +182,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("message", ELSEWHERE)
-def test_what_only_an_accelerator_or_a_small_container_says_is_answered(message):
+def test_what_only_an_accelerator_or_a_small_container_reports_has_a_hint(message):
     assert ELSEWHERE[message] in advice_on(RuntimeError(message))
 
 

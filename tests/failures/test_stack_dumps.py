@@ -72,9 +72,9 @@ def test_what_this_python_writes_is_understood(tmp_path):
     assert "elsewhere" not in {frame.name for frame in frames}
 
 
-def test_a_thread_that_faulthandler_is_not_asked_for_is_told_of_in_its_words():
+def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
     frames = main_thread(as_faulthandler(sys._getframe()))
-    assert frames[-1].name == "test_a_thread_that_faulthandler_is_not_asked_for_is_told_of_in_its_words"
+    assert frames[-1].name == "test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words"
     assert len(frames) > 1
     assert main_thread(as_faulthandler(None)) == []
 
@@ -116,7 +116,7 @@ def test_only_what_was_written_since_the_question_is_the_answer():
             os.close(file)
 
 
-def test_a_fault_of_compiled_code_tells_where_the_process_was() -> None:
+def test_a_fault_of_compiled_code_shows_where_the_process_was() -> None:
     """The function above it calls into C, and C never comes back."""
     file = memory_file("stacks")
     child = subprocess.Popen(
@@ -129,7 +129,7 @@ def test_a_fault_of_compiled_code_tells_where_the_process_was() -> None:
     os.close(file)
 
 
-def test_a_process_that_was_only_asked_where_it_is_has_not_crashed() -> None:
+def test_a_process_whose_stacks_were_requested_has_not_crashed() -> None:
     file = memory_file("stacks")
     os.write(file, DUMP.encode())
     assert crash_text(crash_dump(file), NOWHERE) == ""

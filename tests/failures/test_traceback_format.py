@@ -82,7 +82,7 @@ def test_causes_come_first():
     assert text.index("KeyError: 'first'") < text.index("which led to:") < text.index("ValueError: second")
 
 
-def test_an_error_while_another_was_handled_shows_both_unless_told_otherwise():
+def test_an_error_while_another_was_handled_shows_both_unless_suppressed():
     def fails(hide):
         try:
             {}["first"]
@@ -134,7 +134,7 @@ def test_a_message_of_a_megabyte_is_cut():
     assert len("\n".join(lines_of(fails))) < 5_000
 
 
-def test_an_exception_that_can_t_say_what_it_is_is_told_all_the_same():
+def test_an_exception_that_can_t_describe_itself_is_reported_all_the_same():
     class Mute(Exception):
         def __str__(self):
             raise RuntimeError("no words")
@@ -154,7 +154,7 @@ def test_a_syntax_error_shows_its_place():
     assert "    a = = 1" in lines
 
 
-def test_notes_are_told():
+def test_notes_are_reported():
     def fails():
         error = ValueError("wrong")
         error.__notes__ = ["in batch 7"]
@@ -195,7 +195,7 @@ def test_installed_frames_between_the_person_s_are_one_line():
     assert lines[-1] == "KeyError: 'odd'"
 
 
-def test_frames_name_places_as_people_do_and_say_whose_they_are(cell):
+def test_frames_name_places_as_people_do_and_their_owner(cell):
     names, sources = cell("import json\ndef f():\n    return json.loads('{')\n")
     outermost, *inner = calls(names["f"], sources)
     assert outermost == Frame("Cell In[4], line 3", "f", "return json.loads('{')", own=True)
@@ -226,7 +226,7 @@ def test_frames_of_a_syntax_error_end_where_python_could_not_read_on(cell):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
-def test_a_group_tells_its_exceptions(cell):
+def test_a_group_shows_its_exceptions(cell):
     names, sources = cell("""
 def one(number):
     raise ValueError(number)

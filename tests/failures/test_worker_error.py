@@ -101,14 +101,14 @@ def test_a_class_that_can_t_be_combined_is_replaced_by_ours():
     assert found.args == ("why",)
 
 
-def test_an_error_that_did_not_come_along_is_told_of():
+def test_an_error_that_did_not_come_along_is_reported():
     failure = Failure(0, "Lost", "gone", "trace", 1.0)
     found = worker_error([RankResult(0, failure=failure)], FOLDER)
     assert isinstance(found, WorkerError)
     assert "rank 0 stopped with Lost: gone" in str(found)
 
 
-def test_every_rank_is_told_of_and_those_that_only_followed_in_one_line():
+def test_every_rank_is_reported_and_those_that_only_followed_in_one_line():
     rank_results = [
         raised(0, RuntimeError("Connection closed by peer"), 1.0, lost_connection=True),
         raised(1, KeyError("cause"), 2.0),
@@ -137,7 +137,7 @@ def test_advice_stands_before_the_folder():
     assert text.endswith(f"\n\nWhat to do: Do this.\n\nAll output: {FOLDER}")
 
 
-def test_a_run_that_was_stopped_says_after_which_step():
+def test_a_run_that_was_stopped_reports_after_which_step():
     rank_results = [RankResult(0, value=1), raised(1, KeyboardInterrupt(), ended_by_us=True)]
     found = stopped_error("after step 7", rank_results, FOLDER)
     assert isinstance(found, KeyboardInterrupt)
@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_says_after_which_step():
     assert "wherever its ranks were" in str(stopped_error(None, rank_results, FOLDER))
 
 
-def test_a_death_tells_the_last_words():
+def test_a_death_reports_the_last_lines():
     failure = died(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
     found = worker_error([RankResult(0, value=None), RankResult(1, failure=failure)], FOLDER)
     assert str(found).startswith("rank 1 ended with SIGSEGV")
@@ -158,7 +158,7 @@ def test_a_headline_is_one_short_line():
     assert len(text.splitlines()[0]) < 400
 
 
-def test_a_hang_tells_who_had_returned_and_where_the_others_were():
+def test_a_hang_reports_who_had_returned_and_where_the_others_were():
     rank_results = [
         RankResult(0, value=1),
         RankResult(1, failure=died(1, -9, last_lines=[], time=1.0, ended_by_us=True)),

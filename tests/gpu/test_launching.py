@@ -51,7 +51,7 @@ def test_tensors_travel_to_the_ranks_and_their_results_back(
     assert [item.tolist() for item in found] == [[0, 2, 4]] * ranks
 
 
-def test_a_forked_launch_says_why_it_cannot_use_the_gpu(launched: Callable[..., list[Any]], device: str) -> None:
+def test_a_forked_launch_reports_why_it_cannot_use_the_gpu(launched: Callable[..., list[Any]], device: str) -> None:
     if device == "cpu":
         assert launched(own_device_and_sum, start_method="fork")
         return

@@ -117,7 +117,7 @@ def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kerne
     assert "broken" in error.text
 
 
-def test_a_failure_of_a_run_that_is_not_shown_is_told(kernel: Kernel) -> None:
+def test_a_failure_of_a_run_that_is_not_shown_is_reported(kernel: Kernel) -> None:
     cell = kernel.start(
         "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)\nrun._over.wait()"
     )
@@ -162,7 +162,7 @@ def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel
     assert "end x" not in waited.stdout
 
 
-def test_what_a_configuration_says_is_launched(kernel: Kernel) -> None:
+def test_what_a_configuration_sets_is_launched(kernel: Kernel) -> None:
     code = """
         from accelerate_nb.config.run_config import resolve
         config = resolve({"num_processes": 2, "results": "all", "panel": "off"}, {})

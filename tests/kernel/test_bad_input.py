@@ -74,7 +74,7 @@ def magics(kernel: Kernel) -> Kernel:
 
 
 @pytest.mark.parametrize("call", MISSPELLED.values(), ids=MISSPELLED)
-def test_a_misspelled_setting_is_told_in_one_line(magics: Kernel, call: str) -> None:
+def test_a_misspelled_setting_is_reported_in_one_line(magics: Kernel, call: str) -> None:
     cell = magics.run(call)
     text = refused(cell, "UnknownSettingError")
     assert re.search("(?i)did you mean (--|ACCELERATE_NB_)?num[-_]processes", text)
@@ -95,7 +95,7 @@ def test_something_that_is_no_function_is_refused(kernel: Kernel) -> None:
     assert "args=(x,)" in text
 
 
-def test_wrong_arguments_of_the_function_are_told_as_python_tells_them(kernel: Kernel) -> None:
+def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
     cell = kernel.run("""
     def takes_one(value):
         pass

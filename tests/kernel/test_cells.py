@@ -192,7 +192,7 @@ def test_a_figure_of_the_first_rank_is_shown(two: Kernel) -> None:
     assert "displays of rank 1 are left out" in cell.stdout
 
 
-def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is_asked(two: Kernel) -> None:
+def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is_requested(two: Kernel) -> None:
     made = "from IPython.display import HTML, display\n"
     cell = two.ok(f"%%accelerate\n{made}display(HTML('<b>same</b>'))\nHTML('<i>last</i>')")
     assert [display.get("text/html") for display in cell.displays] == ["<b>same</b>", "<i>last</i>"]
@@ -200,7 +200,7 @@ def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is
     assert [display.get("text/html") for display in cell.displays] == ["<b>0</b>", "<b>1</b>"]
 
 
-def test_another_setting_starts_the_session_anew_and_says_why(notebook: Kernel) -> None:
+def test_another_setting_starts_the_session_anew_and_reports_why(notebook: Kernel) -> None:
     notebook.ok("%%accelerate -n 2\nkept = 1")
     cell = notebook.ok("%%accelerate -n 2\nprint('kept' in globals())")
     assert cell.stdout == "[0-1] True\n"
@@ -275,7 +275,7 @@ def test_a_cell_has_its_time(two: Kernel) -> None:
     assert two.ok("%%accelerate\nprint('on')").stdout == "[0-1] on\n"
 
 
-def test_a_worker_that_dies_says_its_last_words_and_the_next_cell_starts_a_new_session(two: Kernel) -> None:
+def test_a_worker_that_dies_reports_its_last_lines_and_the_next_cell_starts_a_new_session(two: Kernel) -> None:
     cell = two.run("""
     %%accelerate
     import os
@@ -293,7 +293,7 @@ def test_a_worker_that_dies_says_its_last_words_and_the_next_cell_starts_a_new_s
     assert cell.stdout.splitlines()[-1] == "[0-1] 2"
 
 
-def test_a_worker_that_is_killed_between_cells_is_told_of(two: Kernel) -> None:
+def test_a_worker_that_is_killed_between_cells_is_reported(two: Kernel) -> None:
     two.ok("%%accelerate\nimport os\npid = os.getpid()")
     two.ok("%accelerate pull pid --rank 1")
     os.kill(two.value("pid"), signal.SIGKILL)
@@ -359,7 +359,7 @@ def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on
     assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
 
 
-def test_a_cell_in_the_background_can_be_interrupted_and_tells_its_error_under_its_cell(two: Kernel) -> None:
+def test_a_cell_in_the_background_can_be_interrupted_and_reports_its_error_under_its_cell(two: Kernel) -> None:
     cell = two.ok("%%accelerate --background\nimport time\nwhile True: time.sleep(0.01)")
     assert "was interrupted" in two.ok("%accelerate interrupt").stdout
     raised = two.run("%accelerate wait")
@@ -368,7 +368,7 @@ def test_a_cell_in_the_background_can_be_interrupted_and_tells_its_error_under_i
     assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
 
 
-def test_status_stacks_and_logs_tell_of_the_session(two: Kernel) -> None:
+def test_status_stacks_and_logs_show_the_session(two: Kernel) -> None:
     two.ok("%%accelerate\nprint('in the log')")
     status = two.ok("%accelerate").displays[-1]
     assert "A session of 2 processes is ready" in status["text/plain"]

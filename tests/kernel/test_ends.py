@@ -49,7 +49,7 @@ def test_an_interrupt_shows_no_frames_of_this_package_and_ranks_that_were_stoppe
     assert "failed" not in drawn(cell)
 
 
-def test_where_the_workers_are_lost_no_rank_is_to_blame_and_none_runs(fresh_kernel: Kernel) -> None:
+def test_where_the_workers_are_lost_no_rank_is_at_fault_and_none_runs(fresh_kernel: Kernel) -> None:
     cell = begun(fresh_kernel)
     psutil.Process(fresh_kernel.supervisor().pid).kill()
     cell.wait()

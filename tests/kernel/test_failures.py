@@ -133,7 +133,7 @@ def test_the_exception_that_a_cell_catches_has_its_causes_with_their_lines(kerne
     assert '{}["first"]' in kernel.value("''.join(traceback.format_exception(broken))")
 
 
-def test_an_uncaught_error_tells_of_its_causes_once(kernel: Kernel) -> None:
+def test_an_uncaught_error_reports_its_causes_once(kernel: Kernel) -> None:
     cell = kernel.run("""
     def fails():
         try:
@@ -166,7 +166,7 @@ def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel)
     assert "raise cause" in cell.error.traceback
 
 
-def test_a_deep_recursion_is_told_in_few_lines(kernel: Kernel) -> None:
+def test_a_deep_recursion_is_reported_in_few_lines(kernel: Kernel) -> None:
     cell = kernel.run("""
     def deeper(depth):
         return deeper(depth + 1)
@@ -260,7 +260,7 @@ def test_the_cause_leads_where_the_failing_rank_closes_its_connections_first(ker
     assert "rank 0 lost its connection" in text
 
 
-def test_failures_of_several_ranks_are_all_told(kernel: Kernel) -> None:
+def test_failures_of_several_ranks_are_all_reported(kernel: Kernel) -> None:
     cell = kernel.run("""
     import os
     def fails():
@@ -293,7 +293,7 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_process_that_dies_is_told_with_its_rank_its_code_and_its_last_lines(kernel: Kernel, death: str) -> None:
+def test_a_process_that_dies_is_reported_with_its_rank_its_code_and_its_last_lines(kernel: Kernel, death: str) -> None:
     code, message = DEATHS[death]
     cell = kernel.run(f"""
     import ctypes, os, signal, time
@@ -315,7 +315,7 @@ def test_a_process_that_dies_is_told_with_its_rank_its_code_and_its_last_lines(k
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_process_that_dies_is_told_for_the_other_start_methods(kernel: Kernel, method: str) -> None:
+def test_a_process_that_dies_is_reported_for_the_other_start_methods(kernel: Kernel, method: str) -> None:
     cell = kernel.run(f"""
     import os, signal, time
     def dies():
@@ -347,7 +347,7 @@ def test_a_rank_that_dies_in_a_collective_leads(kernel: Kernel) -> None:
     assert "last words" in text
 
 
-def test_a_memory_limit_is_told_where_it_was_met(kernel: Kernel) -> None:
+def test_a_memory_limit_is_reported_where_it_was_met(kernel: Kernel) -> None:
     cell = kernel.run("""
     import os, resource, time
     def grows():
@@ -368,7 +368,7 @@ def test_a_memory_limit_is_told_where_it_was_met(kernel: Kernel) -> None:
     assert "held.append(bytearray(64 << 20))" in text
 
 
-def test_a_memory_limit_of_torch_is_told_where_it_was_met(kernel: Kernel) -> None:
+def test_a_memory_limit_of_torch_is_reported_where_it_was_met(kernel: Kernel) -> None:
     cell = kernel.run("""
     import os, resource, time, torch
     def grows():
@@ -385,7 +385,7 @@ def test_a_memory_limit_of_torch_is_told_where_it_was_met(kernel: Kernel) -> Non
     assert "held = [torch.ones" in text
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(kernel: Kernel) -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported_all_the_same(kernel: Kernel) -> None:
     cell = kernel.run("""
     import threading
     class Locked(Exception):
@@ -401,7 +401,7 @@ def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(kernel: Kernel
     assert f"Cell In[{cell.number}], line 7, in fails" in text
 
 
-def test_a_result_that_cannot_be_pickled_is_told(kernel: Kernel) -> None:
+def test_a_result_that_cannot_be_pickled_is_reported(kernel: Kernel) -> None:
     cell = kernel.run("""
     import threading
     def brings_a_lock():
@@ -413,7 +413,7 @@ def test_a_result_that_cannot_be_pickled_is_told(kernel: Kernel) -> None:
     assert "rank" in text
 
 
-def test_sys_exit_in_a_worker_is_told_or_is_a_return(kernel: Kernel) -> None:
+def test_sys_exit_in_a_worker_is_reported_or_is_a_return(kernel: Kernel) -> None:
     kernel.ok("import sys\nnotebook_launcher(lambda: sys.exit(), num_processes=2)")
     cell = kernel.run("notebook_launcher(lambda: sys.exit(4), num_processes=2)")
     # an exception of the kind SystemExit would end a notebook's cell without a word

@@ -40,7 +40,7 @@ def assert_launches_and_leaves_nothing(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(("method", "limit"), [("supervisor", 3), ("fork", 3), ("spawn", 8)])
-def test_a_skipped_collective_is_told_with_the_stack_of_every_rank(kernel: Kernel, method: str, limit: int) -> None:
+def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: Kernel, method: str, limit: int) -> None:
     kernel.ok("notebook_launcher(print, num_processes=2)")  # the supervisor is there
     cell = kernel.run(f"""
     import time, torch, torch.distributed as dist
@@ -67,7 +67,7 @@ def test_a_skipped_collective_is_told_with_the_stack_of_every_rank(kernel: Kerne
     assert_launches_and_leaves_nothing(kernel)
 
 
-def test_ranks_that_wait_for_the_store_are_told_and_the_odd_one_is_marked(kernel: Kernel) -> None:
+def test_ranks_that_wait_for_the_store_are_reported_and_the_odd_one_is_marked(kernel: Kernel) -> None:
     cell = kernel.run("""
     import os
     from datetime import timedelta
@@ -89,7 +89,7 @@ def test_ranks_that_wait_for_the_store_are_told_and_the_odd_one_is_marked(kernel
     assert cell.seconds < 2 + INTERRUPTED
 
 
-def test_a_rank_that_returned_is_told_from_those_that_hang(kernel: Kernel) -> None:
+def test_a_rank_that_returned_is_distinguished_from_those_that_hang(kernel: Kernel) -> None:
     cell = kernel.run("""
     import torch, torch.distributed as dist
     def leaves_early():
@@ -254,7 +254,7 @@ def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, 
     assert "saved 1" in cell.stdout
 
 
-def test_an_interrupted_cell_says_where_the_output_is(kernel: Kernel) -> None:
+def test_an_interrupted_cell_reports_where_the_output_is(kernel: Kernel) -> None:
     cell = kernel.start("""
     import time
     def speaks():
@@ -423,7 +423,7 @@ def test_a_stop_gives_the_cell_what_the_function_has(kernel: Kernel) -> None:
     assert kernel.value("[run.view.state, run.view.detail]") == ["stopped", f"as requested, after step {first + 1}"]
 
 
-def test_a_stop_of_a_function_that_does_not_look_is_an_error_that_says_so(kernel: Kernel) -> None:
+def test_a_stop_of_a_function_that_does_not_check_is_an_error_with_the_reason(kernel: Kernel) -> None:
     cell = kernel.run("LOOKS = False" + TRAINS.replace("\n    ", "\n"))
     assert cell.error is not None, cell.text
     assert cell.error.name == "StoppedError"

@@ -72,7 +72,7 @@ def running_panel(kernel: Kernel, code: str = LAUNCH) -> tuple[Cell, Page]:
 # ------------------------------------------------------------------------------------------------- on every ipykernel
 
 
-def test_a_page_is_told_and_heard_while_the_cell_runs(any_kernel: Kernel) -> None:
+def test_messages_reach_the_page_and_the_kernel_while_the_cell_runs(any_kernel: Kernel) -> None:
     cell, page = running_panel(any_kernel)
     assert page.all_of("run")[0]["size"] == 2
     assert page.all_of("run")[0]["can_act"] is True
@@ -161,7 +161,7 @@ def test_an_interrupt_ends_a_run_that_a_panel_shows(any_kernel: Kernel) -> None:
     assert any_kernel.ok("1 + 1").done
 
 
-def test_a_background_run_is_told_and_heard(any_kernel: Kernel) -> None:
+def test_messages_of_a_background_run_reach_the_page_and_the_kernel(any_kernel: Kernel) -> None:
     _, page = running_panel(any_kernel, "run = launch(train, num_processes=2)")
     assert page.all_of("run")[0]["background"] is True
     before = len(page.lines())
@@ -210,7 +210,7 @@ def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel)
     assert left["line_count"] == 100_000
 
 
-def test_a_page_that_is_loaded_anew_is_told_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
+def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
     cell, page = running_panel(kernel)
     resets = lambda: sum(bool(item.get("reset")) for item in page.messages[page.panel])  # noqa: E731
     assert resets() == 1
@@ -225,7 +225,7 @@ def test_a_page_that_is_loaded_anew_is_told_everything_again_and_a_second_view_n
     cell.wait()
 
 
-def test_a_page_that_does_not_answer_is_told_no_more_until_it_does(kernel: Kernel) -> None:
+def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does(kernel: Kernel) -> None:
     kernel.ok(TRAIN)
     kernel.ok("from accelerate_nb.notebook.display import panel\npanel._BACKLOG_TIMEOUT = 6.0")
     page = Page(kernel, acknowledges=False)

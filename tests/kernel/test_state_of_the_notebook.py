@@ -117,7 +117,7 @@ def test_a_busy_port_29500_is_no_problem(kernel: Kernel) -> None:
         assert kernel.value("met") != "29500"
 
 
-def test_a_port_that_was_asked_for_and_is_busy_is_told_and_one_that_is_free_is_used(kernel: Kernel) -> None:
+def test_a_port_that_was_requested_and_is_busy_is_reported_and_one_that_is_free_is_used(kernel: Kernel) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(("ranks_here", "printed"), [(None, "told\n"), (range(1), "told\n"), (range(0), "")])
-def test_a_process_is_told_of_a_signal_where_the_rank_of_its_number_is_on_this_machine(
+def test_a_process_receives_a_signal_where_the_rank_of_its_number_is_on_this_machine(
     ranks_here: Collection[int] | None, printed: str
 ) -> None:
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()

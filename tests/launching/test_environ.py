@@ -26,7 +26,7 @@ def what_workers_see():
 
 
 @pytest.mark.slow
-def test_threads_and_compilers_are_as_they_were_asked_for(monkeypatch):
+def test_threads_and_compilers_are_as_they_were_requested(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads, variable, found = notebook_launcher(
         what_workers_see,

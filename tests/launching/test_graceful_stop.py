@@ -37,7 +37,7 @@ def test_a_rank_that_makes_no_steps_is_not_waited_for():
     assert negotiation(at(7), None).needs_force([], now=1.0)
 
 
-def test_a_slow_rank_gets_its_steps_beyond_the_grace():
+def test_a_slow_rank_gets_its_steps_beyond_the_stop_grace_period():
     slow = negotiation(at(7, pace=10.0), at(7))
     assert not slow.needs_force([], now=32.9)
     assert slow.needs_force([], now=33.1)

@@ -79,7 +79,7 @@ def evaluates(folder):
     return accelerator.knob("lr", 0.1).value
 
 
-def test_a_knob_that_no_step_follows_is_said_to_stay(tmp_path):
+def test_a_knob_that_no_step_follows_is_reported_to_stay(tmp_path):
     run = launch(evaluates, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
     wait_for(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
     run.set_knob("lr", 0.5)

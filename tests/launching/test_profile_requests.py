@@ -69,7 +69,7 @@ def test_a_profile_has_the_costliest_operations_of_each_rank_and_a_trace(tmp_pat
         assert len([event for event in trace if event.get("name") == "aten::addmm"]) == 3
 
 
-def test_a_function_that_makes_no_step_is_said_to_make_none(tmp_path):
+def test_a_function_that_makes_no_step_is_reported_to_make_none(tmp_path):
     run = launch(waits, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
     assert comes(lambda: {rank.state for rank in run.view.glances()} == {"running"})
     run.profile(ranks=[1])

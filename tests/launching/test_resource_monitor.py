@@ -86,7 +86,7 @@ def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
     assert samplers() == []
 
 
-def test_on_a_device_that_cannot_be_asked_only_the_machine_is_known(tmp_path):
+def test_on_a_device_that_cannot_be_queried_only_the_machine_is_known(tmp_path):
     view = RunState(1)
     view.apply(StateChange(0, "running", time.time()))
     with ResourceMonitor(view, lambda: range(1), "mps", {}, [tmp_path]):

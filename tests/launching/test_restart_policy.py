@@ -67,14 +67,14 @@ def test_others_may_heal(exceptions):
     assert decide([FailedAttempt("", exceptions)], 1, 0.1) == StartAgain(0.1)
 
 
-def test_what_a_person_ended_or_nobody_asked_to_restart_needs_no_explanation():
+def test_what_a_person_ended_or_was_not_to_restart_needs_no_explanation():
     stopped, late = FailedAttempt("", was_stopped=True), FailedAttempt("", timed_out=True)
     for attempt, restarts in ((stopped, 3), (late, 3), (KILLED, 0)):
         assert decide([attempt], restarts, 0.1) == GiveUp()
         assert explanation([attempt], GiveUp()) == ""
 
 
-def test_the_explanation_tells_all_attempts():
+def test_the_explanation_lists_all_attempts():
     attempts = [FailedAttempt("rank 0 failed", seconds=1.25), FailedAttempt("rank 1 failed", seconds=60)]
     assert explanation(attempts, GiveUp("max_restarts=1 is used up")).splitlines() == [
         "It was not started again: max_restarts=1 is used up.",

@@ -177,7 +177,7 @@ def test_each_attempt_has_its_own_logs_and_all_lines_are_shown(again: Any, capfd
     assert (kept.restarts, kept.error) == (2, "")
 
 
-def test_an_error_after_the_last_restart_tells_all_attempts(again: Any) -> None:
+def test_an_error_after_the_last_restart_lists_all_attempts(again: Any) -> None:
     run = again(steps_then_fails, num_processes=1, max_restarts=1)
     with pytest.raises(ConnectionResetError, match="failure 1") as raised:
         run.wait()
@@ -213,7 +213,7 @@ def test_an_attempt_that_ends_before_its_first_step_is_not_repeated_for_ever(aga
         ),
     ],
 )
-def test_an_error_that_does_not_heal_ends_the_run_and_says_so(again: Any, error: Any, reason: str) -> None:
+def test_an_error_that_does_not_heal_ends_the_run_and_reports_it(again: Any, error: Any, reason: str) -> None:
     run = again(steps_then_fails, error, num_processes=1)
     with pytest.raises(type(error), match=reason):
         run.wait()

@@ -79,7 +79,7 @@ def waits_for_ever():
     time.sleep(60)
 
 
-def test_a_run_whose_time_is_over_says_which_ranks_waited_where(tmp_path):
+def test_a_run_whose_time_is_over_reports_which_ranks_waited_where(tmp_path):
     settings = {**SETTINGS, "num_processes": 2}
     launch(print, folder=str(tmp_path / "before"), **settings).wait()  # what starts workers is there
     run = launch(waits_for_ever, folder=str(tmp_path / "runs"), **{**settings, "timeout": 4})

@@ -210,7 +210,7 @@ def test_a_rank_that_comes_to_no_boundary_is_interrupted(
     assert agent.after(0.0 if position is None else GRACE + 0.1) == [SignalRanks(INTERRUPT, (0, 1))]
 
 
-def test_a_group_whose_time_is_over_is_killed_and_says_so() -> None:
+def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
     agent = ScriptedAgent(deadline=5.0)
     agent.state("running", 0, 1)
     assert agent.after(5.0) == []

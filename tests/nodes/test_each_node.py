@@ -146,7 +146,7 @@ def test_a_firewall_is_found_with_its_port_before_anything_starts(hosts: Hosts, 
             assert "pid" not in printed
 
 
-def test_a_host_that_does_not_come_is_told_with_the_endpoint(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_that_does_not_come_is_reported_with_the_endpoint(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "reduces.py").write_text(REDUCES)
     master = {"master_addr": hosts.addresses["h1"], "use_port": 29558, "rdzv_conf": {"join_timeout": 1}}
     settings = [master, {**master, "master_addr": hosts.addresses["h2"], "node_rank": 1}]

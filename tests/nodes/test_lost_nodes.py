@@ -62,7 +62,7 @@ def test_fewer_hosts_go_on_from_the_newest_checkpoint(settings: dict[str, Any], 
     assert [node.name for node in run.view.nodes] == ["h1"]
 
 
-def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_says_what_to_list(
+def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_reports_what_to_list(
     hosts: Hosts, settings: dict[str, Any]
 ) -> None:
     command = f"{hosts.ssh_command} -o ConnectTimeout=2"

@@ -144,7 +144,7 @@ def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(
     assert launch(trains, (4,), **settings).wait() == pytest.approx(alone, abs=1e-6)
 
 
-def test_what_the_cluster_does_not_have_is_said_with_what_it_has(settings: dict[str, Any]) -> None:
+def test_what_the_cluster_does_not_have_is_reported_with_what_it_has(settings: dict[str, Any]) -> None:
     with pytest.raises(
         LaunchError, match=r"(?s)requested on 3 nodes with 1 CPU each, every one.*n1  1 CPU.*n2  1 CPU.*Request less"
     ):

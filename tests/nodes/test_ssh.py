@@ -170,7 +170,7 @@ def test_a_host_whose_agent_is_killed_or_paused_is_named_and_nothing_of_it_is_le
     assert not alive
 
 
-def test_a_cut_cable_is_told_in_seconds_and_the_next_launch_finds_the_host_again(
+def test_a_cut_cable_is_reported_in_seconds_and_the_next_launch_finds_the_host_again(
     hosts: Hosts, settings: dict[str, Any]
 ) -> None:
     run = launch(reduces_for_ever, **settings)
@@ -224,7 +224,7 @@ def test_a_firewall_is_found_with_its_port_before_anything_starts(hosts: Hosts, 
     assert len(launch(place, **settings, results="all").wait()) == 2
 
 
-def test_a_host_that_is_not_there_and_a_python_that_is_none_are_told(settings: dict[str, Any]) -> None:
+def test_a_host_that_is_not_there_and_a_python_that_is_none_are_reported(settings: dict[str, Any]) -> None:
     with pytest.raises(LaunchError, match=r"(?s)Workers on nowhere were requested.*exit code 255.*Try `ssh"):
         launch(place, **{**settings, "hosts": "h1,nowhere"})
     with pytest.raises(LaunchError, match=r"(?s)exit code 127.*/no/python"):

@@ -54,17 +54,17 @@ def test_rank_0s_value_comes_back():
     assert notebook_launcher(lambda x, y: (x + y, launch_environment()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
 
 
-def test_every_ranks_value_comes_back_where_that_was_asked():
+def test_every_ranks_value_comes_back_where_that_was_requested():
     found = notebook_launcher(launch_environment, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
     assert [item["RANK"] for item in found] == ["0", "1"]
     assert {item["ACCELERATE_MIXED_PRECISION"] for item in found} == {"bf16"}
 
 
-def test_what_was_not_said_is_left_to_the_accelerator():
+def test_what_was_not_set_is_left_to_the_accelerator():
     assert "ACCELERATE_MIXED_PRECISION" not in notebook_launcher(launch_environment, num_processes=1, cpu=True)
 
 
-def test_further_settings_are_said_by_name():
+def test_further_settings_are_set_by_name():
     found = notebook_launcher(launch_environment, num_processes=1, cpu=True, gradient_accumulation_steps=4)
     assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
@@ -77,7 +77,7 @@ def test_a_strategy_reaches_the_workers_of_every_rank():
         assert found == {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
-def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
+def test_the_configuration_file_sets_what_the_call_does_not(tmp_path):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
@@ -86,7 +86,7 @@ def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
     assert notebook_launcher(launch_environment, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
 
 
-def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_says(tmp_path):
+def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_sets(tmp_path):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("mixed_precision: bf16\nnum_processes: 3\n")
@@ -136,13 +136,13 @@ def fail():
     ],
 )
 @pytest.mark.parametrize("launcher", [notebook_launcher, launch])
-def test_a_wrong_call_is_told_before_anything_starts(launcher, settings, error, message):
+def test_a_wrong_call_is_reported_before_anything_starts(launcher, settings, error, message):
     with pytest.raises(error, match=message):
         launcher(launch_environment, **settings)
 
 
 @pytest.mark.parametrize("launcher", [notebook_launcher, launch, debug_launcher])
-def test_what_is_no_function_is_told(launcher):
+def test_what_is_no_function_is_reported(launcher):
     with pytest.raises(ConfigurationError, match="without parentheses"):
         launcher(launch_environment())
 

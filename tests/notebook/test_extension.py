@@ -61,7 +61,7 @@ def test_loading_warms_the_supervisor_once_for_each_load(shell, supervisor):
     assert supervisor.warmed == 1
 
 
-def test_each_module_is_told_once_after_the_cell_that_names_it(shell, supervisor):
+def test_each_module_is_sent_once_after_the_cell_that_names_it(shell, supervisor):
     load_ipython_extension(shell)
     supervisor.preloaded.clear()
     shell.run_cell("import yaml")
@@ -70,7 +70,7 @@ def test_each_module_is_told_once_after_the_cell_that_names_it(shell, supervisor
     assert supervisor.preloaded == [["yaml"], ["packaging.version"]]
 
 
-def test_what_was_imported_before_is_told_at_once(shell, supervisor):
+def test_what_was_imported_before_is_sent_at_once(shell, supervisor):
     shell.run_cell("import yaml")
     load_ipython_extension(shell)
     assert supervisor.preloaded == [["yaml"]]
@@ -127,7 +127,7 @@ def test_lazy_objects_are_left_alone():
     assert list(modules_of([Lazy()])) == [__name__]
 
 
-def test_only_installed_modules_that_are_not_loaded_anyway_are_told(tmp_path, monkeypatch):
+def test_only_installed_modules_that_are_not_loaded_anyway_are_sent(tmp_path, monkeypatch):
     (tmp_path / "mine_own.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     import mine_own  # noqa: F401

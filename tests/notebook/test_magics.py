@@ -104,7 +104,7 @@ def test_names_of_the_ranks_are_completed_where_they_are_pulled(shell):
         shell.find_cell_magic("accelerate").kept.session = None
 
 
-def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
+def test_the_help_of_both_lists_every_flag_and_every_command(shell, capsys):
     shell.run_cell("%accelerate --help")
     lines = capsys.readouterr().out
     assert all(line_command.word in lines and line_command.help in lines for line_command in line_commands())
@@ -142,7 +142,7 @@ def test_what_only_a_notebook_understands_is_no_syntax_error(shell, code):
     magics.CellCode(shell, code).check()
 
 
-def test_errors_of_ours_are_told_shortly(shell, capsys):
+def test_errors_of_ours_are_reported_shortly(shell, capsys):
     output, error = failed(shell, "%%accelerate --mixed-precison bf16\npass", capsys)
     assert isinstance(error, ConfigurationError)
     assert "Did you mean --mixed-precision?" in output
@@ -166,13 +166,13 @@ def test_errors_of_ours_are_told_shortly(shell, capsys):
         ("pull x --rnk 1", "Did you mean --rank?"),
     ],
 )
-def test_a_command_that_makes_no_sense_says_what_would(shell, capsys, line, message):
+def test_a_command_that_makes_no_sense_reports_what_would(shell, capsys, line, message):
     shell.user_ns["learning_rate"] = 0.1
     output, _ = failed(shell, f"%accelerate {line}", capsys)
     assert message in output
 
 
-def test_without_a_session_its_status_says_how_to_start_one(shell, capsys):
+def test_without_a_session_its_status_reports_how_to_start_one(shell, capsys):
     shell.run_cell("%accelerate\n")
     assert "No session. A cell with %%accelerate starts one." in capsys.readouterr().out
     shell.run_cell("%accelerate stop")
@@ -249,7 +249,7 @@ def test_a_session_starts_once_and_stays(kept, capsys):
     assert len(output.splitlines()) == 1
 
 
-def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
+def test_another_setting_starts_it_anew_and_reports_which(kept, capsys):
     first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
     second = kept.ready({"num_processes": 4})
     assert first.closed == 1
@@ -266,7 +266,7 @@ def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsy
     assert kept.ready(restart=True).config.launching.panel == "widget"  # it still holds
 
 
-def test_what_a_form_says_holds_for_the_next_session_unless_its_cell_says_otherwise(kept, capsys):
+def test_what_a_form_sets_holds_for_the_next_session_unless_its_cell_sets_otherwise(kept, capsys):
     first = kept.ready({"num_processes": 2})
     kept.picked = lambda: {"mixed_precision": "bf16", "num_processes": 8}
     assert kept.ready() is first
@@ -276,14 +276,14 @@ def test_what_a_form_says_holds_for_the_next_session_unless_its_cell_says_otherw
     assert "From the form: mixed_precision=bf16." in capsys.readouterr().out
 
 
-def test_a_fresh_one_can_be_asked_for(kept, capsys):
+def test_a_fresh_one_can_be_requested(kept, capsys):
     first = kept.ready({"num_processes": 2})
     assert kept.ready(restart=True) is not first
     assert first.closed == 1
     assert "as requested" in capsys.readouterr().out
 
 
-def test_a_session_that_has_died_is_followed_by_a_new_one_that_says_why(kept, capsys):
+def test_a_session_that_has_died_is_followed_by_a_new_one_that_reports_why(kept, capsys):
     first = kept.ready({"num_processes": 2})
     first.alive, first.error = False, LaunchError("rank 1 ended with SIGKILL: out of memory\nmore")
     with pytest.raises(LaunchError, match="rank 1 ended with SIGKILL"):

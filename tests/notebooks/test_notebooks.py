@@ -153,7 +153,7 @@ def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing
     assert run.seconds < LIMIT
 
 
-def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Executing) -> None:
+def test_the_notebook_for_tpus_prints_what_it_found_and_learns_on_it(run_of: Executing) -> None:
     run = run_of("07_tpu.ipynb")
     found = next(cell for cell in run.notebook.cells if cell.id == "found")
     expected = {1: "Found 1 x CPU device", 2: "Found no TPU and no GPU"}[run.answer["ranks"]]

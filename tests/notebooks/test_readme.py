@@ -25,7 +25,7 @@ def lines(text: str) -> list[str]:
     return sorted(re.sub(r"\.\d+", ".#", line) for line in text.splitlines() if line.strip())
 
 
-def test_the_smallest_complete_cell_shows_what_the_readme_says(tmp_path: Path) -> None:
+def test_the_smallest_complete_cell_prints_what_the_readme_shows(tmp_path: Path) -> None:
     notebook = new_notebook(cells=[new_code_cell(block("python", "%load_ext"))])
     client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
     client.execute(env={**os.environ, **INTO_A_FILE})

@@ -81,7 +81,7 @@ def test_whoever_has_met_goes_on_when_another_leaves_right_afterwards():
         assert not failed
 
 
-def test_a_rank_passes_nothing_together_until_it_is_told_to():
+def test_a_rank_passes_nothing_together_until_it_is_requested():
     item, other, together = alone(), alone(), Lockstep(1)
     item.run(keep, together)
     assert item.run(lockstep) is together

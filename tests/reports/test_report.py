@@ -117,7 +117,7 @@ ESSENTIAL = [
 ]
 
 
-def test_a_report_tells_why_former_attempts_ended():
+def test_a_report_explains_why_former_attempts_ended():
     view = stories.view_of(Restart(1, 3, "rank 1 stopped with Error: <b>", 0.1, stories.STARTED), size=2)
     for live in (False, True):
         made = report(view, live=live)
@@ -153,7 +153,7 @@ def test_a_report_shows_what_a_rank_holds_of_a_training():
         assert "holds 1.0 MiB of weights, 1.0 MiB of gradients, 2.0 MiB of optimizer; peak 1.0 GiB" in text
 
 
-def test_a_report_says_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
+def test_a_report_shows_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
     gib = 2**30
     memory = MemoryUse(0, gib, gib, 2 * gib, 69 * gib, stories.STARTED, used=71 * gib, total=80 * gib)
     for text in report(stories.view_of(memory)).values():
@@ -169,7 +169,7 @@ def test_a_report_says_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
         assert batch_factor(tight) is None
 
 
-def test_a_report_says_of_a_cpu_only_what_its_process_takes():
+def test_a_report_shows_of_a_cpu_only_what_its_process_takes():
     memory = MemoryUse(0, 2**20, 2**20, 2**21, None, stories.STARTED, used=2**29)
     assert memory_parts(memory) == (2**20, 2**20, 2**21, 0, 2**29 - 2**22)
     for text in report(stories.view_of(memory)).values():
@@ -201,7 +201,7 @@ def test_a_report_has_the_newest_profile_of_the_first_rank_that_has_one():
 
 @pytest.mark.parametrize("essential", ESSENTIAL)
 @pytest.mark.parametrize("mime_type", ["text/html", "text/plain"])
-def test_html_and_text_say_the_same(mime_type, essential):
+def test_html_and_text_hold_the_same(mime_type, essential):
     made = report(stories.failed())[mime_type]
     read = Reader(made).text if mime_type == "text/html" else " ".join(made.split())
     assert essential in read
@@ -223,7 +223,7 @@ def test_a_run_that_only_begins_has_a_report():
     assert Reader(data["text/html"]).faults == []
 
 
-def test_many_ranks_are_told_in_groups_with_the_odd_one_by_itself():
+def test_many_ranks_are_reported_in_groups_with_the_odd_one_by_itself():
     view = stories.training(64, 20)
     view.apply(Failure(40, "KeyError", "'x'", "", stories.STARTED + 3))
     view.apply(StateChange(40, "failed", stories.STARTED + 3))
@@ -233,7 +233,7 @@ def test_many_ranks_are_told_in_groups_with_the_odd_one_by_itself():
     assert "1–39, 41–62" in text
 
 
-def test_many_ranks_are_told_in_groups_of_their_nodes():
+def test_many_ranks_are_reported_in_groups_of_their_nodes():
     view = stories.training(64, 20)
     for node in range(4):
         view.apply(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15))
@@ -286,7 +286,7 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_all_colours_are_told_from_white_and_from_black():
+def test_all_colours_are_distinguished_from_white_and_from_black():
     made = report(stories.failed(8))["text/html"]
     drawn = itertools.chain([made], pictures(made))
     colours = {colour for source in drawn for colour in re.findall(r"#[0-9a-f]{6}", source)}
@@ -301,7 +301,7 @@ def test_all_colours_are_told_from_white_and_from_black():
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("live", [False, True])
-def test_nothing_that_a_run_says_becomes_markup(nasty, live):
+def test_nothing_that_a_run_prints_becomes_markup(nasty, live):
     clean = Reader(report(stories.failed(2), live=live, name="f")["text/html"])
     view = stories.training(2)
     for rank in range(2):
@@ -518,6 +518,6 @@ def test_a_flood_ends_with_its_last_lines():
         assert "of 25,000 lines" in made
 
 
-def test_a_long_line_says_how_long_it_is():
+def test_a_long_line_shows_how_long_it_is():
     for made in report(one_long_line()).values():
         assert "more characters)" in made

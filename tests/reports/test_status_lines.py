@@ -111,7 +111,7 @@ def test_the_outer_bar_is_shown_above_the_inner_one_that_is_drawn():
     assert paper.open == [f"[0] {DRAWN}", "[0] outer █████░░░░░░░ 4/10 2 it/s 00:03"]
 
 
-def test_many_ranks_are_told_in_one_line():
+def test_many_ranks_are_reported_in_one_line():
     paper = StatusPaper(size=64)
     paper.feed(*(event for rank in range(64) for event in (metric(rank, rank), bar(rank, done=5 if rank == 3 else 6))))
     assert paper.open == [
@@ -119,7 +119,7 @@ def test_many_ranks_are_told_in_one_line():
     ]
 
 
-def test_many_ranks_of_several_nodes_are_told_in_a_line_a_node():
+def test_many_ranks_of_several_nodes_are_reported_in_a_line_a_node():
     paper = StatusPaper(size=64)
     paper.feed(*(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)))
     paper.feed(*(metric(1.0, rank) for rank in range(60)))
@@ -141,7 +141,7 @@ def test_the_end_clears_what_moved():
 # -------------------------------------------------------------------------------------------------------------------- a log
 
 
-def test_a_log_says_now_and_then_where_the_ranks_are():
+def test_a_log_reports_now_and_then_where_the_ranks_are():
     paper = StatusPaper(redraws=False)
     paper.feed(bar(), metric(2.0), seconds=5)
     assert paper.texts == []
@@ -175,7 +175,7 @@ def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws
 # ------------------------------------------------------------------------------------------------------------- what happened
 
 
-def test_each_restart_is_told_of_once_with_why_the_former_attempt_ended():
+def test_each_restart_is_reported_once_with_why_the_former_attempt_ended():
     paper = StatusPaper()
     paper.feed(StateChange(0, "running", 1.0, "100"), StateChange(1, "running", 1.0, "101"))
     assert paper.texts == []
@@ -186,7 +186,7 @@ def test_each_restart_is_told_of_once_with_why_the_former_attempt_ended():
     assert paper.texts[1:] == ["... restart 2 of 3: rank 0 stopped with KeyError: 'x' ..."]
 
 
-def test_a_rank_that_failed_alone_is_told_of_once():
+def test_a_rank_that_failed_alone_is_reported_once():
     paper = StatusPaper()
     paper.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time()))
     assert paper.texts == []  # mostly it ends the others, and the error says it all
@@ -195,14 +195,14 @@ def test_a_rank_that_failed_alone_is_told_of_once():
     assert paper.texts == ["... rank 1 stopped with KeyError: 'x'; other ranks go on ..."]
 
 
-def test_a_run_that_is_asked_to_stop_says_so():
+def test_a_requested_stop_is_reported():
     paper = StatusPaper()
     paper.feed(StateChange(None, "stopping", 1.0))
     paper.feed()
     assert paper.texts == ["... the run was asked to stop ..."]
 
 
-def test_a_quiet_time_is_told_once_and_again_when_it_has_lasted_twice_as_long():
+def test_an_idle_time_is_reported_once_and_again_when_it_has_lasted_twice_as_long():
     paper = StatusPaper()
     for seconds in (60, 70, 80, 119, 120, 130):
         paper.feed(IdleWarning(seconds, f"nothing for {seconds} s", 1.0))

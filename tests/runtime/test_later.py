@@ -65,7 +65,7 @@ def test_settings_can_be_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", later())
-def test_a_name_that_is_not_offered_yet_says_so(function: Callable[..., Any]) -> None:
+def test_a_name_that_is_not_offered_yet_is_an_error(function: Callable[..., Any]) -> None:
     wanted = inspect.signature(function).parameters.values()
     needed = [None for item in wanted if item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD]
     with pytest.raises(NotYetError, match="which is not offered here yet"):

@@ -99,7 +99,7 @@ def notices(split: bool, with_optimizer: bool) -> list[str]:
     return [str(item.message) for item in caught if item.category is ScheduleNotice]
 
 
-def test_a_schedule_that_moves_several_times_in_a_step_says_so_once() -> None:
+def test_a_schedule_that_moves_several_times_in_a_step_reports_it_once() -> None:
     (message,), nothing = run_on_ranks(notices, 2, False, True)
     assert "moves 2 times in a step" in message
     assert nothing == []

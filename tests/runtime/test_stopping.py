@@ -383,7 +383,7 @@ def evaluates_inline(folder):
 
 
 @pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
-def test_a_function_in_this_process_is_asked_too(tmp_path, function):
+def test_a_function_in_this_process_receives_the_request_too(tmp_path, function):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
     run = prepare(function, (str(tmp_path),), config, NoFrontEnd())
 

@@ -69,7 +69,7 @@ def variables_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     "text", ["y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0", "", "2", "maybe", "none"]
 )
-def test_a_text_says_yes_or_no(text: str, to_bool: bool) -> None:
+def test_a_text_means_yes_or_no(text: str, to_bool: bool) -> None:
     mine, expected = answer(ours.str_to_bool, text, to_bool), answer(theirs.str_to_bool, text, to_bool)
     assert (mine, type(mine)) == (expected, type(expected))
 
@@ -276,13 +276,13 @@ def test_availability_is_answered_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.12", "99.0"])
-def test_availability_asks_for_a_version(version: str) -> None:
+def test_availability_requests_a_version(version: str) -> None:
     for name in ("is_numpy_available", "is_mps_available", "is_bnb_available"):
         assert getattr(our_imports, name)(version) == bool(getattr(imports, name)(version))
 
 
 @pytest.mark.parametrize("value", [None, "1", "no"])
-def test_rich_is_there_only_where_it_was_asked_for(value: str | None, variables_as: Callable[..., None]) -> None:
+def test_rich_is_there_only_where_it_was_requested(value: str | None, variables_as: Callable[..., None]) -> None:
     variables_as(**({} if value is None else {"ACCELERATE_ENABLE_RICH": value}))
     assert ours.is_rich_available() == theirs.is_rich_available()
 
@@ -302,7 +302,7 @@ def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypa
     assert not packages.is_installed("made_up_package", "made-up-package", below="1.5")
 
 
-def test_a_function_that_needs_torchao_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_needs_torchao_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     if packages.is_torchao_available():
         pytest.skip("torchao is installed here")
     for package in (imports, our_imports):
@@ -310,7 +310,7 @@ def test_a_function_that_needs_torchao_says_so(monkeypatch: pytest.MonkeyPatch) 
             package.torchao_required(lambda: None)()
 
 
-def test_xla_is_asked_for_one_device_only() -> None:
+def test_one_device_only_is_requested_of_xla() -> None:
     with pytest.raises(AccelerateNbError):
         device_support.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
 
@@ -366,7 +366,7 @@ def test_without_a_driver_nothing_is_known_against_gpus(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2-3,8", {0, 2, 3, 8}), ("\n", set()), (None, set())]
 )
-def test_the_kernel_says_which_cores_are_near(text: str | None, cores: set[int], tmp_path: Path) -> None:
+def test_the_kernel_reports_which_cores_are_near(text: str | None, cores: set[int], tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "local_cpulist").write_text(text)
     assert near(tmp_path) == cores
@@ -571,7 +571,7 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     return seen
 
 
-def test_an_accelerator_answers_what_others_ask_of_it(tmp_path: Path) -> None:
+def test_an_accelerator_has_what_others_look_for(tmp_path: Path) -> None:
     both = under_both(asking, 1, str(tmp_path))
     for name, answered in both.theirs[0].items():
         assert (name, both.ours[0][name]) == (name, answered)

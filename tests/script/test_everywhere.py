@@ -143,7 +143,7 @@ def test_every_way_finds_the_same(ended: dict[str, Ended]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_fails_says_so_with_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
+def test_a_run_that_fails_reports_it_with_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
     output = ended[way].output
     assert ended[way].code == 1
     assert "  train.ipynb, cell 21, line 3, in <module>" in output
@@ -176,7 +176,7 @@ def test_a_function_on_processes_that_the_script_starts_names_notebook_cell_and_
     assert "train.ipynb, cell 1, line 4: UserWarning: take care" in done.stdout + done.stderr
 
 
-def test_packages_are_installed_only_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_packages_are_installed_only_where_that_is_requested(tmp_path: Path) -> None:
     made = script(tmp_path, *CELLS)
     (note,) = (note for note in made.notes if "pip" in note)
     assert note.startswith("train.ipynb, cell 2, line 2: ")

@@ -81,7 +81,7 @@ def test_options_have_their_types(monkeypatch, words, found):
         ("--rate", "--rate: expected one argument"),
     ],
 )
-def test_what_is_no_option_is_told_and_ends_the_script(monkeypatch, capsys, words, message):
+def test_what_is_no_option_is_reported_and_ends_the_script(monkeypatch, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
         option_values(monkeypatch, *words.split())
     assert caught.value.code == 2

@@ -38,7 +38,7 @@ def as_script(text: str, name: str = "__main__") -> None:
     exec(text, {"__name__": name, "__file__": "train.py", "needed": needed})
 
 
-def test_a_launched_process_is_told_what_nobody_else_said(launched: pytest.MonkeyPatch) -> None:
+def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.MonkeyPatch) -> None:
     launched.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
     as_script("needed(__file__, cpu=True, mixed_precision='bf16', gradient_accumulation_steps=4)")
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
@@ -46,13 +46,13 @@ def test_a_launched_process_is_told_what_nobody_else_said(launched: pytest.Monke
     assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "8"
 
 
-def test_what_no_cell_said_is_left_to_the_launcher(launched: pytest.MonkeyPatch) -> None:
+def test_what_no_cell_set_is_left_to_the_launcher(launched: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)
     as_script("needed(__file__)")
     assert dict(os.environ) == before
 
 
-def test_another_number_of_processes_is_told_once(
+def test_another_number_of_processes_is_reported_once(
     launched: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_script("needed(__file__, num_processes=2)")
@@ -64,7 +64,7 @@ def test_another_number_of_processes_is_told_once(
     assert capsys.readouterr().err == ""
 
 
-def test_a_setting_that_can_t_be_is_told(launched: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_can_t_be_is_reported(launched: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="mixed_precision"):
         as_script("needed(__file__, mixed_precision='bf17')")
 
@@ -75,7 +75,7 @@ def test_a_script_that_is_imported_launches_nothing(name: str, monkeypatch: pyte
     as_script("needed(__file__, num_processes=2)", name)
 
 
-def test_the_words_of_the_launch_say_the_same_settings() -> None:
+def test_the_words_of_the_launch_give_the_same_settings() -> None:
     settings: dict[str, Any] = {"num_processes": 2, "cpu": True, "mixed_precision": "bf16", "folder": "my runs"}
     words = launch_words("train.py", ["--num-processes", "9"], settings)
     assert words[:3] == ["-m", "accelerate_nb", "launch"]

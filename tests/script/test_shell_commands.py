@@ -78,7 +78,7 @@ def test_a_folder_that_others_could_write_to_is_not_used() -> None:
     assert not Path("lines").exists()
 
 
-def test_every_process_runs_its_own_where_that_is_meant() -> None:
+def test_every_process_runs_its_own_where_that_is_requested() -> None:
     done = on_ranks(
         "nb_shell.run('echo $LOCAL_RANK', every=True)\nx = nb_shell.capture('echo $LOCAL_RANK')\nprint(x.s)"
     )
@@ -146,7 +146,7 @@ def test_names_are_expanded_where_all_of_them_have_values(command: str, text: st
     assert shell_commands.expanded(command, {"x": 1}) == text
 
 
-def test_cells_give_back_what_they_are_asked_for() -> None:
+def test_cells_give_back_what_is_requested() -> None:
     text = "echo out; echo err >&2; exit 1"
     kept: list[Any] = [shell_commands.output_of("bash", text, keep, fails=False) for keep in ("out", "err", "both")]
     assert kept == ["out\n", "err\n", ("out\n", "err\n")]
@@ -154,7 +154,9 @@ def test_cells_give_back_what_they_are_asked_for() -> None:
         shell_commands.output_of("bash", text)
 
 
-def test_cd_goes_back_and_says_where_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cd_goes_back_and_prints_where_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OLDPWD", "/")
     folder = os.getcwd()
     Path("inner").mkdir()

@@ -19,18 +19,18 @@ def test_what_was_measured_is_ipythons_own_result() -> None:
     assert found.worst == pytest.approx(max(found.timings))
 
 
-def test_a_timed_expression_gives_its_value_and_says_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timed_expression_gives_its_value_and_prints_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert timeit.timed(lambda: 6 * 7) == 42
     assert re.fullmatch(r"CPU times: user .+, sys: .+, total: .+\nWall time: .+s\n", capsys.readouterr().out)
 
 
-def test_a_time_is_said_when_an_error_ends_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_is_printed_when_an_error_ends_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), timeit.Clock():
         1 / 0  # noqa: B018
     assert "Wall time" in capsys.readouterr().out
 
 
-def test_code_is_measured_as_often_as_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_is_measured_as_often_as_is_requested(capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[int] = []
     found = timeit.measured("calls.append(n)", {"calls": calls}, setup="n = 1", loops=3, repeat=2)
     assert (len(calls), found.loops, found.repeat) == (6, 3, 2)

@@ -8,7 +8,7 @@ import types
 from accelerate_nb.sources.installed_packages import is_installed, loaded_since
 
 
-def test_installed_packages_are_told_from_the_rest(monkeypatch):
+def test_installed_packages_are_distinguished_from_the_rest(monkeypatch):
     module = types.ModuleType("my_model")
     module.__file__ = "/home/me/site/my_model.py"
     monkeypatch.setitem(sys.modules, "my_model", module)

@@ -35,7 +35,7 @@ def test_every_line_of_every_cell_is_found_and_nothing_else(tmp_path):
             assert script_line in (bare, f"# {bare}", f"shown({bare})"), (cell, line)
 
 
-def test_a_place_reads_as_a_person_says_it(tmp_path):
+def test_a_place_reads_as_a_person_writes_it(tmp_path):
     path = exported(tmp_path, *CELLS)
     number = path.read_text().split("\n").index("    shown(y)") + 1
     assert str(cell_line(str(path), number)) == "train.ipynb, cell 4, line 7"

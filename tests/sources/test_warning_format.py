@@ -90,7 +90,7 @@ def test_what_collects_warnings_collects_them(tmp_path: Path) -> None:
     assert stderr_of(tmp_path, f"{cell}print(len(found), found[0].lineno > 10, file=sys.stderr)") == "1 True\n"
 
 
-def test_where_a_file_was_opened_that_nobody_closed_is_told_in_the_same_words(tmp_path: Path) -> None:
+def test_where_a_file_was_opened_that_nobody_closed_is_reported_in_the_same_words(tmp_path: Path) -> None:
     cell = "def left_open():\n    open(os.devnull)\n\nimport os\nleft_open()\nx = 1"
     output = stderr_of(tmp_path, cell, flags=("-X", "tracemalloc=5"))
     assert output.startswith("train.ipynb, cell 2, line 2: ResourceWarning: unclosed file")

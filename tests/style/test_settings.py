@@ -110,7 +110,7 @@ def test_no_two_settings_share_a_name_anywhere() -> None:
         assert len(set(spellings)) == len(spellings)
 
 
-def test_each_setting_can_be_said_in_a_call() -> None:
+def test_each_setting_can_be_set_in_a_call() -> None:
     for setting in all_settings():
         assert resolved({setting.name: ANOTHER[setting.name]}, "") == only(setting), setting.name
 

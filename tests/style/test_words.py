@@ -68,3 +68,24 @@ def test_the_project_speaks_of_itself_alone() -> None:
             if match := OUTSIDE.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()!r}")
     assert found == []
+
+
+# Riddles and participles that have a plain word of the field: `reported`, `requested`, `set`, `sent`, `printed`.
+RIDDLES = (
+    "told|said|asked|heard|tells?|says?|hears?|asks?|wish(es)?|seats?|culprits?|blamed?|patience|silence|surroundings?"
+)
+PROMISE = re.compile(rf"^ *(?:async )?def test_(?:\w+_)?(?:{RIDDLES})(?:_\w+)?\(", re.MULTILINE)
+
+
+def test_names_of_tests_use_the_words_of_the_field() -> None:
+    found = {
+        str(path.relative_to(ROOT)): [match.group().strip() for match in PROMISE.finditer(path.read_text())]
+        for path in sorted(ROOT.glob("tests/**/*.py"))
+    }
+    assert {name: tests for name, tests in found.items() if tests} == {}
+
+
+@pytest.mark.parametrize("name", ["an_error_is_told", "told", "says_so_once", "a_wish_is_granted"])
+def test_the_check_of_names_finds_words_anywhere(name: str) -> None:
+    assert PROMISE.search(f"    async def test_{name}(page: Any) -> None:")
+    assert not PROMISE.search("def test_a_retold_story_unasked() -> None:")

@@ -38,7 +38,7 @@ def test_what_it_can_not_understand_does_not_end_it(handle: SupervisorHandle) ->
     assert notebook_launcher(os.getppid, **ONE) == handle.pid
 
 
-def test_a_kernel_of_another_version_is_told_to_restart(handle: SupervisorHandle, monkeypatch) -> None:
+def test_a_kernel_of_another_version_must_restart(handle: SupervisorHandle, monkeypatch) -> None:
     known = framing.VERSION
     monkeypatch.setattr(framing, "VERSION", known + 1)
     told = rf"version {known + 1} of the protocol, and {known} is understood here.*Restart its kernel"

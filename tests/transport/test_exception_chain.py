@@ -129,7 +129,7 @@ def test_notes_are_kept():
     assert (found.__notes__, found.__cause__.__notes__) == (["at step 7"], ["in shard 3"])
 
 
-def test_a_cause_that_can_t_be_pickled_is_told_of_in_its_place():
+def test_a_cause_that_can_t_be_pickled_is_reported_in_its_place():
     class Odd(Exception):
         __reduce_ex__ = None
 
@@ -143,7 +143,7 @@ def test_a_cause_that_can_t_be_pickled_is_told_of_in_its_place():
     assert "could not be pickled" in str(found.__cause__)
 
 
-def test_a_cause_of_which_only_the_message_travels_says_what_was_left():
+def test_a_cause_of_which_only_the_message_travels_names_what_was_left():
     error = ValueError("second")
     error.__cause__ = Holding(threading.Lock())
     error.__cause__.__notes__ = ["in shard 3"]

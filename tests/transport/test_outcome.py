@@ -88,7 +88,7 @@ def test_an_exception_whose_message_can_t_be_had_is_a_failure_all_the_same(file)
         (ValueError("Connection closed by peer"), False),
     ],
 )
-def test_a_rank_that_only_lost_its_connection_is_told_from_one_that_failed(error, lost):
+def test_a_rank_that_only_lost_its_connection_is_distinguished_from_one_that_failed(error, lost):
     assert failure_of(error, 0, NOWHERE).lost_connection is lost
 
 

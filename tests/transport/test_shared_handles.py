@@ -44,7 +44,7 @@ def test_nothing_is_collected_outside_of_the_block():
     assert get_spawning_popen() is None
 
 
-def test_what_only_a_fork_can_inherit_says_so():
+def test_what_only_a_fork_can_inherit_is_an_error():
     with pytest.raises(NeedsForkError, match="Lock made by multiprocessing's 'fork' context") as caught:
         pack(FunctionCall(print, (multiprocessing.get_context("fork").Lock(),)))
     assert "get_context('spawn')" in str(caught.value)

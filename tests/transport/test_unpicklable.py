@@ -106,7 +106,7 @@ def test_a_structure_that_holds_itself_is_searched_only_once():
     assert "'lock', a _thread.lock" in complaint(print, loop)
 
 
-def test_a_culprit_that_can_t_be_reached_by_names_is_its_owner():
+def test_an_unpicklable_value_that_can_t_be_reached_by_names_is_its_owner():
     class Odd:
         def __reduce__(self):
             raise RuntimeError("never")

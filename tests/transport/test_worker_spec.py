@@ -57,7 +57,7 @@ def test_ranks_that_share_a_process_know_which_it_is():
     assert [(rank_info.process, rank_info.processes) for rank_info in ranks] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3)]
 
 
-def test_surroundings_are_taken_over_as_they_were(tmp_path):
+def test_the_environment_is_taken_over_as_it_was(tmp_path):
     program = (
         "import os, sys\n"
         "from accelerate_nb.transport.protocol.message_codec import decode\n"
@@ -90,7 +90,7 @@ def test_a_folder_that_is_gone_is_no_hindrance(tmp_path):
     assert (os.getcwd(), dict(os.environ), sys.path, sys.argv) == (folder, environ, path, argv)
 
 
-def test_a_seat_tells_what_torchrun_tells():
+def test_a_rank_info_holds_what_torchrun_sets():
     environ_of_rank = SPEC.rank_info.environ()
     assert (
         environ_of_rank["RANK"],
@@ -121,7 +121,7 @@ def test_ranks_on_several_machines_know_their_place_on_their_own():
     assert {name: environ_of_rank[name] for name in expected} == expected
 
 
-def test_a_seat_says_every_variable_that_torchrun_sets():
+def test_a_rank_info_holds_every_variable_that_torchrun_sets():
     """Asked of torchrun itself, on one process of one machine."""
     names = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=1", "env"],

@@ -58,7 +58,7 @@ def computes_in_threads(path):
     return waits_for(path)
 
 
-def test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run(tmp_path):
+def test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run(tmp_path):
     end = tmp_path / "end"
     run = launch(computes_in_threads, (str(end),), **SETTINGS)
     pid = until_it_runs(run)

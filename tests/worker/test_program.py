@@ -153,7 +153,7 @@ def test_compiled_files_and_archives_are_programs(folder):
         assert by_workers(folder, Program(ScriptFile(str(folder / name), name)))[1] == "small __main__\n"
 
 
-def test_a_program_that_python_finds_no_main_in_says_so(folder):
+def test_a_program_that_python_finds_no_main_in_is_an_error(folder):
     (folder / "empty").mkdir()
     with pytest.raises(ImportError, match="finds no __main__ module in it"):
         by_workers(folder, Program(ScriptFile(str(folder / "empty"), "empty")))

@@ -61,7 +61,7 @@ def goes_through(name):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_bar_of_any_kind_is_told_from_its_beginning_to_its_end(name):
+def test_a_bar_of_any_kind_is_reported_from_its_beginning_to_its_end(name):
     first, *middle, last = progress_of(goes_through, name)
     assert (first.label, first.done, first.total, first.closed) == ("going", 0, 4, False)
     assert middle
@@ -84,7 +84,7 @@ def halts():
 kept = []
 
 
-def test_a_bar_that_halts_is_told_as_it_was_drawn_last():
+def test_a_bar_that_halts_is_reported_as_it_was_drawn_last():
     first, *_, last = progress_of(halts)
     assert (first.done, last.done, last.closed) == (0, 50, False)
 
@@ -112,11 +112,11 @@ def test_the_short_ways_are_bars_too():
 
 
 @pytest.mark.parametrize("start_method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_bars_are_told_however_the_worker_started(start_method):
+def test_bars_are_reported_however_the_worker_started(start_method):
     assert progress_of(goes_through, "tqdm.tqdm", start_method=start_method)[-1].closed
 
 
-def test_tqdm_is_not_loaded_for_its_bars_and_is_told_of_when_somebody_does():
+def test_tqdm_is_not_loaded_for_its_bars_and_is_reported_when_somebody_does():
     code = """
     import sys
     from accelerate_nb.rank.event_sink import connect
@@ -185,7 +185,7 @@ def silent_bars():
         bar.update(3)
 
 
-def test_a_bar_that_nobody_would_see_says_nothing():
+def test_a_bar_that_nobody_would_see_sends_nothing():
     assert progress_of(silent_bars) == []
 
 
@@ -199,7 +199,7 @@ def many():
         pass
 
 
-def test_bars_are_told_of_some_times_a_second_however_many_there_are():
+def test_bars_are_reported_some_times_a_second_however_many_there_are():
     progress = progress_of(many)
     # each tenth of a second, or a little less, one that begins, moves and ends; twice that where a busy machine is late
     assert len(progress) <= 6 * (1 + (progress[-1].time - progress[0].time) / 0.09)

@@ -135,7 +135,7 @@ def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, pro
 
 
 @pytest.mark.slow
-def test_an_error_is_told_with_its_rank_and_line(tmp_path, process_environment):
+def test_an_error_is_reported_with_its_rank_and_line(tmp_path, process_environment):
     done = called(process_environment, "launch", "--tpu", written(tmp_path, FAILS), devices=2, code=1)
     output = done.stdout + done.stderr
     assert "rank 1 stopped with KeyError: 'gone'" in output
@@ -194,7 +194,7 @@ def test_the_machine_is_described(process_environment):
     assert facts["environment"]["CPU_NUM_DEVICES"] == "3"
 
 
-def test_a_dry_run_starts_nothing_and_tells_what_would_run(tmp_path, process_environment):
+def test_a_dry_run_starts_nothing_and_reports_what_would_run(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
     output = called(process_environment, "launch", "--tpu", "--dry-run", path, devices=2).stdout
     assert "device     xla" in output

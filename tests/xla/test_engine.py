@@ -55,7 +55,7 @@ def test_a_mesh_is_one_rank_that_drives_all_devices(on_xla):
     assert on_xla(mesh, devices=2, xla_mesh="data") == [(True, 2, 1)]
 
 
-def test_the_cpu_that_was_asked_for_is_without_torch_xla_whatever_a_library_loads(on_xla):
+def test_the_cpu_that_was_requested_is_without_torch_xla_whatever_a_library_loads(on_xla):
     assert on_xla(cpu_after_an_import, cpu=True) == [("cpu", None)]
 
 
@@ -67,7 +67,7 @@ def test_the_cpu_that_was_asked_for_is_without_torch_xla_whatever_a_library_load
         ({"CPU_NUM_DEVICES": "two"}, "CPU_NUM_DEVICES='two'"),
     ],
 )
-def test_devices_that_are_not_there_are_told_before_anything_starts(environment, message, monkeypatch):
+def test_devices_that_are_not_there_are_reported_before_anything_starts(environment, message, monkeypatch):
     from accelerate_nb import notebook_launcher
 
     monkeypatch.setenv("PJRT_DEVICE", "CPU")

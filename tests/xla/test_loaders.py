@@ -171,7 +171,7 @@ def test_first_batches_are_skipped(found):
     assert found["skipping"] == [[8, 9]]
 
 
-def test_batches_stay_on_the_host_where_that_is_asked(found):
+def test_batches_stay_on_the_host_where_that_is_requested(found):
     assert found["on host"] == {"cpu"}
 
 
@@ -198,7 +198,7 @@ def test_a_batch_that_is_sent_by_a_thread_holds_what_it_held(found):
         assert (batch["names"], batch["none"], batch["count"]) == (["a"] * len(numbers), None, len(numbers))
 
 
-def test_what_is_said_of_a_loader_is_said_of_the_batch_at_hand(found):
+def test_what_is_set_of_a_loader_holds_for_the_batch_at_hand(found):
     facts = [rest for _, *rest in found["ahead"]["seen"]]
     assert facts == [[False, 1, 1], [False, 1, 2], [False, 1, 3], [True, 1, 0]]
     assert found["ahead"]["resumed"] == [["a", "a"], ["a", "a"], ["a"]]

@@ -79,7 +79,7 @@ def test_printing_and_logging_compile_nothing(run):
     assert counts[1] == counts[-1], counts
 
 
-def test_a_tracker_is_told_everything_before_it_ends(run):
+def test_a_tracker_receives_everything_before_it_ends(run):
     assert run[0]["values"] == [(n, 2.0 * n + 2) for n in range(6)]
 
 
@@ -111,7 +111,7 @@ def fails_after_printing() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_was_printed_before_a_failure_is_told_as_far_as_it_can_be_known(on_xla, tmp_path, ranks):
+def test_what_was_printed_before_a_failure_is_reported_as_far_as_it_can_be_known(on_xla, tmp_path, ranks):
     with pytest.raises(ValueError, match="after the prints"):
         on_xla(fails_after_printing, num_processes=ranks)
     (log,) = tmp_path.rglob("rank_0.log")

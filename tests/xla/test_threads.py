@@ -96,14 +96,14 @@ def test_the_ranks_share_a_process_and_have_a_device_each(spoken):
         "bar of rank {}: 100%",
     ],
 )
-def test_what_a_rank_says_is_under_its_rank_alone(spoken, line):
+def test_what_a_rank_prints_is_under_its_rank_alone(spoken, line):
     for rank in range(SIZE):
         text = spoken.logs(rank)
         assert line.format(rank) in text
         assert line.format(1 - rank) not in text
 
 
-def test_an_exception_in_a_thread_of_a_rank_is_told_under_the_rank(spoken):
+def test_an_exception_in_a_thread_of_a_rank_is_reported_under_the_rank(spoken):
     for rank in range(SIZE):
         assert spoken.logs(rank).count("ValueError: in a thread") == 1
 
@@ -125,7 +125,7 @@ def test_what_a_function_captures_and_the_states_of_accelerate_are_each_rank_s_o
     assert [result["synchronises"] for result in spoken.results] == [True, False]
 
 
-def test_the_environment_says_to_each_thread_which_rank_it_is(spoken):
+def test_the_environment_shows_each_thread_which_rank_it_is(spoken):
     for rank, found in enumerate(spoken.results):
         assert found["variables"] == {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         assert found["listed"] == [str(rank), str(rank), True]
@@ -162,7 +162,7 @@ def kills_the_process():
     threading.Event().wait(60)
 
 
-def test_a_process_that_is_killed_ends_its_ranks_and_is_told_of_once(start):
+def test_a_process_that_is_killed_ends_its_ranks_and_is_reported_once(start):
     with pytest.raises(WorkerError, match="rank 0 ended with SIGKILL") as caught:
         start(kills_the_process).wait(110)
     assert str(caught.value).count("SIGKILL") == 1
@@ -268,7 +268,7 @@ def test_what_is_captured_is_each_rank_s_own_also_where_workers_are_forked_from_
     assert seen == ["common"]
 
 
-def test_a_session_on_threads_is_refused_and_told_what_to_do(monkeypatch):
+def test_a_session_on_threads_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     with pytest.raises(LaunchError, match="Pass num_processes=1, or xla_mesh='data'"):
         Session.start(resolve({"num_processes": 2}, {}))

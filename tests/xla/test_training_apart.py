@@ -243,7 +243,7 @@ def test_a_loader_that_divides_by_nothing_gives_each_sample_once(runs):
         alike(found[rank]["accumulated"]["weights"], expected[rank]["accumulated"]["weights"])
 
 
-def test_weights_of_no_prepared_model_are_averaged_and_told_of(runs):
+def test_weights_of_no_prepared_model_are_averaged_and_reported(runs):
     found, _, output = runs
     assert found[0]["unprepared"] == pytest.approx([0.1, 0.1])
     assert found[1]["unprepared"] == pytest.approx([0.1, 0.1])
@@ -251,7 +251,7 @@ def test_weights_of_no_prepared_model_are_averaged_and_told_of(runs):
     assert output.count("The optimizer's weights are in no prepared model") == 1
 
 
-def test_uneven_inputs_can_t_be_joined_and_it_says_what_to_do(runs):
+def test_uneven_inputs_can_t_be_joined_and_the_error_names_what_to_do(runs):
     assert "Leave even_batches=True" in runs[0][0]["joined"]
 
 

@@ -94,7 +94,7 @@ def test_a_world_that_was_left_is_joined_anew(found: list[dict[str, Any]]) -> No
     assert all(item["fresh"] for item in found)
 
 
-def test_who_waits_for_a_rank_that_has_gone_is_told_of_a_lost_connection(found: list[dict[str, Any]]) -> None:
+def test_who_waits_for_a_rank_that_has_gone_finds_a_lost_connection(found: list[dict[str, Any]]) -> None:
     assert [item["lost"] for item in found] == ["lost", "left"]
 
 

@@ -203,7 +203,7 @@ def test_tied_parameters_are_found_and_tied_again(model):
     assert sorted(ours.find_tied_parameters(model)) == sorted(tied)
 
 
-def test_a_model_that_says_its_weights_are_tied_is_believed():
+def test_a_model_that_declares_its_weights_tied_is_believed():
     for model in (gpt2(), gpt2(tied=False), bert(), seeded(Tied)):
         assert ours.check_tied_parameters_in_config(model) == theirs.check_tied_parameters_in_config(model)
 
@@ -240,26 +240,26 @@ def test_a_map_that_leaves_modules_out_names_them():
     ours.check_device_map(model, {"": 0})
 
 
-def test_a_map_with_a_name_that_is_none_says_which_was_meant():
+def test_a_map_with_an_unknown_name_proposes_the_nearest():
     with pytest.warns(UserWarning, match=r"\['linear_1'\].*Did you mean \['linear1'\]"):
         ours.check_device_map(seeded(Small), {"": "cpu", "linear_1": "cpu"})
 
 
-def test_tied_weights_on_two_devices_are_told(caplog):
+def test_tied_weights_on_two_devices_are_reported(caplog):
     ours.check_tied_parameters_on_same_device([["embed.weight", "head.weight"]], {"embed": 0, "head": "cpu"})
     assert "Tied parameters are on different devices" in caplog.text
     with pytest.raises(ValueError, match=r"does not contain the module head\.weight"):
         ours.check_tied_parameters_on_same_device([["embed.weight", "head.weight"]], {"embed": 0})
 
 
-def test_a_walk_is_told_when_asked(capsys):
+def test_a_walk_is_reported_when_requested(capsys):
     ours.infer_auto_device_map(seeded(Small), {0: 200, "cpu": 10**4}, verbose=True)
     output = capsys.readouterr().out
     assert "Treating module linear1" in output
     assert "Putting linear2" in output
 
 
-def test_devices_that_stay_empty_are_told(caplog):
+def test_devices_that_stay_empty_are_reported(caplog):
     caplog.set_level("INFO")
     found = ours.infer_auto_device_map(seeded(Small), {0: 50, 1: 10**4, "cpu": 10**4})
     assert set(found.values()) == {1}

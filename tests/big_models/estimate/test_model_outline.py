@@ -108,7 +108,7 @@ def test_a_model_may_look_at_numbers_that_are_no_weights(tmp_path):
         ("", {}, "has several models: Net, net"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_told(code, name, arguments, message):
+def test_what_is_wrong_with_a_name_is_reported(code, name, arguments, message):
     with pytest.raises(ConfigurationError) as caught:
         outline(f"{code}:{name}" if name else code, arguments)
     assert message in str(caught.value)
@@ -127,7 +127,7 @@ def test_an_error_of_the_persons_own_code_stays_one(code):
         ("none.py:Net", "is not there"),
     ],
 )
-def test_what_is_not_here_is_told(source, message):
+def test_what_is_not_here_is_reported(source, message):
     with pytest.raises(ConfigurationError, match=message):
         outline(source)
 
@@ -174,13 +174,13 @@ def test_shards_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt"])
-def test_a_file_that_is_damaged_says_so(tmp_path, name):
+def test_a_damaged_file_is_an_error(tmp_path, name):
     (tmp_path / name).write_bytes(b"what is this")
     with pytest.raises(CheckpointError, match=r"a\.\w+ should"):
         outline(str(tmp_path / name))
 
 
-def test_a_file_with_no_weights_says_what_it_holds(tmp_path):
+def test_a_file_with_no_weights_reports_what_it_holds(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"holds a mapping of \['epoch'\]"):
         outline(str(tmp_path / "a.pt"))
@@ -210,7 +210,7 @@ def test_a_configuration_that_names_no_class_gives_the_model_without_a_head(tmp_
     assert outline(configured(tmp_path)).source.startswith("GPT2Model as ")
 
 
-def test_a_configuration_that_cannot_be_is_told(tmp_path):
+def test_a_configuration_that_cannot_be_is_reported(tmp_path):
     with pytest.raises(ConfigurationError, match="should describe a model that transformers"):
         outline(configured(tmp_path, model_type="of_nobody"))
 

@@ -198,7 +198,7 @@ def test_an_output_goes_where_the_input_was_and_skipped_keys_stay(package):
     assert hook.input_device == torch.device("cpu")
 
 
-def test_a_hook_says_what_it_is():
+def test_a_hook_describes_itself():
     for package in (ours, theirs):
         assert repr(package.AlignDevicesHook("cpu", offload=True, skip_keys="x")) == (
             "AlignDevicesHook(execution_device=cpu, offload=True, io_same_device=False, offload_buffers=False, "
@@ -226,7 +226,7 @@ def kinds(module):
     return [(type(item).__name__, repr(item)) for item in getattr(hook, "hooks", (hook,))]
 
 
-def test_one_device_and_one_wish_make_hooks_for_the_whole_model():
+def test_one_device_and_one_request_make_hooks_for_the_whole_model():
     model, x = seeded(Deep), torch.ones(2, 8)
     plain = model(x)
     ours.attach_align_device_hook_on_blocks(model, "cpu", True, preload_module_classes=["Block"])

@@ -15,7 +15,7 @@ KNOBS = {"seq": 3, "knobs": [["lr", 0.001, 1e-6, 0.1], ["temperature", 1.0, None
 PIXELS = "() => { const c = document.querySelector('.anb-chart canvas'); return c.toDataURL() }"
 
 
-def test_a_knob_is_set_by_keyboard_and_its_refusal_is_told(page: Any, show: Any) -> None:
+def test_a_knob_is_set_by_keyboard_and_its_refusal_is_reported(page: Any, show: Any) -> None:
     show([*running(2), KNOBS])
     value = page.get_by_label("knob lr", exact=True)
     expect(value).to_have_value("0.001")

@@ -103,7 +103,7 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
 # ------------------------------------------------------------------------------------------------------------------- head
 
 
-def test_restarts_are_counted_in_the_head_and_told_with_what_ended_each_attempt(page: Any, show: Any) -> None:
+def test_restarts_are_counted_in_the_head_and_reported_with_what_ended_each_attempt(page: Any, show: Any) -> None:
     show(running(2))
     expect(page.locator(".anb-restarts")).to_be_hidden()
     expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(0)
@@ -124,13 +124,13 @@ def test_restarts_are_counted_in_the_head_and_told_with_what_ended_each_attempt(
     expect(_rows(page)).to_have_count(3)
 
 
-def test_it_says_hello_when_it_is_drawn(page: Any, show: Any) -> None:
+def test_it_sends_hello_when_it_is_drawn(page: Any, show: Any) -> None:
     show(running(2))
     (hello,) = _sent(page, "hello")
     assert hello["view"]
 
 
-def test_the_head_says_what_runs_where_since_when(page: Any, show: Any) -> None:
+def test_the_head_shows_what_runs_where_since_when(page: Any, show: Any) -> None:
     show(running(4))
     expect(page.get_by_role("heading", name="train")).to_be_visible()
     expect(page.locator(".anb-title .anb-chip")).to_contain_text("running")
@@ -182,7 +182,7 @@ def test_a_rank_s_memory_is_a_strip_of_its_device(page: Any, show: Any) -> None:
     expect(page.locator(".anb-legend", has_text="activations")).to_be_visible()
 
 
-def test_ranks_that_say_the_same_are_one_row_until_it_is_unfolded(page: Any, show: Any) -> None:
+def test_ranks_that_report_the_same_are_one_row_until_it_is_unfolded(page: Any, show: Any) -> None:
     show([start(8)])
     bars = [[rank, "train", 50 + rank, 100, 9, "it", 0] for rank in range(8)]
     loss = [["loss", rank, _points(0.5 + rank / 10)] for rank in range(8)]
@@ -246,7 +246,9 @@ def test_ranks_stand_under_the_heading_of_their_node_which_folds_them_away(page:
     expect(rows).to_have_count(6)
 
 
-def test_ranks_that_say_the_same_are_one_row_a_node_and_each_node_is_unfolded_by_itself(page: Any, show: Any) -> None:
+def test_ranks_that_report_the_same_are_one_row_a_node_and_each_node_is_unfolded_by_itself(
+    page: Any, show: Any
+) -> None:
     _two_nodes(page, show, 16)
     rows = _rows(page)
     expect(rows).to_have_count(4)
@@ -265,7 +267,7 @@ def test_many_nodes_of_few_ranks_have_two_rows_each(page: Any, show: Any) -> Non
     expect(_rows(page)).to_have_count(16)
 
 
-def test_the_tab_says_how_far_the_run_is_until_it_ends(page: Any, show: Any) -> None:
+def test_the_tab_shows_how_far_the_run_is_until_it_ends(page: Any, show: Any) -> None:
     show(running(1))
     expect(page).to_have_title("\u280025 % · 3 min left\u2800 panel")
     # a notebook that writes its title anew, and looks at nothing else
@@ -275,14 +277,14 @@ def test_the_tab_says_how_far_the_run_is_until_it_ends(page: Any, show: Any) -> 
     expect(page).to_have_title("renamed")
 
 
-def test_a_run_without_bars_says_its_epoch_and_steps_a_second(page: Any, show: Any) -> None:
+def test_a_run_without_bars_shows_its_epoch_and_steps_a_second(page: Any, show: Any) -> None:
     show([start(2)])
     expect(page.locator(".anb-facts")).to_have_text("2 ranks")
     _give(page, seq=2, metrics=[["epoch", 0, _points(1.5)], ["speed/step_time_s", 0, _points(0.25)]])
     expect(page.locator(".anb-facts")).to_have_text("2 ranks · epoch 1.500 · 4 steps/s")
 
 
-def test_a_rank_that_is_behind_the_others_is_coloured_and_says_how_far(page: Any, show: Any) -> None:
+def test_a_rank_that_is_behind_the_others_is_coloured_and_shows_how_far(page: Any, show: Any) -> None:
     show([start(3)])
     epochs = [[rank, "epoch", done, 10, 0.1, "it", 0, "outer"] for rank, done in enumerate((5, 5, 3))]
     _give(page, seq=2, progress=[*epochs, *([rank, "train", 50, 100, 9, "it", 0, "inner"] for rank in range(3))])
@@ -343,7 +345,7 @@ def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
     expect(page.locator(".anb [role=status][aria-live=polite]").last).to_have_text("train: finished")
 
 
-def test_stop_asks_first_and_a_second_press_kills(page: Any, show: Any) -> None:
+def test_stop_interrupts_first_and_a_second_press_kills(page: Any, show: Any) -> None:
     show(running(2))
     page.get_by_role("button", name="Stop", exact=True).dblclick()
     assert _sent(page, "stop") == [{"do": "stop"}]
@@ -374,7 +376,7 @@ def test_a_background_run_can_be_left_alone_for_a_while(page: Any, show: Any) ->
     assert _sent(page, "follow") == [{"do": "follow", "on": False}, {"do": "follow", "on": True}]
 
 
-def test_stacks_are_asked_for_shown_marked_copied_and_closed(page: Any, show: Any) -> None:
+def test_stacks_are_requested_shown_marked_copied_and_closed(page: Any, show: Any) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     show(running(3))
     page.get_by_role("button", name="Stacks").click()
@@ -395,7 +397,7 @@ def test_stacks_are_asked_for_shown_marked_copied_and_closed(page: Any, show: An
     expect(stacks).to_be_visible()
 
 
-def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
+def test_an_idle_run_offers_stacks(page: Any, show: Any) -> None:
     show(running(2))
     _give(page, seq=3, idle_warning={"seconds": 65, "text": "Rank 1 is elsewhere."})
     warn_user = page.get_by_role("region", name="No output for a while")
@@ -406,7 +408,7 @@ def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
     expect(warn_user).to_be_hidden()
 
 
-def test_a_quiet_run_promises_no_end(page: Any, show: Any) -> None:
+def test_an_idle_run_promises_no_end(page: Any, show: Any) -> None:
     show(running(1))
     facts = page.locator(".anb-facts")
     expect(facts).to_contain_text("(in 3 min)")
@@ -426,7 +428,7 @@ def test_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
     expect(notes).to_contain_text("12,000 lines are only in the files")
 
 
-def test_the_kernel_hears_how_far_the_page_is(page: Any, show: Any) -> None:
+def test_the_kernel_receives_how_far_the_page_is(page: Any, show: Any) -> None:
     show(running(1))
     page.wait_for_function("model.sent.some((one) => one.do === 'ack' && one.seq === 2)")
     for seq in range(3, 30):
@@ -438,7 +440,7 @@ def test_the_kernel_hears_how_far_the_page_is(page: Any, show: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------------ ranks
 
 
-def test_a_row_tells_state_progress_metrics_and_device(page: Any, show: Any) -> None:
+def test_a_row_shows_state_progress_metrics_and_device(page: Any, show: Any) -> None:
     show(running(2))
     row = _rows(page).nth(1)
     expect(row.locator(".anb-chip")).to_contain_text("running")
@@ -459,7 +461,7 @@ def test_a_bar_without_a_total_and_a_slow_one(page: Any, show: Any) -> None:
     expect(_rows(page).nth(1)).to_contain_text("1/4 · 10.0 s/file · 00:30 left")
 
 
-def test_a_device_that_has_not_said_how_busy_it_is_shows_its_memory_whole(page: Any, show: Any) -> None:
+def test_a_device_that_has_not_reported_how_busy_it_is_shows_its_memory_whole(page: Any, show: Any) -> None:
     show([start(2)])
     gib = 55 * GIB
     _give(page, seq=2, devices=[[0, "cuda:0", None, gib, 80 * GIB], [1, "cuda:1", None, gib, 80 * GIB]])
@@ -609,7 +611,7 @@ def test_search_counts_steps_and_filters(page: Any, show: Any) -> None:
     expect(search).to_have_value("")
 
 
-def test_the_search_says_what_it_covers_where_the_page_does_not_hold_all_lines(page: Any, show: Any) -> None:
+def test_the_search_shows_what_it_covers_where_the_page_does_not_hold_all_lines(page: Any, show: Any) -> None:
     show([start(2)])
     ranks = [[0, "running", "", 500], [1, "running", "", 4]]
     _give(page, seq=2, lines=_lines(8), ranks=ranks, line_count=504)
@@ -797,7 +799,7 @@ def _hover(page: Any, name: str, share: float) -> None:
     page.mouse.move(box["x"] + 24 + share * (box["width"] - 30), box["y"] + 40)
 
 
-def test_pointing_at_a_chart_tells_every_ranks_value_at_the_nearest_step(page: Any, show: Any) -> None:
+def test_pointing_at_a_chart_shows_every_ranks_value_at_the_nearest_step(page: Any, show: Any) -> None:
     show([start(2)])
     _give(
         page,
@@ -817,7 +819,7 @@ def test_pointing_at_a_chart_tells_every_ranks_value_at_the_nearest_step(page: A
     expect(_chart(page, "lr").locator(".anb-chart-value")).to_have_text("9")
 
 
-def test_a_band_tells_mean_and_range(page: Any, show: Any) -> None:
+def test_a_band_shows_mean_and_range(page: Any, show: Any) -> None:
     show([start(3)])
     _give(page, seq=2, metrics=[["loss", rank, _points(rank, rank + 1, rank + 2)] for rank in range(3)])
     _hover(page, "loss", 0.5)
@@ -960,7 +962,7 @@ def test_charts_are_painted_and_only_again_when_something_came(page: Any, show: 
     assert _ink(page, "none") == 0
 
 
-def test_a_number_over_ranks_says_what_it_is_and_is_of_one_step(page: Any, show: Any) -> None:
+def test_a_number_over_ranks_names_its_kind_and_is_of_one_step(page: Any, show: Any) -> None:
     show([start(2)])
     loss = [["loss", 0, [[0, 1.0], [1, 2.0], [2, 9.0]]], ["loss", 1, [[0, 2.0], [1, 4.0]]]]
     speed = [["samples/s", rank, [[0, 100.0]]] for rank in range(2)]
@@ -1008,7 +1010,7 @@ def test_the_error_leads_with_the_notebooks_own_lines(page: Any, show: Any) -> N
     expect(_rows(page).nth(1)).not_to_contain_text("left")
 
 
-def test_a_run_whose_time_was_over_says_where_its_ranks_waited(page: Any, show: Any) -> None:
+def test_a_run_whose_time_was_over_reports_where_its_ranks_waited(page: Any, show: Any) -> None:
     show(running(2))
     where = "timeout=3: the run had not ended after 3 s.\nrank 0 waits in all_reduce, at Cell In[3], line 8"
     failure = {"rank": None, "type": "HangError", "message": where, "traceback": "rank 0:\n  Cell In[3], line 8"}
@@ -1019,7 +1021,7 @@ def test_a_run_whose_time_was_over_says_where_its_ranks_waited(page: Any, show: 
     expect(error.get_by_label("traceback")).to_contain_text("Cell In[3], line 8")
 
 
-def test_a_run_that_was_stopped_says_so_calmly(page: Any, show: Any) -> None:
+def test_a_run_that_was_stopped_reports_it_calmly(page: Any, show: Any) -> None:
     show(running(2))
     _give(page, seq=3, state={"state": "stopped", "detail": "", "ended": STARTED + 80})
     expect(page.get_by_role("note")).to_contain_text("Stopped by you.")
@@ -1050,7 +1052,7 @@ def test_two_views_show_the_same_run(page: Any, show: Any) -> None:
     expect(page.locator(".anb")).to_have_count(1)
 
 
-def test_a_view_asks_for_all_of_the_run_until_the_page_has_it(page: Any) -> None:
+def test_a_view_requests_all_of_the_run_until_the_page_has_it(page: Any) -> None:
     another = (
         "() => { const el = document.createElement('div'); document.querySelector('main').append(el); render(el); }"
     )
@@ -1092,7 +1094,7 @@ def test_a_saved_panel_needs_no_kernel(page: Any) -> None:
     expect(page.locator(".anb")).to_have_count(0)
 
 
-def test_a_snapshot_is_shown_before_the_kernel_says_anything(page: Any) -> None:
+def test_a_snapshot_is_shown_before_the_kernel_sends_anything(page: Any) -> None:
     page.evaluate("(messages) => { model.traits.snapshot = messages; start(); }", running(2))
     expect(page.get_by_role("heading", name="train")).to_be_visible()
     expect(_rows(page)).to_have_count(2)

@@ -91,14 +91,14 @@ def test_zsh_finds_the_function(tmp_path):
     assert done.stdout.strip() == "_accelerate-nb"
 
 
-def test_the_persons_own_shell_is_meant_where_none_is_named(monkeypatch, capsys):
+def test_the_persons_own_shell_is_used_where_none_is_named(monkeypatch, capsys):
     monkeypatch.setenv("SHELL", "/usr/bin/zsh")
     assert main(["completion"]) == 0
     assert capsys.readouterr().out.startswith("#compdef accelerate-nb")
     assert shell_of("/opt/fish") == "bash"
 
 
-def test_a_terminal_is_told_how_to_install_it():
+def test_a_terminal_shows_how_to_install_it():
     controller, terminal = pty.openpty()
     try:
         program = [sys.executable, "-m", "accelerate_nb.cli.main", "completion", "bash"]
@@ -119,6 +119,6 @@ def _read_all(terminal: int) -> None:
         return  # the terminal has gone with its last program
 
 
-def test_an_unknown_shell_is_told_the_known_ones(capsys):
+def test_an_unknown_shell_is_an_error_that_lists_the_known_ones(capsys):
     assert main(["completion", "fish"]) == 2
     assert "bash" in capsys.readouterr().err

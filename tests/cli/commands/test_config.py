@@ -53,7 +53,7 @@ def written(path, **settings):
 
 
 @pytest.mark.slow
-def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
+def test_the_questions_are_answered_in_a_terminal_with_arrow_keys(path):
     child = pexpect.spawn(
         sys.executable,
         ["-m", "accelerate_nb", "config"],
@@ -96,7 +96,7 @@ def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
     assert load_config_from_file(str(path)).num_processes == 2
 
 
-def test_an_interrupt_writes_nothing_and_says_so(path, keyboard, capsys):
+def test_an_interrupt_writes_nothing_and_reports_it(path, keyboard, capsys):
     written(path, num_processes=3)
     before = path.read_bytes()
     keyboard(ENTER * 2 + "7" + "\x03")
@@ -112,7 +112,7 @@ def test_a_no_at_the_end_writes_nothing(path, keyboard, capsys):
     assert str(path) in capsys.readouterr().out
 
 
-def test_the_present_file_is_what_one_begins_with_and_what_else_it_says_is_kept(path, keyboard, capsys):
+def test_the_present_file_is_what_one_begins_with_and_its_other_keys_are_kept(path, keyboard, capsys):
     written(path, num_processes=3, use_cpu=True, mixed_precision="bf16", main_training_function="run", timeout=5)
     keyboard(ENTER * 7)
     assert main(["config"]) == 0
@@ -137,7 +137,7 @@ def test_this_machine_is_the_suggestion(keyboard):
     assert outlook.choice.size == 4
 
 
-def test_what_cannot_be_on_this_machine_is_told_and_asked_again(keyboard, capsys):
+def test_what_cannot_be_on_this_machine_is_an_error_and_a_new_question(keyboard, capsys):
     keyboard(ENTER + CLEAR + "9" + ENTER * 3 + ENTER + CLEAR + "3" + ENTER)
     settings, _ = prompt(DEFAULTS, SERVER, can_fork=True)
     assert settings == {"num_processes": 3}
@@ -151,7 +151,7 @@ def test_every_setting_can_be_reached(keyboard):
     assert settings == {"num_processes": 1}
 
 
-def test_advice_is_told(keyboard, capsys):
+def test_advice_is_printed(keyboard, capsys):
     keyboard(ENTER + CLEAR + "8" + ENTER * 4)
     prompt(DEFAULTS, LAPTOP, can_fork=True)
     assert "8 processes would share 2 CPU cores" in capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_without_a_terminal_the_other_ways_are_named(path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["config"], ["config", "--yes"]])
-def test_a_file_that_asks_for_what_comes_later_is_not_written_over(path, words, keyboard, capsys):
+def test_a_file_that_requests_what_comes_later_is_not_written_over(path, words, keyboard, capsys):
     written(path, distributed_type="MULTI_NPU")
     before = path.read_bytes()
     assert main(words) == 1
@@ -222,7 +222,7 @@ def test_all_cores_of_a_tpu_are_the_suggestion(keyboard):
     assert outlook.choice.size == 8
 
 
-def test_some_cores_of_a_tpu_are_refused_and_asked_again(keyboard, capsys):
+def test_some_cores_of_a_tpu_are_refused_with_a_new_question(keyboard, capsys):
     keyboard("3" + ENTER * 4 + CLEAR + "1" + ENTER)
     settings, _ = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
     assert settings == {"engine": "xla", "num_processes": 1}
@@ -265,7 +265,7 @@ def test_update_makes_an_old_file_for_tpus_one_that_accelerate_loads(path, capsy
 # --------------------------------------------------------------------------------------------------- without a question
 
 
-def test_yes_writes_what_the_flags_say_on_top_of_the_file(path, capsys):
+def test_yes_writes_the_flags_on_top_of_the_file(path, capsys):
     written(path, num_processes=3, mixed_precision="fp16")
     assert main(["config", "--yes", "--cpu", "--mixed-precision", "bf16", "--timeout", "9"]) == 0
     wanted = {"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 9}
@@ -335,7 +335,7 @@ def test_update_needs_a_file(path, capsys):
 # ------------------------------------------------------------------------------------------------------------- showing
 
 
-def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
+def test_show_prints_each_value_and_where_it_was_set(path, capsys, monkeypatch):
     written(path, num_processes=3)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert main(["config", "show"]) == 0
@@ -347,7 +347,7 @@ def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
     assert all(re.search(rf"^  {setting.name} ", output, re.MULTILINE) for setting in all_settings())
 
 
-def test_show_tells_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
+def test_show_prints_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
     written(path, distributed_type="MULTI_NPU", mixed_precision="fp17", num_processes=3)
     assert main(["config", "show"]) == 1
     output = capsys.readouterr()

@@ -46,7 +46,7 @@ def environment_report(capsys, *words) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_what_is_told_is_true(capsys, tmp_path):
+def test_what_is_printed_is_true(capsys, tmp_path):
     facts = environment_report(capsys)
     assert facts.keys() == KEYS
     assert facts["python"]["version"] == platform.python_version()
@@ -74,7 +74,7 @@ def test_the_text_holds_the_same_facts(capsys):
 
 
 @pytest.mark.slow
-def test_torch_is_imported_only_where_it_is_asked_for():
+def test_torch_is_imported_only_where_it_is_requested():
     code = "import sys; from accelerate_nb.cli.main import main; main(['env', *{}]); print('torch' in sys.modules)"
     for words, imported in ((["--json"], "False"), (["--torch", "--json"], "True")):
         done = subprocess.run(
@@ -107,7 +107,7 @@ def test_a_password_in_an_address_is_masked():
     assert masked("HF_ENDPOINT", "https://me:mine@hub:8080/x") == "https://********@hub:8080/x"
 
 
-def test_only_variables_that_matter_are_told():
+def test_only_variables_that_matter_are_reported():
     environment = {
         "NCCL_DEBUG": "INFO",
         "CUDA_VISIBLE_DEVICES": "0",
@@ -123,7 +123,7 @@ def test_only_variables_that_matter_are_told():
     ]
 
 
-def test_the_configuration_is_told_with_where_each_setting_comes_from(tmp_path, monkeypatch, capsys):
+def test_the_configuration_is_reported_with_where_each_setting_comes_from(tmp_path, monkeypatch, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("num_processes: 3\nuse_cpu: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
@@ -167,7 +167,7 @@ def test_the_default_file_is_found(tmp_path, capsys):
         (b"distributed_type: MULTI_NPU", "NPUs"),
     ],
 )
-def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, message):
+def test_a_broken_configuration_is_reported_in_its_place(tmp_path, capsys, content, message):
     file = tmp_path / "mine.yaml"
     file.write_bytes(content)
     facts = environment_report(capsys, "--config-file", str(file))
@@ -175,7 +175,7 @@ def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, 
     assert facts.keys() == KEYS
 
 
-def test_a_configuration_that_is_not_there_is_told(capsys):
+def test_a_configuration_that_is_not_there_is_reported(capsys):
     assert "does not exist" in environment_report(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
 
 
@@ -210,7 +210,7 @@ def _read(screen) -> bytes:
 # ---------------------------------------------------------------------------------------------------------------- TPUs
 
 
-def test_what_speaks_against_a_tpu_is_told(monkeypatch):
+def test_what_speaks_against_a_tpu_is_reported(monkeypatch):
     monkeypatch.setattr(xla, "installation", lambda: xla.XlaInstallation("2.9.0", "2.13.0", libtpu=True))
     found = gather({"PJRT_DEVICE": "TPU", "CLOUD_TPU_TASK_ID": "0"})
     assert found["devices"]["xla"]["torch_xla"] == "2.9.0"
@@ -218,7 +218,7 @@ def test_what_speaks_against_a_tpu_is_told(monkeypatch):
     assert found["environment"] == {"PJRT_DEVICE": "TPU", "CLOUD_TPU_TASK_ID": "0"}
 
 
-def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
+def test_a_tpus_chips_and_who_holds_them_are_reported(monkeypatch):
     """A stand-in for a TPU: no chip is at hand."""
     monkeypatch.setattr(xla, "installation", lambda: xla.XlaInstallation("2.9.0", "2.9.1", libtpu=True))
     monkeypatch.setattr(xla, "tpu_chips", lambda *_: [1] * 8)
@@ -234,6 +234,6 @@ def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
     assert gone == {"process": 1 << 30, "name": None}
 
 
-def test_a_machine_that_has_nothing_of_tpus_says_nothing_of_them(monkeypatch):
+def test_a_machine_without_tpus_prints_nothing_of_them(monkeypatch):
     monkeypatch.setattr(xla, "installation", xla.XlaInstallation)
     assert "xla" not in gather({})["devices"]

@@ -44,7 +44,7 @@ def test_the_figures_are_in_bytes_under_stable_keys(capsys):
     assert plain["ranks"]["zero-2"]["gradients"] == 2 * MIB
 
 
-def test_the_text_says_what_fits_and_what_is_not_counted(capsys):
+def test_the_text_shows_what_fits_and_what_is_not_counted(capsys):
     assert main([*LINEAR, "-n", "2", "--memory", "15MiB", "--optimizer", "adam"]) == 0
     text = capsys.readouterr().out
     lines = {line.strip().split("  ")[0]: line for line in text.splitlines()}
@@ -90,7 +90,7 @@ def test_a_file_is_estimated(tmp_path, capsys):
         (["--dtypes", "float8"], "float8"),
     ],
 )
-def test_a_wrong_word_is_told(capsys, words, message):
+def test_a_wrong_word_is_reported(capsys, words, message):
     assert main([*LINEAR, *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -104,7 +104,7 @@ def test_a_wrong_word_is_told(capsys, words, message):
         ("import sys\nsys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, message):
+def test_code_that_fails_is_reported_in_one_line(tmp_path, capsys, code, message):
     (tmp_path / "train.py").write_text(code)
     assert main(["estimate-memory", f"{tmp_path}/train.py:Net"]) == 2
     error = capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, message):
     ("number", "text"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (1 << 40, "1.00 TiB"), (1 << 52, "4096.00 TiB")],
 )
-def test_sizes_are_said_as_people_say_them(number, text):
+def test_sizes_are_written_as_people_write_them(number, text):
     assert size(number) == text
 
 

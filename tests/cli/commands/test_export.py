@@ -47,7 +47,7 @@ def test_an_exported_script_is_replaced_with_its_permissions(train):
     assert sorted(os.listdir(train.parent)) == ["other.py", "train.ipynb"]
 
 
-def test_a_file_of_somebodys_own_stays_unless_it_is_said(train, capsys):
+def test_a_file_of_somebodys_own_stays_unless_it_is_named(train, capsys):
     path = train.with_suffix(".py")
     path.write_text("print('mine')\n")
     assert main(["export", str(train)]) == 1
@@ -89,7 +89,7 @@ def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
         (["train.ipynb", "-o", "no/folder/train.py"], "it can't be: No such file or directory"),
     ],
 )
-def test_what_cant_be_read_or_written_is_told_in_one_line(train, monkeypatch, capsys, words, message):
+def test_what_cant_be_read_or_written_is_reported_in_one_line(train, monkeypatch, capsys, words, message):
     monkeypatch.chdir(train.parent)
     assert main(["export", *words]) == 1
     error = capsys.readouterr().err

@@ -244,7 +244,7 @@ def test_modules_and_programs_run_too(capfd):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_end_saves_says_so_by_its_code_and_goes_on_when_it_is_run_again(folder):
+def test_a_run_that_is_stopped_saves_ends_with_a_code_of_its_own_and_goes_on_when_it_is_run_again(folder):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(GOES_ON)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
         assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] resumed False\n", "[1] resumed False\n"]
@@ -311,7 +311,7 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(folder, capfd):
         (["more"], "accelerate-nb launch train.ipynb -- more"),
     ],
 )
-def test_wrong_parameters_are_told_before_any_process_starts(words, message, folder, capsys):
+def test_wrong_parameters_are_reported_before_any_process_starts(words, message, folder, capsys):
     name = notebook("print(lr)", tagged="lr = 0.1")
     assert ended(["launch", name, *TWO, *words]) == 2
     assert message in capsys.readouterr().err
@@ -352,7 +352,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was requested, and does not exist"),
     ],
 )
-def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, message, folder, capsys):
+def test_what_can_not_be_run_is_reported_before_any_process_starts(words, code, message, folder, capsys):
     script("print('ran')")
     script("print('never'", "broken.py")
     assert main(["launch", *words]) == code
@@ -363,7 +363,7 @@ def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, mess
 
 
 @pytest.mark.parametrize("words", [["--num_processes", "2", "my train.py"], ["train.py"], ["train.ipynb", "-n", "2"]])
-def test_a_launch_without_its_word_is_told_the_whole_line(words, capsys):
+def test_a_launch_without_its_word_prints_the_whole_line(words, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.endswith(f": {shlex.join(['accelerate-nb', 'launch', *words])}\n")
 
@@ -387,7 +387,7 @@ def read(*words: str):
     return read_request(arguments), arguments.what
 
 
-def test_nothing_is_said_that_was_not():
+def test_nothing_is_reported_that_was_not_set():
     request, what = read("script.py", "--cpu")
     assert request.settings == {}
     assert request.theirs.values == {}
@@ -439,7 +439,7 @@ def _sample(setting):
     }[type(setting.value_type).__name__]
 
 
-def test_quiet_alone_tells_less_and_with_a_number_is_the_setting():
+def test_quiet_alone_prints_less_and_with_a_number_is_the_setting():
     request, what = read("--quiet", "train.py")
     assert (request.quiet, request.settings, what) == (True, {}, ["train.py"])
     request, what = read("--quiet", "30", "--cpu", "train.py", "--quiet", "5")

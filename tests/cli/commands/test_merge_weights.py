@@ -20,7 +20,7 @@ def checkpoint(tmp_path):
     return folder.parent
 
 
-def test_the_file_is_written_and_told(checkpoint, tmp_path, capsys):
+def test_the_file_is_written_and_named(checkpoint, tmp_path, capsys):
     assert main(["merge-weights", str(checkpoint), str(tmp_path / "new" / "merged")]) == 0
     file = tmp_path / "new" / "merged" / "model.safetensors"
     torch.testing.assert_close(load_file(file), WEIGHTS, rtol=0, atol=0)
@@ -45,7 +45,7 @@ def test_a_file_that_is_there_is_kept_unless_it_is_to_be_replaced(checkpoint, tm
     assert len(load_file(tmp_path / "model.safetensors")) == 2
 
 
-def test_what_is_no_checkpoint_is_told_in_one_line(tmp_path, capsys):
+def test_what_is_no_checkpoint_is_reported_in_one_line(tmp_path, capsys):
     assert main(["merge-weights", str(tmp_path), str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("accelerate-nb: ")

@@ -92,7 +92,7 @@ def test_restarts_are_in_the_list_and_in_the_report(parent, runs_command):
     assert json.loads(runs_command("list", "--json")[1])[0]["restarts"] == 1
 
 
-def test_a_list_for_programs_says_the_same(runs_command):
+def test_a_list_for_programs_holds_the_same(runs_command):
     listed = json.loads(runs_command("list", "--json")[1])
     assert [(item["number"], item["name"], item["state"]) for item in listed] == [
         (1, "train", "running"),
@@ -102,14 +102,14 @@ def test_a_list_for_programs_says_the_same(runs_command):
     assert all(os.path.isdir(item["folder"]) for item in listed)
 
 
-def test_the_newest_are_listed_and_all_where_that_is_asked(runs_command, parent):
+def test_the_newest_are_listed_and_all_where_that_is_requested(runs_command, parent):
     for number in range(30):
         keep(parent, "many", 10.0 + number)
     assert runs_command()[1].splitlines()[-1] == "… and 13 more; --all lists them"
     assert len(runs_command("--all")[1].splitlines()) == 34
 
 
-def test_a_machine_on_which_nothing_has_run_says_so(tmp_path, capsys):
+def test_a_machine_on_which_nothing_has_run_reports_it(tmp_path, capsys):
     assert main(["runs", "--folder", str(tmp_path / "none")]) == 0
     assert "There are no runs in" in capsys.readouterr().out
     assert main(["runs", "show", "--folder", str(tmp_path / "none")]) == 2
@@ -214,7 +214,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(parent):
         "All output: ",
     ],
 )
-def test_a_report_says_what_became_of_the_run(runs_command, essential):
+def test_a_report_shows_what_became_of_the_run(runs_command, essential):
     assert essential in runs_command("show", "evaluate")[1]
 
 
@@ -228,13 +228,13 @@ def test_a_report_that_is_a_page_needs_nothing_else(runs_command, tmp_path):
     assert "http" not in text.replace("http://www.w3.org", "")
 
 
-def test_a_page_that_cannot_be_written_is_said_in_one_line(runs_command, tmp_path):
+def test_a_page_that_cannot_be_written_is_reported_in_one_line(runs_command, tmp_path):
     code, _, err = runs_command("show", "--html", str(tmp_path / "no" / "where.html"))
     assert code == 2
     assert err.count("\n") == 1
 
 
-def test_a_run_whose_launcher_died_is_told_from_one_that_runs(runs_command, parent):
+def test_a_run_whose_launcher_died_is_distinguished_from_one_that_runs(runs_command, parent):
     folder = keep(parent, "killed", 9.0, state="running")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))

@@ -33,7 +33,7 @@ def test_a_sound_machine_passes_every_check_a_line_each(capsys):
     assert last == f"All {len(lines)} checks passed."
 
 
-def test_the_report_for_programs_says_what_was_tried(tmp_path, capsys):
+def test_the_report_for_programs_holds_what_was_tried(tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("num_processes: 2\nuse_cpu: true\n")
     assert main(["test", "--config_file", str(file), "--json"]) == 0
@@ -58,7 +58,7 @@ def with_step(monkeypatch, name, try_it):
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
 
 
-def test_a_failure_says_what_to_do_and_the_rest_is_left_out(monkeypatch, capsys):
+def test_a_failure_reports_what_to_do_and_the_rest_is_left_out(monkeypatch, capsys):
     with_step(monkeypatch, "loader", wrong)
     # forked workers have this process's modules
     assert main([*CPU, "--start-method", "fork"]) == 1
@@ -120,7 +120,7 @@ def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
     assert "start" not in states
 
 
-def test_a_flag_that_is_none_is_told_by_name(capsys):
+def test_a_flag_that_is_none_is_reported_by_name(capsys):
     assert main([*CPU, "--mixed-precison", "bf16"]) == 2
     assert "Did you mean --mixed-precision" in capsys.readouterr().err
 

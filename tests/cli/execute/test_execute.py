@@ -147,7 +147,7 @@ def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(done)
     assert "widgets" not in executed.metadata
 
 
-def test_what_the_notebook_says_itself_wins(done):
+def test_what_the_notebook_sets_itself_wins(done):
     executed, _, _ = done
     assert [output.output_type for output in executed.cells[5].outputs][-1] == "execute_result"
     assert "a line of rank 0" in printed(executed.cells[5])
@@ -276,7 +276,7 @@ def test_a_second_signal_kills_a_kernel_that_does_not_stop(tmp_path):
         (["--name", "None"], {"name": None}),
     ],
 )
-def test_a_parameters_cell_gives_what_the_command_line_says(tmp_path, words, values):
+def test_a_parameters_cell_gives_what_the_command_line_sets(tmp_path, words, values):
     path = notebook(tmp_path / "a.ipynb", tagged(PARAMETERS, "parameters"))
     parameters = execute.parameter_values(read(path), words)
     assert parameters == values
@@ -303,7 +303,7 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-def test_settings_reach_the_kernel_as_variables_that_say_the_same(tmp_path, monkeypatch):
+def test_settings_reach_the_kernel_as_variables_of_the_same_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"num_processes": 3, "cpu": True, "folder": "runs", "mixed_precision": "bf16"}
     found = execute.kernel_environment(settings, "file.yaml", "auto", {})
@@ -313,7 +313,7 @@ def test_settings_reach_the_kernel_as_variables_that_say_the_same(tmp_path, monk
     assert found["ACCELERATE_NB_CONFIG_FILE"] == str(tmp_path / "file.yaml")
 
 
-def test_a_panel_that_was_said_anywhere_stays(tmp_path, monkeypatch):
+def test_a_panel_that_was_set_anywhere_stays(tmp_path, monkeypatch):
     assert execute.kernel_environment({"panel": "text"}, "", "text", {}) == {
         "ACCELERATE_NB_PANEL": "text",
         "ACCELERATE_NB_CONFIG_FILE": "",
@@ -322,7 +322,7 @@ def test_a_panel_that_was_said_anywhere_stays(tmp_path, monkeypatch):
     assert execute.by_itself({"HF_HOME": str(tmp_path)}) == {"ACCELERATE_NB_PANEL": "html"}
 
 
-def test_a_dry_run_tells_and_starts_nothing(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     path = notebook(tmp_path / "a.ipynb", tagged("lr = 1", "parameters"))
     before = path.read_bytes()
@@ -407,6 +407,6 @@ def test_a_kernel_of_another_language_is_not_taken(tmp_path, monkeypatch):
     assert kernel_for(new_notebook()).notes == ()
 
 
-def test_a_place_is_told_as_far_as_it_is_known():
+def test_a_place_is_reported_as_far_as_it_is_known():
     assert CellFailure(3, "").location() == "cell 3"
     assert CellFailure(3, "", ((3, 2),)).location() == "cell 3, line 2"

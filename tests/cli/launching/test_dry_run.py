@@ -35,7 +35,7 @@ def dry_run_output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 
     return {title: [" ".join(line.split()) for line in rows] for title, *rows in parts}, err
 
 
-def test_each_setting_is_told_with_the_place_where_it_was_said(folder, capsys, monkeypatch):
+def test_each_setting_is_printed_with_the_place_where_it_was_set(folder, capsys, monkeypatch):
     (folder / "file.yaml").write_text("mixed_precision: fp16\nnum_processes: 2\n")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
     parts, _ = dry_run_output(capsys, "--config_file", "file.yaml", "--debug", "train.py", "a", "b c")
@@ -77,7 +77,7 @@ def test_the_line_for_torchrun_starts_the_same_processes(capsys):
         (["--no_python", "sh", "-c", "exit"], "--standalone --nproc-per-node 1 --no-python {sh} -c exit"),
     ],
 )
-def test_the_line_for_torchrun_says_what_was_asked_for(words, line, capsys):
+def test_the_line_for_torchrun_sets_what_was_requested(words, line, capsys):
     parts, _ = dry_run_output(capsys, "--cpu", *words)
     sh = next(
         path for path in ("/usr/bin/sh", "/bin/sh") if path in parts["The same with torchrun"][0] or path == "/bin/sh"
@@ -85,7 +85,7 @@ def test_the_line_for_torchrun_says_what_was_asked_for(words, line, capsys):
     assert parts["The same with torchrun"][0].endswith("torchrun " + line.format(sh=sh))
 
 
-def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
+def test_a_notebook_is_reported_with_its_cells_and_parameters(capsys):
     made = nbformat.v4.new_notebook()
     made.cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("lr = 0.1")]
     made.cells += [nbformat.v4.new_code_cell("!pip install nothing\nprint(lr)"), nbformat.v4.new_code_cell("")]
@@ -104,7 +104,7 @@ def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
     assert second.endswith("torchrun --standalone --nproc-per-node 2 train.py --lr 0.5")
 
 
-def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
+def test_flags_that_change_nothing_are_reported_with_the_reason(capsys):
     parts, err = dry_run_output(
         capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py"
     )
@@ -118,7 +118,7 @@ def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
     assert "ACCELERATE_FP8_BACKEND ao" in parts["Environment of every process"]
 
 
-def test_what_would_not_start_is_told_as_the_launch_would_tell_it(capsys):
+def test_what_would_not_start_is_reported_as_the_launch_would_report_it(capsys):
     parts, err = dry_run_output(capsys, "--engine", "inline", "-n", "2", "--cpu", "train.py", code=1)
     assert "engine inline the command line" in parts["Engine and devices"]
     assert "What starts" not in parts

@@ -79,7 +79,7 @@ def test_times_and_options_are_read_as_slurm_reads_them() -> None:
     }
 
 
-def test_without_sbatch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sbatch_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(LaunchError, match="print the script with --dry-run"):
         submit("#!/bin/bash\n")
@@ -102,7 +102,7 @@ def test_an_option_of_the_request_holds_over_the_usual_one(folder: Path) -> None
         (signal.SIGTERM, 75, True, False),
     ],
 )
-def test_the_launch_is_told_of_the_limit_and_the_job_comes_again_where_it_has_saved(
+def test_the_launch_learns_the_limit_and_the_job_comes_again_where_it_has_saved(
     folder: Path, number: signal.Signals, code: int, requeue: bool, is_requeued: bool
 ) -> None:
     launcher = folder / "launcher.py"

@@ -104,7 +104,7 @@ def test_a_prefix_template_is_filled_in():
     assert captured.end()[0] == ["[default1]:a"]
 
 
-def test_only_the_ranks_that_were_asked_for_are_shown():
+def test_only_the_ranks_that_were_requested_are_shown():
     captured = CapturedStreams(4, only=(0, 2))
     captured.feed(*(line("a", rank) for rank in range(4)))
     assert captured.end()[0] == ["[0] a", "[2] a"]
@@ -120,7 +120,7 @@ def test_no_control_character_goes_into_a_pipe():
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", "".join(err))
 
 
-def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
+def test_where_the_ranks_are_is_reported_seldom_in_a_pipe():
     captured = CapturedStreams()
     for done in range(100):
         captured.feed(bar(0, done, 100), after=1.0)
@@ -351,7 +351,7 @@ def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch
 # ------------------------------------------------------------------------------------------------------------------- failures
 
 
-def test_a_failure_is_told_with_its_rank_its_traceback_and_what_to_do():
+def test_a_failure_is_reported_with_its_rank_its_traceback_and_what_to_do():
     captured = CapturedStreams()
     captured.feed(
         Failure(1, "ValueError", "bad batch", "Traceback", JUST_NOW, advice="pass drop_last=True"),
@@ -370,13 +370,13 @@ def test_a_failure_is_told_with_its_rank_its_traceback_and_what_to_do():
     assert captured.front_end.has_shown_failure is True
 
 
-def test_a_quiet_run_that_fails_says_why():
+def test_a_quiet_run_that_fails_reports_why():
     captured = CapturedStreams(is_quiet=True)
     captured.feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
     assert captured.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
 
 
-def test_a_program_that_ends_itself_with_a_code_is_told_in_one_line():
+def test_a_program_that_ends_itself_with_a_code_is_reported_in_one_line():
     captured = CapturedStreams(is_quiet=True)
     captured.feed(
         Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1)
@@ -384,7 +384,7 @@ def test_a_program_that_ends_itself_with_a_code_is_told_in_one_line():
     assert captured.end("failed")[1] == ["✖ rank 0 stopped with SystemExit: 2"]
 
 
-def test_a_run_that_was_stopped_has_no_failure_to_tell():
+def test_a_run_that_was_stopped_has_no_failure_to_report():
     captured = CapturedStreams()
     captured.feed(Failure(0, "KeyboardInterrupt", "", "", BEGAN))
     assert captured.end("stopped")[1][-2:] == ["■ train.py stopped after 01:15", "All output: /runs/1"]

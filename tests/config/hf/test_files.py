@@ -76,7 +76,7 @@ for environment in json.loads(sys.argv[1]):
         assert str(files.find(environment)) == theirs
 
 
-def test_a_file_that_was_said_wins(tmp_path):
+def test_a_file_that_was_named_wins(tmp_path):
     default, explicit = tmp_path / "accelerate" / "default_config.yaml", tmp_path / "mine.yaml"
     default.parent.mkdir()
     default.touch()
@@ -99,7 +99,7 @@ def test_no_file_is_read_where_none_is_wanted(tmp_path, how):
         assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
 
 
-def test_a_file_that_was_said_and_is_not_there_is_an_error(tmp_path):
+def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigurationError, match=r"gone\.yaml was requested, and does not exist"):
         files.find({}, tmp_path / "gone.yaml")
 
@@ -130,7 +130,7 @@ def test_a_list_is_no_configuration(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "num_processes: -1\nmain_process_port: null\n"])
-def test_what_says_nothing_leaves_the_defaults(tmp_path, text):
+def test_what_sets_nothing_leaves_the_defaults(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     assert resolve({}, {}, files.read(path)) == resolve({}, {})
@@ -150,7 +150,7 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
         ("parallelism_config: {parallelism_config_sp_size: 2}\n", "parallelism_config_sp_size: 2"),
     ],
 )
-def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):
+def test_what_a_file_requests_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):
     path = tmp_path / "config.yaml"
     path.write_text(text + "num_processes: 2\n")
     content = files.read(path)
@@ -349,7 +349,7 @@ def test_a_link_and_the_rights_of_a_file_stay(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["", "file.yaml/config.yaml"])
-def test_a_place_that_cannot_be_written_is_told(tmp_path, path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path, path):
     (tmp_path / "file.yaml").write_text("")
     with pytest.raises(ConfigurationError, match="to be written to"):
         saved(tmp_path / path, {})

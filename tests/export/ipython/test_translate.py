@@ -295,7 +295,7 @@ def test_a_magic_reads_like_python(cell: str, script: str) -> None:
     ["config X.y = 1", "autoreload 2", "precision 3", "pdb on", "colors linux", "xmode Plain", "who",
      "whos", "history", "pinfo x", "env", "lsmagic", "reset -f", "pip install x", "conda install x"],
 )  # fmt: skip
-def test_what_is_left_out_is_told_with_its_line(magic: str) -> None:
+def test_what_is_left_out_is_reported_with_its_line(magic: str) -> None:
     found = plain(f"x = 1\n%{magic}\n")
     assert found.source == f"x = 1\n# %{magic}\n"
     assert [note.line for note in found.notes] == [2]
@@ -351,7 +351,7 @@ def test_what_means_nothing_in_a_script_is_refused_with_its_line(cell: str, line
         ("pip install x", 'nb_shell.pip("install x")'),
     ],
 )
-def test_packages_are_installed_by_a_script_that_is_asked_to(cell: str, kept: str) -> None:
+def test_packages_are_installed_by_a_script_on_request(cell: str, kept: str) -> None:
     left_out = plain(cell)
     assert "left out" in left_out.notes[0].text
     assert ast.parse(left_out.source).body == []
@@ -369,13 +369,13 @@ def test_on_ranks_each_process_runs_its_own_commands(cell: str) -> None:
     assert "every" not in plain(cell).source
 
 
-def test_cd_in_a_command_is_told_to_have_no_effect() -> None:
+def test_cd_in_a_command_is_reported_to_have_no_effect() -> None:
     found = plain("!cd data\n!cd data && ls")
     assert found.source == '# !cd data\nnb_shell.run("cd data && ls")'
     assert "%cd changes the script's" in found.notes[0].text
 
 
-def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_asks_expects() -> None:
+def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_expects() -> None:
     found = plain("in_colab = 'google.colab' in str(get_ipython())")
     names: dict[str, Any] = {}
     exec("\n".join((*found.imports, found.source)), names)
@@ -407,7 +407,7 @@ def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too
     assert "nested too deeply" in problem.text
 
 
-def test_a_problem_tells_the_beginning_of_a_long_line_only() -> None:
+def test_a_problem_shows_the_beginning_of_a_long_line_only() -> None:
     (problem,) = plain(f"print {'x' * 5000}").problems
     assert problem.text.startswith("`print xxx")
     assert len(problem.text) < 300

@@ -27,7 +27,7 @@ LAUNCH = "notebook_launcher(train, num_processes=2)"
         (["c = {}\ndef f():\n    c['a'] = 1\nnotebook_launcher(f)\nc"], (1, 4), "`c`, read again in cell 1"),
     ],
 )
-def test_a_change_that_is_read_again_is_told_of_at_the_launch(tmp_path, cells, where, names):
+def test_a_change_that_is_read_again_is_reported_at_the_launch(tmp_path, cells, where, names):
     (note,) = script(tmp_path, *cells).notes
     cell, line = where
     assert note.startswith(f"train.ipynb, cell {cell}, line {line}: ")

@@ -139,7 +139,7 @@ def any_cell(draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
-def test_what_is_exported_tells_the_same_as_the_notebook(part: int) -> None:
+def test_what_is_exported_prints_the_same_as_the_notebook(part: int) -> None:
     compared = 0
     for seed in range(part * 400, (part + 1) * 400):
         draw = random.Random(seed)

@@ -68,7 +68,7 @@ def test_numbers_change_where_the_other_draws() -> None:
     assert turned(1, *cells) == {1: "ranks", 4: "notebook", 6: "both", 7: "both", 9: "ranks"}
 
 
-def test_a_restart_that_starts_the_session_says_so_in_its_place(tmp_path) -> None:
+def test_a_restart_that_starts_the_session_reports_it_in_its_place(tmp_path) -> None:
     cells = ["x = 1\n%accelerate restart -n 2", "f()", "%%accelerate\nf()", "%accelerate restart -n 2"]
     text = script(tmp_path, *cells[:3]).text
     assert "    session_begins()  # %accelerate restart -n 2\n" in text

@@ -40,7 +40,7 @@ def test_a_cell_of_ranks_is_its_own_body():
     assert problems_of(found) == notes_of(found) == []
 
 
-def test_a_session_of_which_nothing_is_said_leaves_the_number_to_the_launcher():
+def test_a_session_of_which_nothing_is_set_leaves_the_number_to_the_launcher():
     assert of("%%accelerate\nx = 1").needed == ""
 
 
@@ -128,7 +128,7 @@ def test_functions_of_the_notebook_keep_their_names():
         (["x = %accelerate status"], "1:1 x = %accelerate status keeps what a script does not have"),
     ],
 )
-def test_what_a_script_can_t_do_is_told_with_its_cell_and_line(sources, message):
+def test_what_a_script_can_t_do_is_reported_with_its_cell_and_line(sources, message):
     assert message in "\n".join(problems_of(of(*sources)))
 
 
@@ -145,7 +145,7 @@ def test_what_a_script_can_t_do_is_told_with_its_cell_and_line(sources, message)
         ["%accelerate restart -n 2", "%%accelerate\nx = 1"],
     ],
 )
-def test_what_keeps_the_session_as_it_is_can_be_said_again(sources):
+def test_what_keeps_the_session_as_it_is_can_be_set_again(sources):
     assert problems_of(of(*sources)) == []
 
 

@@ -290,7 +290,7 @@ def test_every_process_gets_rank_0s_result_with_its_tensors_on_the_cpu(found):
     assert both(found, "main") == {"rank": 0, "tensor": [[2.0, 2.0], False]}
 
 
-def test_each_of_several_calls_has_what_was_said_for_it(found):
+def test_each_of_several_calls_has_what_was_set_for_it(found):
     settings = [
         (item["precision"], item["steps"], item["device"]) for entry in both(found, "several") for item in entry[:1]
     ]
@@ -323,13 +323,13 @@ def test_large_results_come_whole(found):
     assert both(found, "large") == 3_000_000.0
 
 
-def test_what_cant_be_pickled_stays_in_its_process_and_one_is_told(found):
+def test_what_cant_be_pickled_stays_in_its_process_with_a_warning(found):
     assert [item["kept"] for item in found] == [0, 1]
     assert [item["kept of all"] for item in found] == [[0, None], [None, 1]]
     assert [item["kept notices"] for item in found] == [2, 1]
 
 
-def test_another_number_of_processes_is_told_of_once(found):
+def test_another_number_of_processes_is_reported_once(found):
     assert [len(item["size notices"]) for item in found] == [1, 0]
     assert "num_processes=3" in found[0]["size notices"][0]
     assert "runs on these 2" in found[0]["size notices"][0]
@@ -373,7 +373,7 @@ def test_a_group_that_the_script_made_goes_on_after_a_call(found):
     assert both(found, "around total") == 2.0
 
 
-def test_the_rank_that_fails_raises_what_it_raised_and_the_others_tell_of_it(found):
+def test_the_rank_that_fails_raises_what_it_raised_and_the_others_report_it(found):
     assert found[1]["around failed"] == ["KeyError", "'here'", True, None]
     error_name, message, is_worker_error, rank = found[0]["around failed"]
     assert (error_name, is_worker_error, rank) == ("KeyError", True, 1)

@@ -140,7 +140,7 @@ def test_the_time_to_prove_the_token_is_limited() -> None:
             assert slow.recv(1) == b""
 
 
-def test_after_some_wrong_tokens_the_port_is_closed_and_it_says_so(listener: MachineListener) -> None:
+def test_after_some_wrong_tokens_the_port_is_closed_and_it_reports_it(listener: MachineListener) -> None:
     strangers = []
     for _ in range(MOST_WRONG_TOKENS - 1):
         strangers.append(sent(listener, GREETING, bytes(32)))
@@ -177,7 +177,7 @@ def test_a_ticket_comes_from_the_line_a_file_or_the_environment(tmp_path: Path) 
         assert ticket.token[1:] not in str(caught.value)
 
 
-def test_the_command_says_why_it_can_not_join(listener: MachineListener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_why_it_can_not_join(listener: MachineListener, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["join", "nonsense"]) == 2
     assert "Copy the whole line" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as nobody:

@@ -191,7 +191,7 @@ def joined(ticket: JoinTicket, name: str) -> Channel:
     return channel
 
 
-def test_a_wait_that_is_over_says_who_has_come_and_keeps_them(
+def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)

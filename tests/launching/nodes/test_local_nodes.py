@@ -167,7 +167,7 @@ def test_agents_stay_for_the_next_run_and_two_runs_have_two_of_them(settings: di
 
 
 @pytest.mark.slow
-def test_events_have_the_time_of_this_machine_whatever_a_node_s_clock_says(
+def test_events_have_the_time_of_this_machine_whatever_a_node_s_clock_shows(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node_pool.close_nodes()

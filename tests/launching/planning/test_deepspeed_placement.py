@@ -60,7 +60,7 @@ def test_an_offload_to_a_disk_has_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
     check(deepspeed_config=TO_A_DISK)
 
 
-def test_a_missing_libaio_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libaio_reports_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed_placement, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     # a compiler that finds no header

@@ -31,7 +31,7 @@ ONE_GPU = AvailableDevices("cuda", "GPU", 1, 8)
         ({"engine": "local"}, SERVER, ("supervisor", 4, False)),
     ],
 )
-def test_the_choice_fits_the_wish_and_the_machine(settings, devices, expected):
+def test_the_choice_fits_the_request_and_the_machine(settings, devices, expected):
     choice = choose(LaunchingConfig(**settings), devices, can_fork=True)
     assert (choice.start, choice.size, choice.cpu) == expected
 
@@ -54,7 +54,7 @@ def test_a_system_that_can_t_fork_gets_fresh_pythons():
         ({"start_method": "supervisor"}, LAPTOP, False, "start_method='supervisor'"),
     ],
 )
-def test_what_does_not_fit_says_what_was_asked_what_there_is_and_what_to_do(settings, devices, can_fork, words):
+def test_what_does_not_fit_reports_what_was_requested_what_there_is_and_what_to_do(settings, devices, can_fork, words):
     with pytest.raises(LaunchError, match=words):
         choose(LaunchingConfig(**settings), devices, can_fork)
 
@@ -96,12 +96,12 @@ def test_a_machine_without_accelerators_has_none_to_name(settings):
         ({"gpu_ids": "1", "engine": "inline"}, "this process has its devices already"),
     ],
 )
-def test_accelerators_that_are_not_there_are_told(settings, words):
+def test_accelerators_that_are_not_there_are_reported(settings, words):
     with pytest.raises(LaunchError, match=words):
         choose(LaunchingConfig(**settings), HALF, can_fork=True)
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_given():
     assert choose(LaunchingConfig(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
     assert (
         choose(LaunchingConfig(num_processes=2), LAPTOP, True).why
@@ -145,7 +145,7 @@ def test_ranks_are_cores_of_a_tpu_where_there_is_one(settings, devices, expected
 
 
 @pytest.mark.parametrize("devices", [V4, XLA_CPU, through("TPU", 0, trouble="no")])
-def test_the_cpu_that_was_asked_for_is_torchs_own(devices):
+def test_the_cpu_that_was_requested_is_torchs_own(devices):
     choice = choose(LaunchingConfig(cpu=True, num_processes=2), devices, can_fork=True)
     assert (choice.kind, choice.cpu, choice.shows, choice.ranks_per_process) == ("cpu", True, {}, 1)
 
@@ -192,7 +192,9 @@ def test_a_mesh_is_one_rank_with_all_devices(devices):
         ({"engine": "inline"}, V4, None, "engine='inline' was requested with num_processes=4"),
     ],
 )
-def test_what_torch_xla_does_not_do_says_what_was_asked_what_there_is_and_what_to_do(settings, devices, mesh, words):
+def test_what_torch_xla_does_not_do_reports_what_was_requested_what_there_is_and_what_to_do(
+    settings, devices, mesh, words
+):
     with pytest.raises(LaunchError, match=words):
         choose(LaunchingConfig(**settings), devices, can_fork=True, mesh=mesh)
 
@@ -218,7 +220,7 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
         choose(LaunchingConfig(start_method="fork"), held, can_fork=True)
 
 
-def test_the_reason_tells_of_torch_xla():
+def test_the_reason_names_torch_xla():
     assert choose(LaunchingConfig(), V3, True).why == "8 of 8 TPU cores; forked by a supervisor"
     assert choose(LaunchingConfig(num_processes=1), V3, True).why == "1 of 8 TPU cores; forked by a supervisor"
     assert choose(LaunchingConfig(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"

@@ -55,20 +55,20 @@ def test_settings_that_fit_only_together_are_ready():
     assert preflight({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
 
 
-def test_processes_that_machines_can_not_share_are_told():
+def test_processes_that_machines_can_not_share_are_reported():
     (objection,) = preflight({"num_nodes": 2, "num_processes": 3}, TWO_GPUS).objections
     assert objection.name == "num_processes"
     assert "can't share them evenly" in objection.text
 
 
-def test_several_wrong_settings_are_each_told():
+def test_several_wrong_settings_are_each_reported():
     assert [objection.name for objection in preflight({"num_processes": 0, "timeout": -1}).objections] == [
         "num_processes",
         "timeout",
     ]
 
 
-def test_a_system_that_cannot_fork_says_so():
+def test_a_system_that_cannot_fork_is_an_error():
     (objection,) = preflight({"start_method": "fork"}, can_fork=False).objections
     assert objection.name == "start_method"
 
@@ -106,13 +106,13 @@ def test_bf16_is_advised_on_a_tpu():
     assert not preflight({"mixed_precision": "bf16"}, TPU).objections
 
 
-def test_a_mesh_that_changes_nothing_is_told():
+def test_a_mesh_that_changes_nothing_is_reported():
     (objection,) = preflight({"xla_mesh": "fsdp"}, TWO_GPUS).objections
     assert (objection.name, objection.grave) == ("xla_mesh", False)
     assert not preflight({"xla_mesh": "fsdp"}, TPU).objections
 
 
-def test_options_of_a_strategy_that_was_not_requested_are_told():
+def test_options_of_a_strategy_that_was_not_requested_are_reported():
     options = {"fsdp_config": {"fsdp_offload_params": True}}
     (objection,) = preflight(options, TWO_GPUS).objections
     assert (objection.name, objection.grave) == ("fsdp_config", False)

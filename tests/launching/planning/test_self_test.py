@@ -60,7 +60,7 @@ def test_every_gpu_passes():
     assert {item.state for item in checks} == {"passed"}, checks
 
 
-def test_workers_that_cannot_start_are_told():
+def test_workers_that_cannot_start_are_reported():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -340,7 +340,7 @@ def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
         assert "time.sleep(600)" in str(caught.value)
 
 
-def test_nodes_that_do_not_come_are_told_with_the_endpoint(tmp_path: Path) -> None:
+def test_nodes_that_do_not_come_are_reported_with_the_endpoint(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"after 0.5 s only 1 had come to 127\.0\.0\.1") as caught:
         launch(place, **LAUNCH, use_port=free_port(), rdzv_conf={"join_timeout": 0.5}, folder=str(tmp_path))
     assert "node 1 did not" in str(caught.value)

@@ -217,7 +217,7 @@ def answered_bytes(stranger: socket.socket) -> bytes:
         return b""
 
 
-def test_a_rank_that_is_taken_and_other_versions_are_told_to_both() -> None:
+def test_a_rank_that_is_taken_and_other_versions_are_reported_to_both() -> None:
     with host(num_nodes=3) as (future, address):
         with Channel(socket.create_connection(address)) as first:
             first.send(request(nodes=3))

@@ -69,7 +69,7 @@ def comes(condition, timeout=30.0):
     return condition()
 
 
-def test_of_a_silent_cell_is_said_where_its_ranks_are(tmp_path):
+def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
     session = start(tmp_path, hang_warning_after=0.5)
     try:
         # a session that has nothing to do is no silence
@@ -97,7 +97,7 @@ def test_variables_stay_from_cell_to_cell(session):
     assert [end.result["text/plain"] for end in session.run("kept + 1").wait()] == ["1", "11"]
 
 
-def test_the_first_cell_finds_its_surroundings(session):
+def test_the_first_cell_finds_its_environment(session):
     (end, _) = session.run("type(accelerator).__name__, rank, world_size, str(device)").wait()
     assert end.result["text/plain"] == "('Accelerator', 0, 2, 'cpu')"
 
@@ -151,7 +151,7 @@ def test_displays_and_figures_arrive(session):
     assert [sorted(set(entry) - {"text/plain"}) for entry in shown] == [["text/html"], ["image/png"]]
 
 
-def test_a_display_with_an_id_tells_what_takes_its_place(session):
+def test_a_display_with_an_id_is_replaced(session):
     cell = session.run(
         "from IPython.display import HTML\nhandle = display(HTML('one'), display_id='it')\nhandle.update(HTML('two'))",
         ranks=[0],
@@ -188,7 +188,7 @@ def test_the_names_of_variables_are_known_without_asking(session):
     assert "only_on_1" not in session.names
 
 
-def test_ranks_without_a_cell_are_not_asked_where_they_are(session):
+def test_ranks_without_a_cell_are_not_queried_where_they_are(session):
     assert session.stacks() == "Every rank waits for a cell."
 
 
@@ -250,7 +250,7 @@ def test_an_exit_ends_the_cell_and_not_the_worker(session, code):
     assert pids(session) == before
 
 
-def test_what_is_asked_wrongly_is_said(session):
+def test_what_is_requested_wrongly_is_reported(session):
     with pytest.raises(ConfigurationError, match="ranks are 0-1"):
         session.run("1", ranks=[2])
 
@@ -298,7 +298,7 @@ def test_what_cannot_travel_is_named(session):
     works(session)
 
 
-def test_an_unknown_name_tells_those_that_there_are(session):
+def test_an_unknown_name_lists_the_known_ones(session):
     session.run("known = 1").wait()
     with pytest.raises(NameError, match=r"'unknown'.*There are: .*accelerator.*known"):
         session.pull(["unknown"])
@@ -392,7 +392,7 @@ def test_a_collective_that_some_ranks_never_began_spoils_nothing_later(session):
     works(session)
 
 
-def test_a_group_of_the_persons_own_that_a_renewal_ended_is_told_of(session):
+def test_a_group_of_the_persons_own_that_a_renewal_ended_is_reported(session):
     session.run("import torch, torch.distributed as dist\nmine = dist.new_group([0, 1])").wait()
     error_of(session.run("if rank == 1: raise LookupError\ndist.barrier()"))
     error = error_of(session.run("dist.all_reduce(torch.ones(1), group=mine)"))

@@ -60,7 +60,7 @@ def test_a_quiet_cell_shows_nothing():
     assert task_loop.paper.open == []
 
 
-def test_a_silence_is_told_of_once_and_again_when_it_has_doubled():
+def test_an_idle_time_is_reported_once_and_again_when_it_has_doubled():
     task_loop = Desk()
     lines = ["... Nothing has come.", "... rank 0 waits"]
     task_loop.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
@@ -158,7 +158,7 @@ def test_an_update_takes_the_place_of_what_was_shown():
     assert task_loop.paper.shown[-1] == {"text/html": "<i>8</i>"}
 
 
-def test_displays_of_every_rank_can_be_asked_for():
+def test_displays_of_every_rank_can_be_requested():
     task_loop = Desk(displays="all")
     task_loop.feed(rich(0, "<b>"), rich(1, "<i>"))
     assert task_loop.close() == ["[0]", "<shown>", "[1]", "<shown>"]

@@ -28,7 +28,7 @@ def test_an_empty_line_offers_every_flag():
     assert completions("", cell_flags(), ["word"]) == ["word", *(cell_flag.flag for cell_flag in cell_flags())]
 
 
-def test_the_help_says_each_flag_its_choices_and_its_default():
+def test_the_help_lists_each_flag_its_choices_and_its_default():
     text = help_of(cell_flags())
     assert "  -n, --num-processes N\n      Number of processes" in text
     assert "--mixed-precision {no,fp16,bf16,fp8}" in text

@@ -9,7 +9,7 @@ from accelerate_nb.notebook.cells import session_manager
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 
-def test_a_start_that_takes_a_while_says_so_meanwhile(monkeypatch):
+def test_a_start_that_takes_a_while_reports_it_meanwhile(monkeypatch):
     messages, has_message = [], threading.Event()
 
     def record(text):

@@ -50,7 +50,7 @@ def applied(view: RunState, *events: Any) -> RunState:
     return view
 
 
-def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_small():
+def test_the_first_message_of_a_backlog_resets_the_page_and_holds_all_that_is_small():
     view = applied(
         RunState(2),
         StateChange(None, "running", 1.0, "go"),
@@ -72,7 +72,7 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_sma
     assert message["idle_warning"] == {"seconds": 60.0, "text": "rank 0 waits"}
 
 
-def test_where_nothing_has_changed_nothing_is_said():
+def test_where_nothing_has_changed_nothing_is_sent():
     view = applied(RunState(2), line("a"), Metric(0, "loss", 1.0, 1, 1.0))
     feed = fed(view)
     assert feed.news() is None
@@ -81,7 +81,7 @@ def test_where_nothing_has_changed_nothing_is_said():
     assert feed.news() is None
 
 
-def test_only_what_has_changed_is_said():
+def test_only_what_has_changed_is_sent():
     view = applied(RunState(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"))
     feed = fed(view)
     applied(view, Progress(1, "a", 2, 9, 2.0))
@@ -135,14 +135,14 @@ def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
     assert message["lines"][0][2].startswith("yyy")
 
 
-def test_a_line_that_is_too_long_is_cut_and_says_so():
+def test_a_line_that_is_too_long_is_cut_and_marked():
     (message,) = MessageFeed(applied(RunState(1), line("z" * 30_000))).backlog(FACTS)
     ((_, _, text, _, _),) = message["lines"]
     assert len(text) < 21_000
     assert text.endswith("zzz ... (10,000 more characters are in the run's folder)")
 
 
-def test_the_precision_is_told_once_and_again_when_another_is_chosen():
+def test_the_precision_is_sent_once_and_again_when_another_is_chosen():
     view = RunState(1)
     feed = fed(view)
     view.apply(PrecisionChoice(0, "bf16", 1.0))
@@ -153,7 +153,7 @@ def test_the_precision_is_told_once_and_again_when_another_is_chosen():
     assert (feed.news() or {})["precision"] == "no"
 
 
-def test_the_parts_of_steps_are_told_in_milliseconds_with_what_makes_them_slow():
+def test_the_parts_of_steps_are_sent_in_milliseconds_with_what_makes_them_slow():
     view = RunState(1)
     feed = fed(view)
     view.apply(StepBreakdown(0, 5, 0.006, 0.003, 0.001, 0.0, 0.0, 0.0, 1.0, workers=0))
@@ -168,7 +168,7 @@ def test_the_parts_of_steps_are_told_in_milliseconds_with_what_makes_them_slow()
     assert (feed.news() or {})["causes"] == []
 
 
-def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended():
+def test_an_open_line_is_sent_when_it_changes_and_again_after_a_line_has_ended():
     view = RunState(1)
     feed = fed(view)
     view.apply(line("10 %", open=True))
@@ -182,7 +182,7 @@ def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended()
     assert (feed.news() or {})["lines"] == [[0, 0, "", 1.0, 1]]
 
 
-def test_a_bar_that_a_rank_draws_is_told_as_a_bar_and_not_as_a_line_that_is_open():
+def test_a_bar_that_a_rank_draws_is_sent_as_a_bar_and_not_as_a_line_that_is_open():
     drawn = "epoch 1:  40%|####      | 4/10 [00:01<00:02,  3.1it/s]"
     view = applied(RunState(1), line("before"), line(drawn, open=True, stream="stderr"))
     feed = MessageFeed(view)
@@ -203,7 +203,7 @@ def test_a_backlog_ends_with_the_open_lines():
     assert last["lines"] == [[0, 1, "50 %", 1.0, 1]]
 
 
-def test_numbers_that_json_does_not_know_are_said_in_words():
+def test_numbers_that_json_does_not_know_are_sent_as_words():
     view = RunState(1)
     feed = fed(view)
     applied(view, *(Metric(0, "loss", value, 1, 1.0) for value in (math.nan, math.inf, -math.inf, 0.5)))
@@ -235,7 +235,7 @@ def test_a_display_that_is_only_text_is_lines():
 FAILED = Failure(1, "KeyError", "'x'", "Traceback ...", 2.0, frames=(Frame("Cell In[1], line 2", "f", "x['x']", True),))
 
 
-def test_the_failure_that_led_to_the_others_is_told_and_the_others_in_a_line():
+def test_the_failure_that_led_to_the_others_is_sent_and_the_others_in_a_line():
     lost = Failure(0, "RuntimeError", "closed by peer\nmore", "", 1.0, lost_connection=True, last_lines=("bye",))
     message = failure_message([lost, FAILED])
     assert (message["rank"], message["type"]) == (1, "KeyError")
@@ -244,13 +244,13 @@ def test_the_failure_that_led_to_the_others_is_told_and_the_others_in_a_line():
     json.dumps(message)
 
 
-def test_a_failure_without_frames_is_told_too():
+def test_a_failure_without_frames_is_sent_too():
     died = Failure(0, "SIGKILL", "it was killed", "", 1.0, exit_code=-9, last_lines=("last",))
     assert failure_message([died])["frames"] == []
     assert failure_message([died])["last_lines"] == ["last"]
 
 
-def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
+def test_a_failure_is_sent_once_and_taken_back_where_the_rank_starts_anew():
     view = RunState(2)
     feed = fed(view)
     view.apply(FAILED)
@@ -261,7 +261,7 @@ def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
     assert (feed.news() or {})["failure"] is None
 
 
-def test_a_restart_is_told_with_the_former_ones_and_bars_are_told_anew():
+def test_a_restart_is_sent_with_the_former_ones_and_bars_are_sent_anew():
     view = applied(RunState(2), Progress(1, "epoch", 3, None, 1.0))
     feed = fed(view)
     applied(view, Restart(1, 2, "rank 1 ended with SIGKILL", 0.0, 2.0), Progress(1, "epoch", 1, None, 2.0))
@@ -274,7 +274,7 @@ def test_a_restart_is_told_with_the_former_ones_and_bars_are_told_anew():
     assert len(first["restarts"]) == 2
 
 
-def test_a_rank_s_place_in_a_mesh_is_told_once():
+def test_a_rank_s_place_in_a_mesh_is_sent_once():
     view = applied(RunState(2), MeshCoordinates(1, {"pp": 0, "dp_shard": 1}, 1.0))
     feed = MessageFeed(view)
     (first,) = feed.backlog(FACTS)
@@ -283,7 +283,7 @@ def test_a_rank_s_place_in_a_mesh_is_told_once():
     assert "coordinates" not in (feed.news() or {})
 
 
-def test_the_ranks_of_each_node_are_told_once_and_to_a_page_that_begins_anew():
+def test_the_ranks_of_each_node_are_sent_once_and_to_a_page_that_begins_anew():
     view = applied(RunState(4), NodeRanks(0, "a", 0, 1), NodeRanks(1, "b", 2, 3))
     feed = MessageFeed(view)
     for _ in range(2):
@@ -295,7 +295,7 @@ def test_the_ranks_of_each_node_are_told_once_and_to_a_page_that_begins_anew():
     assert frozen["nodes"] == first["nodes"]
 
 
-def test_the_load_of_a_node_is_told_when_it_has_changed():
+def test_the_load_of_a_node_is_sent_when_it_has_changed():
     view = applied(RunState(2), NodeRanks(0, "a", 0, 0), NodeRanks(1, "b", 1, 1))
     feed = fed(view)
     view.apply(HostSample(12.5, (1, 2), None, None, 1.0, node=1))
@@ -324,7 +324,7 @@ def test_what_is_left_for_a_page_without_a_kernel_is_one_short_message():
 
 
 @pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), IdleWarning(5.0, "waits", 1.0)])
-def test_what_is_said_of_the_machine_and_of_silence_is_said_once(event):
+def test_facts_of_the_machine_and_of_idle_ranks_are_sent_once(event):
     view = RunState(1)
     feed = fed(view)
     view.apply(event)

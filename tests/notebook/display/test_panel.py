@@ -14,7 +14,7 @@ from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.panel import LivePanel
 
 
-def test_a_page_that_has_not_answered_is_told_the_end_all_the_same(monkeypatch, tmp_path):
+def test_a_page_that_has_not_answered_is_sent_the_end_all_the_same(monkeypatch, tmp_path):
     now, sent = [0.0], []
     view = RunState(1)
     run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)

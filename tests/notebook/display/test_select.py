@@ -43,7 +43,7 @@ def notebook_host(frontend: Any = "jupyter", service: Any = None, reader: Any = 
         ("off", notebook_host("script"), "off"),
     ],
 )
-def test_the_way_fits_the_wish_and_the_place(setting, host, way):
+def test_the_way_fits_the_request_and_the_place(setting, host, way):
     assert choose(setting, host, has_widgets=True).way == way
 
 
@@ -60,7 +60,7 @@ def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
     assert shows_at_once(front_end(LaunchingConfig(panel="off"), {}))
 
 
-def test_a_run_that_is_attached_is_shown_as_the_call_or_the_environment_says(monkeypatch):
+def test_a_run_that_is_attached_is_shown_as_the_call_or_the_environment_requests(monkeypatch):
     monkeypatch.setenv("ACCELERATE_NB_PANEL", "html")
     monkeypatch.setenv("ACCELERATE_NB_REPORT", "static")
     assert (display_settings().panel, display_settings().report) == ("html", "static")
@@ -82,7 +82,7 @@ class Run:
 
 
 @pytest.mark.parametrize(("state", "is_reported"), [("failed", True), ("finished", False), ("stopped", False)])
-def test_a_failure_that_nobody_waits_for_is_told_though_nothing_is_shown(state, is_reported):
+def test_a_failure_that_nobody_waits_for_is_reported_though_nothing_is_shown(state, is_reported):
     output = io.StringIO()
     FailureOnly(output.write).follow(Run(state))  # type: ignore[arg-type]
     for thread in threading.enumerate():

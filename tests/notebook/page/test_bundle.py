@@ -75,7 +75,7 @@ def test_names_of_variables_are_short_and_those_of_properties_and_of_the_browser
     assert minified(source, ["one"]) == made
 
 
-def test_the_style_of_a_saved_report_says_the_same() -> None:
+def test_the_style_of_a_saved_report_is_the_same() -> None:
     bare = bundle.bare_style()
     assert len(bare) < len(bundle.style())
     whole = (files(bundle.__package__) / "panel.css").read_text(encoding="utf-8")

@@ -93,7 +93,7 @@ def test_each_setting_goes_through_the_form_unchanged(settings, monkeypatch):
     assert picker.value == before
 
 
-def test_an_untouched_form_is_what_nothing_was_said_for():
+def test_an_untouched_form_is_what_nothing_was_set_for():
     picker = config_picker()
     assert picker.value == resolve({}, {})
     assert repr(picker) == "<ConfigPicker: notebook_launcher(train)>"
@@ -120,7 +120,7 @@ def test_what_is_typed_is_in_the_value_and_in_every_spelling():
     ("name", "typed"),
     [("num_processes", "two"), ("num_processes", "0"), ("timeout", "-1"), ("use_port", "70000"), ("rdzv_conf", "{")],
 )
-def test_a_wrong_text_is_told_beside_its_field_in_the_words_of_a_wrong_argument(name, typed):
+def test_a_wrong_text_is_reported_beside_its_field_in_the_words_of_a_wrong_argument(name, typed):
     picker = config_picker()
     field = control(picker, name)
     field.value = typed
@@ -206,7 +206,7 @@ def test_what_is_left_at_its_default_is_marked_so_until_it_is_changed(default_fi
     assert shown(picker).count(mark) == unset
 
 
-def test_an_error_is_said_once(monkeypatch):
+def test_an_error_is_reported_once(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "float7")
     picker = config_picker()
     control(picker, "node_rank").value = "2"
@@ -248,7 +248,7 @@ def test_the_form_is_shown_by_its_name_at_the_end_of_a_cell():
 # ------------------------------------------------------------------------------------------- what is said elsewhere
 
 
-def test_the_form_begins_with_the_environment_and_the_file_and_says_so(default_file, monkeypatch):
+def test_the_form_begins_with_the_environment_and_the_file_and_reports_it(default_file, monkeypatch):
     default_file.write_text("num_processes: 2\nmixed_precision: fp16\nuse_cpu: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     picker = config_picker(gradient_accumulation_steps=4)
@@ -264,7 +264,7 @@ def test_the_form_begins_with_the_environment_and_the_file_and_says_so(default_f
     assert picker.value == resolve({}, os.environ, files.read(default_file))
 
 
-def test_a_call_takes_back_what_is_said_elsewhere(default_file):
+def test_a_call_takes_back_what_is_set_elsewhere(default_file):
     default_file.write_text("mixed_precision: bf16\nuse_cpu: true\n")
     picker = config_picker(cpu=False, mixed_precision="no")
     assert "notebook_launcher(train, cpu=False, mixed_precision=&quot;no&quot;)" in shown(picker)
@@ -275,7 +275,7 @@ def test_a_call_takes_back_what_is_said_elsewhere(default_file):
 @pytest.mark.parametrize(
     "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: MULTI_NPU\n"]
 )
-def test_a_broken_file_is_told_and_the_form_works(default_file, text):
+def test_a_broken_file_is_reported_and_the_form_works(default_file, text):
     default_file.write_text(text)
     picker = config_picker()
     assert str(default_file) in shown(picker) or "in the configuration file is &#x27;soon&#x27;" in shown(picker)
@@ -283,7 +283,7 @@ def test_a_broken_file_is_told_and_the_form_works(default_file, text):
     assert picker.value.launching.cpu is ("use_cpu" in text)
 
 
-def test_a_broken_variable_is_told_and_the_form_works(monkeypatch):
+def test_a_broken_variable_is_reported_and_the_form_works(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "float7")
     picker = config_picker()
     assert "The variable ACCELERATE_MIXED_PRECISION is" in shown(picker)
@@ -298,7 +298,7 @@ def test_no_file_is_read_where_none_is_wanted(default_file):
 # ----------------------------------------------------------------------------------------------------- other machines
 
 
-def test_more_processes_than_gpus_are_told_before_a_launch():
+def test_more_processes_than_gpus_are_reported_before_a_launch():
     found = appraise({"num_processes": "3"}, SERVER, {})
     assert found.config is None
     assert found.wrong["num_processes"].startswith("num_processes=3 was requested, but this machine has 2 GPUs")
@@ -309,7 +309,7 @@ def test_more_processes_than_gpus_are_told_before_a_launch():
     ("devices", "words"),
     [(LAPTOP, "torch finds no GPU on this machine"), (SERVER, "this machine has 2 GPUs, numbered 0 to 1, and no 9")],
 )
-def test_gpus_that_are_not_there_are_told_beside_their_field(devices, words):
+def test_gpus_that_are_not_there_are_reported_beside_their_field(devices, words):
     found = appraise({"gpu_ids": "0,9"}, devices, {})
     assert found.config is None
     assert words in found.wrong["gpu_ids"]
@@ -330,7 +330,7 @@ def test_a_machine_with_a_tpu_gets_a_file_that_leads_to_the_same_launch():
     assert found.choice.why.startswith("8 of 8 TPU cores; ")
 
 
-def test_what_a_tpu_can_not_do_is_told_before_a_launch():
+def test_what_a_tpu_can_not_do_is_reported_before_a_launch():
     assert "Use 8 or 1" in appraise({"num_processes": "3"}, TPU, {}).wrong["num_processes"]
     assert "not chosen by number" in appraise({"gpu_ids": "0,1"}, TPU, {}).wrong["gpu_ids"]
     assert "bf16" in appraise({"mixed_precision": "fp16"}, TPU, {}).advice["mixed_precision"]
@@ -362,7 +362,7 @@ def test_the_cells_first_line_is_understood_by_the_cell(form_settings):
     assert shlex.split(found.command)[0] == "accelerate-nb"
 
 
-def test_what_accelerate_does_not_read_of_a_file_is_told():
+def test_what_accelerate_does_not_read_of_a_file_is_reported():
     found = appraise({"panel": "off"}, LAPTOP, {})
     assert "#| panel: 'off'" in found.file
     assert "panel is in comments, which accelerate_nb alone reads" in found.notes["file"]
@@ -388,7 +388,7 @@ def test_a_saved_file_is_what_every_launch_takes(default_file):
     assert files.read(default_file)["num_processes"] == 3
 
 
-def test_a_file_of_somebody_else_is_asked_about_and_keeps_its_own_keys(default_file):
+def test_a_file_of_somebody_else_needs_consent_and_keeps_its_own_keys(default_file):
     default_file.write_text("# mine\nnum_processes: 4\nmain_training_function: run\n")
     picker = config_picker(num_processes=2)
     button(picker, "Save").click()
@@ -400,7 +400,7 @@ def test_a_file_of_somebody_else_is_asked_about_and_keeps_its_own_keys(default_f
     assert button(picker, "Save")
 
 
-def test_what_was_agreed_to_is_asked_again_when_it_changes(default_file):
+def test_what_was_agreed_to_needs_consent_again_when_it_changes(default_file):
     default_file.write_text("num_processes: 4\n")
     picker = config_picker(num_processes=2)
     button(picker, "Save").click()
@@ -435,7 +435,7 @@ def test_another_file_is_loaded_and_saved(tmp_path, default_file):
 
 
 @pytest.mark.parametrize("name", ["gone.yaml", ""])
-def test_a_file_that_cannot_be_loaded_is_told_and_changes_nothing(tmp_path, name):
+def test_a_file_that_cannot_be_loaded_is_reported_and_changes_nothing(tmp_path, name):
     picker = config_picker(num_processes=2)
     picker.file.path.value = str(tmp_path / name)
     before = picker.value

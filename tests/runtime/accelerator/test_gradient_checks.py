@@ -58,7 +58,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_that_raises_nothing_is_told_once(mistake):
+def test_a_mistake_that_raises_nothing_is_reported_once(mistake):
     for messages in run_on_ranks(mistake, 2):
         assert len(messages) == 1
         assert MISTAKES[mistake] in messages[0]

@@ -30,7 +30,7 @@ def pickled(_: Any = None) -> bytes:
     return pickle.dumps(Accelerator(cpu=True))
 
 
-def test_elsewhere_it_says_where_it_belongs() -> None:
+def test_elsewhere_the_error_names_where_it_belongs() -> None:
     ((from_a_worker,), late) = run_on_ranks(pickled, 1), pickled()
     with pytest.raises(StateError, match="belongs to the process in which it was made"):
         pickle.loads(from_a_worker)

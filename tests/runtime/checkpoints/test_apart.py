@@ -119,7 +119,7 @@ def hears_late_that_a_save_is_over(folder: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_process_that_hears_late_of_a_save_leaves_the_next_draft_alone(tmp_path: Path) -> None:
+def test_a_process_that_learns_late_of_a_save_leaves_the_next_draft_alone(tmp_path: Path) -> None:
     first, second = run_on_ranks(hears_late_that_a_save_is_over, 2, str(tmp_path))
     assert first == second
     assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= set(first)

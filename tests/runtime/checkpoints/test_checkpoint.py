@@ -204,7 +204,7 @@ def warned_of(folder: str) -> list[str]:
     return [str(item.message) for item in given]
 
 
-def test_a_process_that_finds_no_random_states_of_its_own_says_so(tmp_path: Path) -> None:
+def test_a_process_that_finds_no_random_states_of_its_own_warns(tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
     run_on_ranks(saves, 1, folder)
     first, second = run_on_ranks(warned_of, 2, folder)

@@ -181,7 +181,7 @@ def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
     return sorted(path.name for path in Path(folder, "saved").iterdir()), [str(item.message) for item in given]
 
 
-def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_says_who_is_missing(
+def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_reports_who_is_missing(
     tmp_path: Path,
 ) -> None:
     (first, messages), (second, other_messages) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))

@@ -154,7 +154,7 @@ def test_what_else_is_in_the_folder_of_shards_is_kept(checkpoint):
     Tied().load_state_dict(load_file(folder / "model.safetensors"))
 
 
-def test_a_file_that_is_there_is_replaced_only_where_that_is_meant(checkpoint, tmp_path):
+def test_a_file_that_is_there_is_replaced_only_where_that_is_requested(checkpoint, tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_text("mine")
     with pytest.raises(ConfigurationError, match="is there already"):
@@ -177,7 +177,7 @@ def test_what_goes_wrong_in_writing_leaves_the_former_file(checkpoint, tmp_path,
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "model.safetensors"]
 
 
-def test_too_little_space_is_told_before_anything_is_written(checkpoint, tmp_path, monkeypatch):
+def test_too_little_space_is_reported_before_anything_is_written(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(CheckpointError, match=r"has 0\.00 GB left"):
         merge(checkpoint, tmp_path / "merged")
@@ -220,7 +220,7 @@ def another_list(folder: Path) -> None:
         (another_list, "holds something else"),
     ],
 )
-def test_damage_is_told(checkpoint, tmp_path, damage, message):
+def test_damage_is_reported(checkpoint, tmp_path, damage, message):
     damage(checkpoint / "pytorch_model_fsdp_0")
     with pytest.raises((CheckpointError, ConfigurationError), match=message):
         merge(checkpoint / "pytorch_model_fsdp_0", tmp_path, removes=True)
@@ -259,7 +259,7 @@ def test_a_shard_runs_no_code(tmp_path, monkeypatch):
         (["optimizer_0/.metadata"], "Its folders optimizer_0 do"),
     ],
 )
-def test_a_folder_without_shards_says_what_it_holds(tmp_path, files, message):
+def test_a_folder_without_shards_reports_what_it_holds(tmp_path, files, message):
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -267,7 +267,7 @@ def test_a_folder_without_shards_says_what_it_holds(tmp_path, files, message):
         reading.find(tmp_path)
 
 
-def test_a_path_that_is_no_folder_says_so(tmp_path):
+def test_a_path_that_is_no_folder_reports_it(tmp_path):
     with pytest.raises(ConfigurationError, match="but is not there"):
         merge(tmp_path / "none", tmp_path)
 

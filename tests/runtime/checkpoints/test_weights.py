@@ -95,7 +95,7 @@ def test_a_model_whose_weights_are_nowhere_is_not_saved(tmp_path: Path) -> None:
         Accelerator(cpu=True).save_model(model, tmp_path)
 
 
-def test_weights_that_are_left_out_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_that_are_left_out_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Accelerator(cpu=True).save_model(Tied(), tmp_path)
     assert [record.getMessage().split(" while")[0] for record in caplog.records] == [
         "Removed shared tensor {'second.weight'}"

@@ -59,7 +59,7 @@ def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_bars_of_several_loaders_are_told_apart(listener):
+def test_bars_of_several_loaders_are_distinguished(listener):
     first, second = prepared(DataLoader(Numbers(6), 2), DataLoader(Numbers(4), 2), progress=True)
     for _ in first:
         list(second)
@@ -90,7 +90,7 @@ def test_an_epoch_that_goes_on_goes_on_in_its_bar(listener):
     assert [(bar.done, bar.total) for bar in listener.bars] == [(3, 4), (4, 4)]
 
 
-def test_nobody_is_told_unless_it_was_asked_for(listener):
+def test_nothing_is_sent_unless_it_was_requested(listener):
     list(prepared(DataLoader(Numbers(6), 2)))
     assert listener.bars == []
 
@@ -105,7 +105,7 @@ def epoch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loader_progress", [True, False])
-def test_a_launch_asks_for_the_bars_of_all_its_loaders(loader_progress):
+def test_a_launch_requests_the_bars_of_all_its_loaders(loader_progress):
     run = launch(
         epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=loader_progress
     )

@@ -141,6 +141,6 @@ def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:
         (lambda: joined([[torch.ones(1)], [torch.ones(1), torch.ones(1)]]), "hold 1, 2 things"),
     ],
 )
-def test_what_cannot_be_told_apart_is_an_error(act: Any, message: str) -> None:
+def test_what_cannot_be_distinguished_is_an_error(act: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         act()

@@ -72,7 +72,7 @@ def test_nothing_is_copied_ahead_where_nothing_can_overlap() -> None:
 
 
 @pytest.mark.parametrize("data", [Numbers(7), Stream(7)])
-def test_a_loader_that_copies_ahead_says_the_same(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+def test_a_loader_that_copies_ahead_reports_the_same(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     copier = Written()
     monkeypatch.setattr("accelerate_nb.runtime.data.shard.overlapping", lambda device, non_blocking: copier)
     loader = prepare_data_loader(
@@ -171,7 +171,7 @@ def test_what_is_read_in_this_process_draws_after_what_the_loop_drew_before() ->
     assert seen == expected
 
 
-def test_what_workers_read_is_sent_ahead_and_told_of_at_its_turn() -> None:
+def test_what_workers_read_is_sent_ahead_and_reported_at_its_turn() -> None:
     loader = sending(Numbers(3), num_workers=1)
     seen = [(plain(batch), thread, loader.end_of_dataloader, loader.position()["batches"]) for batch, thread in loader]
     assert [(batch, *rest) for batch, _, *rest in seen] == [([0], False, 1), ([1], False, 2), ([2], True, 0)]

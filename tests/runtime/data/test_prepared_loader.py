@@ -105,7 +105,7 @@ def test_an_epoch_that_was_left_is_over(workers: int) -> None:
     assert left[0] != left[1] != left[2]
 
 
-def test_every_one_that_wants_to_know_is_told_the_epoch() -> None:
+def test_every_one_that_wants_to_know_receives_the_epoch() -> None:
     loader = prepared(Shuffled(4), 4)
     first, second = ([plain(batch) for batch in loader] for _ in range(2))
     assert first != second

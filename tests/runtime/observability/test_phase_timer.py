@@ -125,7 +125,7 @@ SENTENCES = {
 }
 
 
-def test_what_makes_steps_slow_is_said_in_words():
+def test_what_makes_steps_slow_is_reported_in_words():
     ranks = run_on_ranks(slow_trainings, 2)
     for name, sentence in SENTENCES.items():
         found = causes_of(*(event for rank in ranks for event in rank[name]))
@@ -134,7 +134,7 @@ def test_what_makes_steps_slow_is_said_in_words():
     assert len(causes_of(*(event for rank in ranks for event in rank["a slow rank"]))) == 1
 
 
-def test_a_first_step_that_compiles_is_said_so(listener, monkeypatch):
+def test_a_first_step_that_compiles_is_named(listener, monkeypatch):
     monkeypatch.setattr("accelerate_nb.reports.step_causes._FIRST_STEP", 0.05)
     first, steps = trained(Rows(), dynamo_backend="eager")
     assert first.compiled
@@ -143,7 +143,7 @@ def test_a_first_step_that_compiles_is_said_so(listener, monkeypatch):
     assert re.fullmatch(r"first step \S+ m?s: compiling", found[0]), found
 
 
-def test_a_first_step_that_waits_for_its_loader_is_said_so():
+def test_a_first_step_that_waits_for_its_loader_is_named():
     first = StepBreakdown(0, 1, 12.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, workers=8)
     assert causes_of(first) == ("first step 13.0 s: its loader took 12.0 s to begin (num_workers=8)",)
 

@@ -86,7 +86,7 @@ def test_a_training_has_its_metrics_without_a_line_for_them(listener):
     assert listener.values("speed/tokens_per_s")[0] == pytest.approx(5 * listener.values("speed/samples_per_s")[0])
 
 
-def test_a_training_says_its_precision(listener):
+def test_a_training_reports_its_precision(listener):
     Accelerator(cpu=True, mixed_precision="bf16")
     assert [event.name for event in listener.events if isinstance(event, PrecisionChoice)] == ["bf16"]
 

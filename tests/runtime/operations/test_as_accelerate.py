@@ -209,6 +209,6 @@ def shared_shapes() -> list[Any]:
     return found
 
 
-def test_the_shape_that_one_process_knows_is_told_to_all_with_its_zeros() -> None:
+def test_the_shape_that_one_process_knows_is_sent_to_all_with_its_zeros() -> None:
     # Accelerate drops the zeros, and adds up memory that nobody has written: its answers differ from call to call
     assert run_on_ranks(shared_shapes, 2) == [[[2, 0, 3]] * 10] * 2

@@ -134,7 +134,7 @@ def test_a_process_that_calls_nothing_is_an_error_when_the_groups_timeout_is_ove
     assert "Timed out waiting" in waited
 
 
-def test_who_comes_after_a_timeout_is_told_what_the_others_called() -> None:
+def test_who_comes_after_a_timeout_learns_what_the_others_called() -> None:
     (_, after), (_, late) = run_on_ranks(calls_nothing, 2, SocketMessages, limit=SECONDS)
     assert late.startswith("OperationError")
     assert "rank 0: gather(float32[2])" in late

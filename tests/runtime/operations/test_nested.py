@@ -118,6 +118,6 @@ def test_what_cannot_be_worked_on_is_an_error(call: Any, error: type, message: s
     assert isinstance(caught.value, AccelerateNbError)
 
 
-def test_a_converting_forward_says_how_to_pickle_the_model() -> None:
+def test_a_converting_forward_explains_how_to_pickle_the_model() -> None:
     with pytest.raises(pickle.PicklingError, match="keep_fp32_wrapper=False"):
         pickle.dumps(ours.ConvertOutputsToFp32(len))

@@ -105,7 +105,7 @@ def reductions() -> list[Any]:
     return [*done, error_of(lambda: operations.reduce(mine, "avg"))]
 
 
-def test_a_reduction_does_what_its_name_says_or_is_an_error() -> None:
+def test_a_reduction_does_what_its_name_promises_or_is_an_error() -> None:
     for rank, found in enumerate(run_on_ranks(reductions, 2)):
         assert found[:5] == [[rank + 1], [1], [2], [3], [1.5]]
         assert found[5].startswith("ConfigurationError: reduction='avg' was requested. Known ones are sum, mean")

@@ -139,7 +139,7 @@ def test_transformer_engine_is_named_where_it_is_missing(monkeypatch: pytest.Mon
         FP8RecipeKwargs(backend="TE")
 
 
-def test_ms_amp_is_named_where_it_is_asked_for() -> None:
+def test_ms_amp_is_named_where_it_is_requested() -> None:
     with pytest.raises((ImportError, NotImplementedError), match="MS-AMP"):
         Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[MSAMPRecipeKwargs(opt_level="O1")])
     with pytest.raises(ConfigurationError, match="`opt_level` must be one of O1 or O2, but is 'O3'"):
@@ -183,7 +183,7 @@ def precision_of_a_worker() -> tuple[str, bool]:
 
 @pytest.mark.slow
 @needs_torchao
-def test_a_launch_and_a_configuration_file_ask_for_fp8(tmp_path: Path) -> None:
+def test_a_launch_and_a_configuration_file_request_fp8(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("distributed_type: MULTI_CPU\nmixed_precision: fp8\nfp8_config: {backend: AO}\nuse_cpu: true\n")
     for settings in ({"mixed_precision": "fp8", "config_file": "", "cpu": True}, {"config_file": str(file)}):

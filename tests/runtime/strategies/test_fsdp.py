@@ -568,7 +568,7 @@ def trains_in_precisions() -> None:
     torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-3)
 
 
-def test_the_precision_or_the_users_policy_says_what_is_computed_in() -> None:
+def test_the_precision_or_the_users_policy_decides_what_is_computed_in() -> None:
     run_on_ranks(trains_in_precisions)
 
 

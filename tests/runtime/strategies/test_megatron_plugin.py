@@ -81,7 +81,7 @@ def test_a_type_that_no_engine_builds_is_refused_by_name(kind: str) -> None:
         architecture(SimpleNamespace(model_type=kind))
 
 
-def test_a_parser_of_a_persons_own_says_all_about_a_model() -> None:
+def test_a_parser_of_a_persons_own_gives_all_about_a_model() -> None:
     @ours.add_model_config_to_megatron_parser("mpt")
     def parse(plugin: Any, model: Any, batch_data: Any) -> None: ...
 

@@ -66,7 +66,7 @@ def count(peer):
     return [item().count(1, 2, more=3) for item in classes]
 
 
-def test_a_method_runs_on_the_main_process_unless_its_tracker_says_otherwise():
+def test_a_method_runs_on_the_main_process_unless_its_tracker_declares_otherwise():
     both = under_both(count, 2)
     assert both.theirs == both.ours == [[6, 6, 6], [6, None, 6]]
     assert (Counter.count.__name__, Counter.count.__doc__) == ("count", "Adds.")

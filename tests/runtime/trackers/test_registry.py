@@ -62,13 +62,13 @@ def tracker_names(function, *arguments):
 
 
 @needs("tensorboard")
-def test_the_same_wishes_give_the_same_trackers():
+def test_the_same_requests_give_the_same_trackers():
     both = under_both(choose, 1)
     assert both.theirs == both.ours
     assert both.ours[0][4] == ["tensorboard"]
 
 
-def test_a_missing_package_that_was_asked_for_is_an_error_that_names_its_extra(monkeypatch, tmp_path):
+def test_a_missing_package_that_was_requested_is_an_error_that_names_its_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(AimTracker, "_is_available", staticmethod(lambda: False))
     with pytest.raises(MissingExtraError, match=r"log_with='aim' .* pip install 'accelerate-nb\[aim\]'"):
         Accelerator(log_with="aim", project_dir=tmp_path, cpu=True)
@@ -97,7 +97,7 @@ def test_an_unknown_name_lists_the_known_ones():
         Accelerator(log_with="tensorbord", cpu=True)
 
 
-def test_what_needs_a_folder_says_which_argument_gives_it(monkeypatch):
+def test_what_needs_a_folder_names_the_argument_that_gives_it(monkeypatch):
     monkeypatch.setattr(AimTracker, "_is_available", staticmethod(lambda: True))
     with pytest.raises(ConfigurationError, match=r"`aim` requires a `logging_dir`.*Pass `project_dir`"):
         filter_trackers("aim")

@@ -71,7 +71,7 @@ def keep_diaries(peer):
     return base in blank, same, len(accelerator.trackers), first.entries, second.entries
 
 
-def test_trackers_are_told_the_same_as_by_accelerate():
+def test_trackers_receive_the_same_as_from_accelerate():
     both = under_both(keep_diaries, 2)
     assert both.theirs == both.ours
     main, other = both.ours
@@ -99,7 +99,7 @@ def ask_for_a_tracker():
     return isinstance(tracker, OurDiary)
 
 
-def test_elsewhere_a_tracker_does_nothing_whatever_it_is_asked():
+def test_elsewhere_a_tracker_does_nothing_whatever_is_called():
     assert run_on_ranks(ask_for_a_tracker, 2) == [True, False]
 
 
@@ -136,7 +136,7 @@ def test_a_second_run_ends_the_first_and_each_ends_once():
     assert [entry[0] for entry in diary.entries] == ["start", "finish", "start", "log", "finish"]
 
 
-def test_a_tracker_that_was_added_by_hand_is_told_and_ended():
+def test_a_tracker_that_was_added_by_hand_receives_values_and_is_ended():
     accelerator, diary = Accelerator(cpu=True), OurDiary()
     accelerator.trackers.append(diary)
     accelerator.log({"loss": 1})
@@ -144,7 +144,7 @@ def test_a_tracker_that_was_added_by_hand_is_told_and_ended():
     assert [entry[0] for entry in diary.entries] == ["log", "finish"]
 
 
-def test_values_that_no_tracker_was_begun_for_are_told_of_once():
+def test_values_that_no_tracker_was_begun_for_are_reported_once():
     accelerator = Accelerator(log_with=OurDiary(), cpu=True)
     with pytest.warns(UserWarning, match=r"log_with names diary, and `init_trackers` was not called"):
         accelerator.log({"loss": 1})
@@ -163,7 +163,7 @@ def test_an_unknown_tracker_lists_those_there_are():
     assert accelerator.get_tracker("panel", unwrap=True) is accelerator.panel
 
 
-def test_trackers_are_told_in_the_order_in_which_they_were_named():
+def test_trackers_receive_values_in_the_order_in_which_they_were_named():
     first, second = OurDiary("first"), OurDiary("second")
     second.entries = first.entries
     accelerator = Accelerator(log_with=[first, second], cpu=True)

@@ -121,7 +121,7 @@ def whole_and_not(backend: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_compiled_model_holds_its_gradients_where_it_is_told_to() -> None:
+def test_a_compiled_model_holds_its_gradients_where_that_is_set() -> None:
     first, second = run_on_ranks(whole_and_not, 2, "aot_eager")
     assert first[:2] == second[:2] == [False, True]
     assert first[2] != second[2]
@@ -170,7 +170,7 @@ def test_blocks_can_be_compiled_where_they_are() -> None:
     assert all(layer._compiled_call_impl is not None for layer in model.layers)
 
 
-def test_blocks_are_told_from_other_lists() -> None:
+def test_blocks_are_distinguished_from_other_lists() -> None:
     model = Blocks()
     assert (has_repeated_blocks(model), is_repeated_blocks(model.layers)) == (True, True)
     assert not is_repeated_blocks(nn.ModuleList())
@@ -187,7 +187,7 @@ def test_a_model_that_came_compiled_is_not_compiled_again() -> None:
     accelerator.end_training()
 
 
-def test_compiling_is_asked_for_once() -> None:
+def test_compiling_is_requested_once() -> None:
     with pytest.raises(ConfigurationError, match="Pass one of them"):
         Accelerator(cpu=True, dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
     with pytest.raises(ConfigurationError, match="'fast' is not known"):

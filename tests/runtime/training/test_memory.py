@@ -121,7 +121,7 @@ def test_released_objects_become_nothing() -> None:
         (ValueError(" out of memory."), False),
     ],
 )
-def test_errors_of_memory_are_told_from_others(error: Exception, answer: bool) -> None:
+def test_errors_of_memory_are_distinguished_from_others(error: Exception, answer: bool) -> None:
     assert should_reduce_batch_size(error) is answer
 
 

@@ -201,7 +201,7 @@ def statistics() -> Any:
     return kept.tolist(), [str(item.message) for item in caught]
 
 
-def test_what_has_not_one_row_a_sample_is_kept_whole_and_said() -> None:
+def test_what_has_not_one_row_a_sample_is_kept_whole_with_a_warning() -> None:
     for kept, messages in run_on_ranks(statistics, 2):
         assert kept == [0, 0, 0, 1, 1, 1]
         assert len(messages) == 1
@@ -222,6 +222,6 @@ def epochs(counted: bool) -> list[str]:
     return [str(item.message).split(",")[0] for item in caught]
 
 
-def test_repeated_samples_are_said_once_by_the_main_process_unless_they_are_left_out() -> None:
+def test_repeated_samples_are_reported_once_by_the_main_process_unless_they_are_left_out() -> None:
     assert run_on_ranks(epochs, 2, False) == [["5 of the 16 samples of this epoch were repeated ones"], []]
     assert run_on_ranks(epochs, 2, True) == [[], []]

@@ -139,7 +139,7 @@ def state_resets() -> list[str]:
     return messages
 
 
-def test_a_state_without_an_accelerator_says_what_to_do() -> None:
+def test_a_state_without_an_accelerator_reports_what_to_do() -> None:
     ((early, late),) = run_on_ranks(state_resets, 1)
     assert "before there was an Accelerator" in early
     assert "`AcceleratorState._reset_state()` was called" in late

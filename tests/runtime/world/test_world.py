@@ -161,7 +161,7 @@ def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest
     assert xla.machine_address() == "127.0.0.1"
 
 
-def test_the_ranks_of_one_machine_meet_where_their_launch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_of_one_machine_meet_at_the_address_of_their_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla.machine, "is_awake", lambda: True)
     monkeypatch.setattr(xla, "rank_numbers", lambda: (0, 8, 0, 8))
     assert not xla.is_among_machines({"WORLD_SIZE": "8"})

@@ -37,7 +37,7 @@ def test_a_mesh_without_fsdp_leaves_weights_whole():
     assert {axis for layout in planned("data").of_model(Tied()).values() for axis in layout} == {None}
 
 
-def test_the_first_rule_that_fits_any_name_of_a_weight_says_how_it_lies():
+def test_the_first_rule_that_fits_any_name_of_a_weight_decides_how_it_lies():
     rules = {"head.*": ("tensor", "fsdp"), "*.weight": (None, None), "norm.*": (None,)}
     with pytest.raises(ConfigurationError, match="'norm\\.weight' has 2 entries"):
         planned("fsdp=2,tensor=2", rules=rules).of_model(Tied())

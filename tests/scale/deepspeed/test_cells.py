@@ -80,7 +80,7 @@ def test_a_rank_that_fails_is_named(kernel: Kernel, happens: str, message: str) 
     assert "rank 0 " in error.text
 
 
-def test_a_hang_is_told_with_the_stack_of_every_rank_and_an_interrupt_ends_it(kernel: Kernel) -> None:
+def test_a_hang_is_reported_with_the_stack_of_every_rank_and_an_interrupt_ends_it(kernel: Kernel) -> None:
     cell = kernel.start("run(hangs, hang_warning_after=2)")
     # a busy machine may be silent for as long before the training begins, which is reported, too
     cell.until(lambda: "time.sleep(600)" in cell.text)

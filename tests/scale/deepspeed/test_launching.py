@@ -48,7 +48,7 @@ def start(function: Any, *args: Any, folder: Path, **settings: Any) -> Any:
     return launch(function, args, **SETTINGS, **{"num_processes": 2, "folder": str(folder), **settings})
 
 
-def test_a_launch_trains_by_its_settings_and_says_nothing_of_its_own(tmp_path: Path) -> None:
+def test_a_launch_trains_by_its_settings_and_prints_nothing_of_its_own(tmp_path: Path) -> None:
     run = start(trained, folder=tmp_path, deepspeed_config={"zero_stage": 3, "gradient_clipping": 0.5})
     results = run.wait(110)
     assert [result[:3] for result in results] == [["DEEPSPEED", 3, 0.5]] * 2
@@ -81,7 +81,7 @@ def said_at(level: str) -> str:
     return written.getvalue()
 
 
-def test_its_logger_says_as_much_as_the_variable_wants() -> None:
+def test_its_logger_prints_as_much_as_the_variable_wants() -> None:
     (said,) = run_on_ranks(said_at, 1, "INFO")
     assert "of interest" in said
     assert "too much" not in said

@@ -125,7 +125,7 @@ def without_a_compiler(folder: str) -> list[str]:
     return found
 
 
-def test_what_must_be_compiled_says_what_to_install_and_what_works_without(tmp_path: Path) -> None:
+def test_what_must_be_compiled_names_what_to_install_and_what_works_without(tmp_path: Path) -> None:
     ((fused, cpu),) = run_on_ranks(without_a_compiler, 1, str(tmp_path), limit=LIMIT)
     for text, name, instead in ((fused, "fused_adam", "torch_adam"), (cpu, "cpu_adam", "zero_force_ds_cpu_optimizer")):
         assert f"operator {name} was requested" in text

@@ -94,7 +94,7 @@ def test_what_is_no_greeting_is_refused_at_its_first_bytes(first: bytes) -> None
     assert caught.value.refusal == "malformed"
 
 
-def test_one_who_says_nothing_is_waited_for_as_long_as_was_said() -> None:
+def test_a_peer_that_sends_nothing_is_waited_for_as_long_as_was_set() -> None:
     near, far = socket.socketpair()
     with near, far, pytest.raises(TimeoutError):
         prove_token(near, TOKEN, 0.05)

@@ -85,7 +85,7 @@ def fails_in_the_background(folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
-def test_a_failure_in_the_background_is_told_at_the_next_call_on_every_rank(tmp_path: Path, size: int) -> None:
+def test_a_failure_in_the_background_is_reported_at_the_next_call_on_every_rank(tmp_path: Path, size: int) -> None:
     for messages in run_on_ranks(fails_in_the_background, size, str(tmp_path)):
         assert len(messages) == 4
         for message in messages:
@@ -127,7 +127,7 @@ threading.Thread.start = start
 
 
 @pytest.mark.slow
-def test_a_failure_that_nobody_asks_for_is_told_at_the_programs_end(tmp_path: Path) -> None:
+def test_a_failure_that_nobody_waits_for_is_reported_at_the_programs_end(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     done = subprocess.run(

@@ -32,7 +32,7 @@ def test_a_file_of_any_length_is_written_as_given(tmp_path: Path) -> None:
                 assert entry.bytes == size
 
 
-def test_a_full_disk_is_told_when_the_file_is_finished() -> None:
+def test_a_full_disk_is_reported_when_the_file_is_finished() -> None:
     file = DiskFile(Path("/dev/full"), 0, DirectWriter(1))
     file.write(bytes(2 * BLOCK))
     with pytest.raises(OSError, match="No space left on device"):
