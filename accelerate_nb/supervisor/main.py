@@ -294,7 +294,8 @@ def is_fit() -> bool:
     """Whether this process may fork: it has one thread, and no driver of an accelerator is awake in it."""
     if sys.platform != "linux":
         return True
-    return _has_one_thread() and not any(_opened(("/dev/nvidia", "/dev/accel", "/dev/vfio/")))
+    # NVML, which only asks for devices, holds /dev/nvidiactl and /dev/nvidia0 open; CUDA alone opens /dev/nvidia-uvm
+    return _has_one_thread() and not any(_opened(("/dev/nvidia-uvm", "/dev/accel", "/dev/vfio/")))
 
 
 def _has_one_thread() -> bool:

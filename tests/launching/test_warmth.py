@@ -87,9 +87,25 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, mo
     first = supervised.warm()
     supervised.preload(["starts_a_thread"])
     assert first.ended(TIMEOUT) == UNFIT
-    assert not notebook_launcher(is_loaded, args=("starts_a_thread",), num_processes=1)
+    with pytest.warns(UserWarning, match="starts_a_thread starts a thread or wakes a GPU as it is imported"):
+        assert not notebook_launcher(is_loaded, args=("starts_a_thread",), num_processes=1)
     assert supervised.warm() is not first
     notebook_launcher(loads, args=("starts_a_thread",), num_processes=1)
+
+
+# Libraries of which one starts a thread in pyarrow, as many do that notebooks import.
+IMPORTED_BY_NOTEBOOKS = ("pandas", "sklearn.linear_model", "peft", "transformers.trainer")
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_what_notebooks_import_is_loaded_ahead_in_one_supervisor() -> None:
+    for name in IMPORTED_BY_NOTEBOOKS:
+        pytest.importorskip(name.partition(".")[0])
+    first = supervised.warm()
+    supervised.preload(IMPORTED_BY_NOTEBOOKS)
+    assert becomes_loaded("transformers.trainer")
+    assert all(notebook_launcher(is_loaded, args=(name,), num_processes=1) for name in IMPORTED_BY_NOTEBOOKS)
+    assert supervised.warm() is first
 
 
 @pytest.mark.usefixtures("supervisor")

@@ -26,6 +26,7 @@ from accelerate_nb.transport.protocol.messages import (
     WorkerStarted,
 )
 from accelerate_nb.transport.worker_spec import LocalWorker
+from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_session import kill_session
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
@@ -152,6 +153,10 @@ def _learn_from(handle: SupervisorHandle, held: _SupervisorState) -> None:
     if unfit is not None:
         held.unfit.add(unfit)
         held.preloads.pop(unfit, None)
+        warn_user(
+            f"{unfit} starts a thread or wakes a GPU as it is imported, so it can't be loaded ahead of a launch: each worker that needs it "
+            "imports it, which takes the time that its import takes."
+        )
 
 
 def _with_parents(name: str) -> Iterator[str]:

@@ -22,10 +22,13 @@ from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.messages import ForkSupervisor, ForkWorker, ImportModules, OpenGroup
 from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
 
-# One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
-_SINGLE_THREADED = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
+# One thread while modules load: OpenMP, BLAS and pyarrow's allocator start theirs as they are imported, and a process with threads
+# can't fork safely. And no device: torchao and others ask whether there is a GPU as they are imported, which NVML can answer.
+_FORKABLE = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 class SupervisorProcess(Protocol):
@@ -127,7 +130,7 @@ class SupervisorHandle:
             stderr=log,
             pass_fds=[far.fileno()],
             start_new_session=True,
-            env={**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **_FORKABLE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         far.close()
         return cls(process, Channel(near), log, loaded)
