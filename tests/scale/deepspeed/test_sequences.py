@@ -266,10 +266,14 @@ def test_a_model_that_can_not_be_split_is_named(model: Callable[[], Any], batch_
         split(sp_attn_implementation="sdpa").register(model(), batch_size)
 
 
-def test_layers_with_a_state_along_the_sequence_are_named() -> None:
+@pytest.mark.parametrize("types", ["linear_attention", "hybrid", "conv", None])
+def test_layers_with_a_state_along_the_sequence_are_named(types: str | None) -> None:
     model = llama()
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ConfigurationError, match=r"whose layers \(linear_attention\)"):
+    if types is None:
+        model.model.layers[1].mlp = torch.nn.LSTM(16, 16)
+    else:
+        model.config.layer_types = ["full_attention", types]
+    with pytest.raises(ConfigurationError, match=f"recurrent layers: {types or 'LSTM'}"):
         split().register(model, 2)
 
 

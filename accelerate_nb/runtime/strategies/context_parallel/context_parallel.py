@@ -17,7 +17,7 @@ from accelerate_nb.runtime.parallelism_config import TorchContextParallelConfig
 from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
 from accelerate_nb.runtime.strategies.context_parallel.heads import HeadExchange
 from accelerate_nb.runtime.strategies.context_parallel.ring import Ring
-from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart, refuse_recurrent
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.runtime.world.world import World
 
@@ -120,6 +120,7 @@ class ContextParallel:
         """The same model, which from now on attends over all parts; `ConfigurationError` for one that attends in another way."""
         if model.__dict__.get(_ATTACHED) is self:
             return model
+        refuse_recurrent(model, f"cp_size={self.batches.part.size}")
         model.__dict__[_ATTACHED] = self
         config = getattr(model, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):

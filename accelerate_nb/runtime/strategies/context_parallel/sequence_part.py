@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from accelerate_nb.errors import DataError
+from accelerate_nb.errors import ConfigurationError, DataError
+
+# Classes whose state goes along the sequence: torch's, by their bases, and those of transformers and others, by their names.
+_RECURRENT = re.compile("RNN|LSTM|GRU|Recurrent|Mamba|RWKV|Rwkv|DeltaNet|LinearAttention")
+# The types of layers with such a state in configurations of transformers, and of short convolutions along the sequence.
+_RECURRENT_TYPES = re.compile("linear_attention|hybrid|conv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +49,20 @@ class SequencePart:
     def positions(self, length: int, device: torch.device | None = None) -> Tensor:
         """The positions, in sequences of this whole length, of what this rank has: int64 of shape (length / size,)."""
         return self.cut(torch.arange(length, device=device), 0)
+
+
+def refuse_recurrent(model: Module, requested: str) -> None:
+    """`ConfigurationError` for a model with layers whose state goes along the sequence, of which a process would have a part."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = {kind: kind for kind in getattr(text, "layer_types", None) or () if _RECURRENT_TYPES.search(kind)}
+    for name, layer in model.named_modules():
+        if any(_RECURRENT.search(base.__name__) for base in type(layer).__mro__):
+            found.setdefault(type(layer).__name__, f"{type(layer).__name__} ({name or 'the model itself'})")
+    if found:
+        setting = requested.partition("=")[0]
+        raise ConfigurationError(
+            f"{requested} was requested for {type(model).__name__}, which has recurrent layers: {', '.join(found.values())}. Their state "
+            "goes along the sequence, and each process would begin it anew in its part, which gives wrong gradients. Take a model of "
+            f"attention layers, or leave {setting} out."
+        )

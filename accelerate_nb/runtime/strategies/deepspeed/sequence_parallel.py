@@ -16,7 +16,7 @@ from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.compat.versions import compare_versions
 from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
 from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
-from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart, refuse_recurrent
 from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
 from accelerate_nb.runtime.world.world import World
 
@@ -128,14 +128,8 @@ class SequenceParallel:
                 f"sp_size={self._size} was requested, and DeepSpeed splits the sequences of transformers' models alone, of which "
                 f"{type(model).__name__} is none. Leave sp_size out."
             )
-        text: Any = config.get_text_config()
-        recurrent = sorted({kind for kind in getattr(text, "layer_types", None) or [] if "linear_attention" in kind})
-        if recurrent:
-            raise ConfigurationError(
-                f"sp_size={self._size} was requested for {type(model).__name__}, whose layers ({', '.join(recurrent)}) have a state "
-                "that goes along the sequence, which DeepSpeed does not exchange. Leave sp_size out."
-            )
-        self._check_heads(text)
+        refuse_recurrent(model, f"sp_size={self._size}")
+        self._check_heads(config.get_text_config())
         found = getattr(config, "_attn_implementation", None)
         wanted = self._config.sp_attn_implementation or found
         if found in _UNKNOWN_ATTENTIONS or wanted != found:

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import Embedding, Linear, Module, ModuleDict, ModuleList
 
 from accelerate_nb.errors import ConfigurationError, DataError
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import refuse_recurrent
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import block_policy
 
@@ -41,6 +42,7 @@ class SequenceParts:
     """
 
     def __init__(self, model: Module, mesh: DeviceMesh, styles: Mapping[str, Any]) -> None:
+        refuse_recurrent(model, "sequence_parallel=True")
         self._model, self._mesh, self._styles = model, mesh, styles
         self._blocks = _blocks(model)
         self._length = 0

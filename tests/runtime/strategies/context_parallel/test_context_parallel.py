@@ -358,6 +358,17 @@ def eager() -> None:
     accelerator.prepare(model)
 
 
+class Reader(nn.LSTM):
+    """Somebody's own."""
+
+
+def recurrent(*layers: nn.Module) -> None:
+    accelerator = Accelerator(cpu=True, **along(cp_size=2))
+    model = Model(4, _causal)
+    model.before = nn.ModuleList(layers)
+    accelerator.prepare(model)
+
+
 LEFT = {"input_ids": torch.zeros(1, 8), "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])}
 REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
     "mask": (partial(attend_with, masked), ConfigurationError, r"attends with a mask of shape \(8, 8\)"),
@@ -372,6 +383,11 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
     "length": (partial(read, torch.zeros(1, 6)), DataError, "length 6 should be cut in 4 equal pieces for 2 processes"),
     "padding": (partial(read, LEFT), DataError, "hides tokens before others that it shows"),
     "labels": (other_labels, DataError, r"Pass batch\['labels'\], or shift_labels"),
+    "recurrent": (
+        partial(recurrent, nn.RNN(4, 4), nn.GRUCell(4, 4), Reader(4, 4)),
+        ConfigurationError,
+        r"cp_size=2 was requested for Model, .* layers: RNN \(before.0\), GRUCell \(before.1\), Reader \(before.2\)",
+    ),
     "eager": (eager, ConfigurationError, "attends by 'eager'. Load it with attn_implementation='sdpa'"),
 }
 

@@ -191,6 +191,12 @@ def two_lists() -> nn.Module:
     return model
 
 
+def recurrent() -> nn.Module:
+    model = plain()
+    model.last = nn.GRU(16, 16)
+    return model
+
+
 def odd(settings: dict[str, Any]) -> str:
     accelerator = Accelerator(
         cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(**settings))
@@ -215,6 +221,11 @@ def test_what_can_not_be_cut_is_refused_on_all_processes() -> None:
     for text in run_on_ranks(odd, 2, {"plan": PLAN} | SEQUENCE):
         assert "Sequences of 7 were given to a model that sequence_parallel=True cuts in 2 parts" in text
     cases: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
+        (
+            recurrent,
+            {"plan": PLAN} | SEQUENCE,
+            "sequence_parallel=True was requested for Plain, which has recurrent layers: GRU (last)",
+        ),
         (two_lists, {"plan": PLAN} | SEQUENCE, "Plain has 2 lists of equal blocks"),
         (
             plain,
