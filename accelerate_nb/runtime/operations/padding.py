@@ -80,16 +80,9 @@ def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool
     return padded
 
 
-def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:  # noqa: ARG001 - it is 0
-    """The nest of tensors with as many zeros after dimension 0's end as Accelerate puts there for `num_processes` to share."""
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """The nest of tensors of `batch_size` rows, with zeros after the end of `dim` up to the next multiple of `num_processes`."""
+    wanted = -(-batch_size // num_processes) * num_processes
     return recursively_apply(
-        lambda leaf: _padded(leaf, 0, batch_size + _extra(batch_size, num_processes), 0, at_front=False),
-        tensor,
-        error_on_other_type=True,
+        lambda leaf: _padded(leaf, dim, wanted, 0, at_front=False), tensor, error_on_other_type=True
     )
-
-
-def _extra(batch_size: int, num_processes: int) -> int:
-    whole, left = divmod(batch_size, num_processes)
-    missing = num_processes - (whole or batch_size)
-    return left - missing if left > missing and missing < 1 else missing

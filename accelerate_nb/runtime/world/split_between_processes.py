@@ -21,30 +21,31 @@ def share_of(inputs: Any, world: World, *, padded: bool = False) -> Any:
     start = world.rank * part + min(world.rank, extra)
     end = start + part + (1 if world.rank < extra else 0)
     missing = part + (1 if extra else 0) - (end - start) if padded else 0
-    return _cut(inputs, start, end, missing, world.device)
+    return _cut(inputs, start, end, missing, world.device if padded else None)
 
 
 def _length(inputs: Any) -> int:
     if not isinstance(inputs, Mapping):
         return len(inputs)
     lengths = {str(name): len(values) for name, values in inputs.items()}
-    if len(set(lengths.values())) != 1:
+    if len(set(lengths.values())) > 1:
         raise ConfigurationError(
             f"A dictionary is split along its values, which must be equally long, but their lengths are {lengths}."
         )
-    return next(iter(lengths.values()))
+    return next(iter(lengths.values()), 0)
 
 
-def _cut(values: Any, start: int, end: int, missing: int, device: torch.device) -> Any:
+def _cut(values: Any, start: int, end: int, missing: int, device: torch.device | None) -> Any:
     if isinstance(values, Mapping):
         return {name: _cut(value, start, end, missing, device) for name, value in values.items()}
     if isinstance(values, torch.Tensor):
         part = values[start:end]
-        return torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]).to(device) if missing else part
+        part = torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]) if missing else part
+        return part if device is None else part.to(device)
     if isinstance(values, list):
-        return [*values[start:end], *[values[-1]] * missing]
+        return [*values[start:end], *values[-1:] * missing]
     if isinstance(values, tuple):
-        return (*values[start:end], *[values[-1]] * missing)
+        return (*values[start:end], *values[-1:] * missing)
     datasets = sys.modules.get("datasets")  # its data sets exist only where it has been imported
     if datasets is not None and isinstance(values, datasets.Dataset):
         return values.select([*range(start, end), *[len(values) - 1] * missing])

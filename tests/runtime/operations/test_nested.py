@@ -65,17 +65,23 @@ def same(mine: Any, their: Any) -> bool:
         lambda package, data: package.ignorant_find_batch_size([]),
         lambda package, data: package.ignorant_find_batch_size(["text"]),
         lambda package, data: package.convert_outputs_to_fp32(lambda: data)(),
-        *[
-            lambda package, data, size=size, processes=processes: package.pad_input_tensors(
-                torch.ones(size, 2), size, processes
-            )
-            for size in (1, 2, 3, 4, 6)
-            for processes in (2, 3, 4)
-        ],
+        lambda package, data: package.pad_input_tensors(torch.ones(3, 2), 3, 4),
     ],
 )
 def test_results_are_accelerates(call: Any) -> None:
     assert same(call(ours, nest()), call(theirs, nest()))
+
+
+@pytest.mark.parametrize(
+    ("rows", "processes", "padded"), [(8, 4, 8), (9, 4, 12), (3, 4, 4), (6, 2, 6), (5, 1, 5), (0, 2, 0)]
+)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_inputs_are_padded_with_zeros_to_the_next_multiple(rows: int, processes: int, padded: int, dim: int) -> None:
+    given = torch.ones(rows, 2) if dim == 0 else torch.ones(2, rows)
+    found = ours.pad_input_tensors({"x": [given]}, rows, processes, dim)["x"][0]
+    assert found.shape[dim] == padded
+    assert torch.equal(found.narrow(dim, 0, rows), given)
+    assert found.sum() == given.sum()
 
 
 def test_mappings_keep_their_type() -> None:

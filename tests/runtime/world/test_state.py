@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +50,22 @@ def split(inputs: Any, padded: bool) -> Any:
 )
 def test_a_collection_is_split_as_evenly_as_it_goes(inputs: Any, padded: bool, parts: list[Any]) -> None:
     assert run_on_ranks(split, 2, inputs, padded) == parts
+
+
+EMPTY = [[], (), {}, {"p": [], "q": ()}, torch.zeros(0, 3), {"x": torch.zeros(0)}, np.zeros(0), "", {"a": {"b": []}}]
+
+
+def split_empty() -> list[Any]:
+    found: list[Any] = []
+    for inputs, padded in product(EMPTY, [False, True]):
+        with PartialState().split_between_processes(inputs, apply_padding=padded) as mine:
+            found.append(mine)
+    return found
+
+
+def test_nothing_is_split_into_nothing() -> None:
+    for found in run_on_ranks(split_empty, 2):
+        assert repr(found) == repr([item for item in EMPTY for _ in range(2)])
 
 
 def split_tensor() -> tuple[list[list[int]], list[int]]:
