@@ -254,6 +254,29 @@ def test_an_overflow_leaves_the_step_and_the_schedule_out() -> None:
     accelerator.end_training()
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_optimizer_that_leaves_a_step_out_by_itself_is_known_to_have_done_so(
+    optimizer_class: type[torch.optim.Optimizer], clips: bool
+) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = optimizer_class([parameter], lr=0.1, fused=True)  # type: ignore[call-arg]  # of each torch optimizer
+    optimizer, schedule = accelerator.prepare(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    found = []
+    for factor in (float("inf"), 1.0, float("inf")):
+        accelerator.backward(parameter.sum() * factor)
+        if clips:
+            accelerator.clip_grad_norm_([parameter], 10.0)
+        before = parameter.item()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        found.append((accelerator.optimizer_step_was_skipped, parameter.item() == before, schedule.get_last_lr()))
+    assert found == [(True, True, [0.1]), (False, False, [0.05]), (True, True, [0.05])]
+    accelerator.end_training()
+
+
 def test_two_optimizers_clipped_together_step_by_their_true_gradients() -> None:
     accelerator, first, first_optimizer = fp16(init_scale=1024.0)
     second = nn.Parameter(torch.ones(1))

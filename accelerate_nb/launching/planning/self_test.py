@@ -67,12 +67,12 @@ class SelfTest:
         self._on_check(check)
 
     def _fail(self, error: AccelerateNbError) -> None:
-        """Put an error where the test was when it came."""
-        running = next((check for check in self.checks if check.state == "running"), None)
-        if running is None or self._stopped.is_set():
+        """Put an error where the test was when it came: at the check that ran, else at the next one, else at the last."""
+        if self._stopped.is_set():
             return
+        at = [check for state in ("running", "waiting") for check in self.checks if check.state == state] or self.checks[-1:]
         text, advice = _described(error)
-        self._take(replace(running, state="failed", text=text, advice=advice))
+        self._take(replace(at[0], state="failed", text=text, advice=advice))
 
     def _leave_out_the_rest(self) -> None:
         for check in self.checks:

@@ -129,6 +129,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
+        if self.compiling.backend != DynamoBackend.NO and name == "no" and self._world.device.type == "cuda":
+            # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
+            torch.backends.cuda.matmul.allow_tf32 = True
         deepspeed = choose_plugins(
             deepspeed_plugin, deepspeed_plugins, self.state, launcher_settings.use_deepspeed and strategy is None
         )

@@ -113,6 +113,8 @@ class PhaseTimer:
 
     def stepped(self) -> None:
         """An optimizer has stepped: the next step begins."""
+        if self._clock.is_stopped():
+            return self.discard()
         self._step += 1
         if self._marks and len(self._marks) < _MOST_MARKS:
             self._stack.clear()
@@ -121,12 +123,12 @@ class PhaseTimer:
             self._marks = []
         for step, seconds in self._clock.finished():
             self._take(step, seconds)
-        self.restart()
+        return self.restart()
 
     # ------------------------------------------------------------------------------------------------------------ inside
 
     def _mark(self, phase: Phase) -> None:
-        if len(self._marks) < _MOST_MARKS:
+        if len(self._marks) < _MOST_MARKS and not self._clock.is_stopped():
             self._marks.append((phase, self._clock.now()))
 
     def _find_forward(self) -> None:
@@ -189,6 +191,10 @@ class _HostClock:
     pause = 0.0
     now = staticmethod(time.perf_counter)
 
+    @staticmethod
+    def is_stopped() -> bool:
+        return False
+
     def __init__(self) -> None:
         self._last: list[tuple[int, dict[Phase, float]]] = []
 
@@ -211,6 +217,11 @@ class _GpuClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pending: deque[tuple[int, list[tuple[Phase, Mark]]]] = deque(maxlen=_MOST_PENDING)
+
+    @staticmethod
+    def is_stopped() -> bool:
+        """Whether work is captured for a graph: an event would become a part of it, and a look at one would break it off."""
+        return torch.cuda.is_current_stream_capturing()
 
     def now(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)

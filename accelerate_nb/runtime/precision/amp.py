@@ -98,12 +98,19 @@ class FP16(BF16):
         calls: list[None] = []
         with _noting_steps(optimizer, calls):
             self._scaler.step(optimizer, closure)
+        has_stepped = bool(calls) and not self._has_skipped_itself(optimizer)
         self._unscaled.discard(id(optimizer))
         # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
         waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
         self._scaler.update()
         self._states.update(waiting)
-        return bool(calls)
+        return has_stepped
+
+    def _has_skipped_itself(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that is called whatever overflowed, as fused ones are, changed no weight for that reason."""
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return False
+        return any(found.item() for found in self._states[id(optimizer)]["found_inf_per_device"].values())
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""

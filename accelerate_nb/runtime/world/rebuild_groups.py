@@ -89,8 +89,9 @@ def _init_options() -> dict[str, Any]:
         return rank_arguments
     group = dist.group.WORLD
     assert group is not None
-    timeout = getattr(_backend(group).options, "_timeout", None)
-    return {"backend": str(dist.get_backend_config()), **rank_arguments, **({"timeout": timeout} if timeout else {})}
+    others = {"timeout": getattr(_backend(group).options, "_timeout", None), "device_id": group.bound_device_id}
+    given = {name: value for name, value in others.items() if value}
+    return {"backend": str(dist.get_backend_config()), **rank_arguments, **given}
 
 
 def _end() -> None:

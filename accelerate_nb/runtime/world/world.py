@@ -264,7 +264,10 @@ class Rendezvous:
         numbers = {"rank": rank_place.rank, "world_size": rank_place.size}
         timeout = {} if self.timeout is None else {"timeout": self.timeout}
         rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
-        return {"backend": self._backend_for(device), **numbers, **timeout, **rendezvous}
+        backend = self._backend_for(device)
+        # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
+        bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
+        return {"backend": backend, **numbers, **timeout, **rendezvous, **bound}
 
     def _backend_for(self, device: torch.device) -> str:
         natural = dist.get_default_backend_for_device(device)

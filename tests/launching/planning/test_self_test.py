@@ -86,6 +86,17 @@ def test_a_failure_stands_at_the_check_that_failed_and_the_rest_is_left_out(monk
     assert "All output" in checks["loader"].advice
 
 
+def fails(*args, **kwargs):
+    raise RuntimeError("the NVIDIA driver is too old")
+
+
+def test_an_accelerator_that_fails_is_a_failure_of_the_first_check(monkeypatch):
+    monkeypatch.setattr(in_a_worker, "Accelerator", fails)
+    checks = self_test.run(config_of(start_method="fork", num_processes=1))
+    assert [item.state for item in checks] == ["passed", "failed"] + ["left out"] * 5
+    assert checks[1].text == "rank 0: RuntimeError: the NVIDIA driver is too old"
+
+
 def hangs(accelerator):
     threading.Event().wait()
 

@@ -250,12 +250,30 @@ class Event:
         return other.at - self.at
 
 
-def test_on_a_gpu_events_count_and_nothing_waits_for_them(listener, monkeypatch):
+@pytest.fixture
+def of_a_gpu(monkeypatch):
+    """A timer of a GPU, whose events and streams are doubles: this machine may have none."""
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(phase_timer._GpuClock, "pause", 0.0)
     monkeypatch.setattr(Event, "done", False)
-    timer = PhaseTimer(0, torch.device("cuda:0"), 1)
+    return PhaseTimer(0, torch.device("cuda:0"), 1)
+
+
+def test_what_is_captured_for_a_graph_holds_no_event_and_is_no_step(listener, of_a_gpu, monkeypatch):
+    of_a_gpu.restart()
+    begun = Event.now
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(Event, "query", lambda event: pytest.fail("a look at an event breaks a capture off"))
+    with of_a_gpu.backward(None):
+        pass
+    of_a_gpu.stepped()
+    assert (Event.now, listener.steps) == (begun, [])
+
+
+def test_on_a_gpu_events_count_and_nothing_waits_for_them(listener, of_a_gpu, monkeypatch):
+    timer = of_a_gpu
     timer.restart()
     for _ in range(2):
         with timer.backward(None):

@@ -120,6 +120,16 @@ def test_a_backend_for_other_devices_is_replaced() -> None:
     assert Rendezvous()._backend_for(torch.device("cuda", 0)) == "nccl"
 
 
+def test_nccl_is_given_the_device_of_the_rank_and_other_backends_are_not() -> None:
+    place = RankPlace(rank=3, size=4, local_rank=1, local_size=2)
+
+    def device_id(device: str, backend: str | None = None) -> object:
+        return Rendezvous(backend=backend)._group_arguments(place, torch.device(device), None).get("device_id")
+
+    assert device_id("cuda:1") == device_id("cuda:1", "cpu:gloo,cuda:nccl") == torch.device("cuda", 1)
+    assert device_id("cuda:1", "gloo") is device_id("cpu") is None
+
+
 def test_a_world_knows_its_ends() -> None:
     def world(rank: int) -> Any:
         return World(rank, 3, rank, 3, torch.device("cpu"), "gloo")
