@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -29,14 +29,12 @@ SHAPES = {
 }
 
 
-def rows_of(count: int, rounds: int, seconds: float, *, tiny: bool) -> list[Row]:
+def rows_of(count: int, rounds: int, seconds: float, *, tiny: bool) -> Iterator[Row]:
     """The figures on so many ranks: of each model a step of each way in turns, and the memory of each way by itself."""
     shapes = {"tiny": TINY} if tiny else SHAPES
-    rows: list[Row] = []
     for size, shape in shapes.items():
         limit = seconds / len(shapes)
-        rows += run_on_ranks(measured, count, size, shape, rounds, limit / 2, limit=limit)[0]
-    return rows
+        yield from run_on_ranks(measured, count, size, shape, rounds, limit / 2, limit=limit)[0]
 
 
 def measured(size: str, shape: Shape, rounds: int, seconds: float) -> list[Row]:
@@ -119,7 +117,8 @@ def hand_written(shape: Shape) -> Step:
     """The step with torch alone."""
     device = current_world().device
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    model = GPT(shape).to(device)
+    with device:
+        model = GPT(shape)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
@@ -162,7 +161,9 @@ def accelerates(shape: Shape) -> Step:
 
 
 def _with(accelerator: object, shape: Shape) -> Step:
-    model = GPT(shape)
+    # a billion random numbers are soon made by the device, and not by one thread of the host
+    with current_world().device:
+        model = GPT(shape)
     fused = current_world().device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]  # of either package
@@ -193,7 +194,7 @@ def main() -> None:
         print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
         return
     load, count = os.getloadavg()[0], 2 if arguments.tiny else torch.cuda.device_count()
-    print_rows(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny), load, as_json=False)
+    print_rows(list(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny)), load, as_json=False)
 
 
 if __name__ == "__main__":

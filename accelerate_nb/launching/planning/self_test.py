@@ -70,7 +70,9 @@ class SelfTest:
         """Put an error where the test was when it came: at the check that ran, else at the next one, else at the last."""
         if self._stopped.is_set():
             return
-        at = [check for state in ("running", "waiting") for check in self.checks if check.state == state] or self.checks[-1:]
+        at = [
+            check for state in ("running", "waiting") for check in self.checks if check.state == state
+        ] or self.checks[-1:]
         text, advice = _described(error)
         self._take(replace(at[0], state="failed", text=text, advice=advice))
 
