@@ -14,35 +14,6 @@ from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.nested import honor_type, is_namedtuple, send_to_device
 
 
-def mapped(function: Callable[[Any], Any], data: Any) -> Any:
-    """
-    The same nest with `function(leaf)` in place of every leaf.
-
-    A leaf is a tensor, a column (a list or tuple without a tensor in it: one thing a sample), or anything that holds nothing.
-    """
-    if isinstance(data, Tensor) or is_column(data):
-        return function(data)
-    if isinstance(data, (list, tuple)):
-        return honor_type(data, [mapped(function, item) for item in data])
-    if isinstance(data, Mapping):
-        return _like(data, {key: mapped(function, item) for key, item in data.items()})
-    if is_record(data):
-        return record_like(data, {name: mapped(function, item) for name, item in fields_of(data)})
-    return function(data)
-
-
-def leaves_of(data: Any) -> list[Any]:
-    """All leaves, in the order in which they stand."""
-    found: list[Any] = []
-    mapped(found.append, data)
-    return found
-
-
-def with_leaves(data: Any, leaves: Iterator[Any]) -> Any:
-    """The same nest with other leaves, in the order of `leaves_of`."""
-    return mapped(lambda _: next(leaves), data)
-
-
 def is_column(data: Any) -> bool:
     """Whether it is a list or a tuple of one thing a sample: nothing in it is a tensor."""
     return isinstance(data, (list, tuple)) and not is_namedtuple(data) and not any(map(_holds_tensor, data))
@@ -56,6 +27,35 @@ def _holds_tensor(data: Any) -> bool:
     if isinstance(data, Mapping):
         return any(map(_holds_tensor, data.values()))
     return is_record(data) and any(_holds_tensor(item) for _, item in fields_of(data))
+
+
+def mapped(function: Callable[[Any], Any], data: Any, is_column: Callable[[Any], bool] = is_column) -> Any:
+    """
+    The same nest with `function(leaf)` in place of every leaf.
+
+    A leaf is a tensor, a column (a list or tuple without a tensor in it: one thing a sample), or anything that holds nothing.
+    """
+    if isinstance(data, Tensor) or is_column(data):
+        return function(data)
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, [mapped(function, item, is_column) for item in data])
+    if isinstance(data, Mapping):
+        return _like(data, {key: mapped(function, item, is_column) for key, item in data.items()})
+    if is_record(data):
+        return record_like(data, {name: mapped(function, item, is_column) for name, item in fields_of(data)})
+    return function(data)
+
+
+def leaves_of(data: Any, is_column: Callable[[Any], bool] = is_column) -> list[Any]:
+    """All leaves, in the order in which they stand."""
+    found: list[Any] = []
+    mapped(found.append, data, is_column)
+    return found
+
+
+def with_leaves(data: Any, leaves: Iterator[Any], is_column: Callable[[Any], bool] = is_column) -> Any:
+    """The same nest with other leaves, in the order of `leaves_of`."""
+    return mapped(lambda _: next(leaves), data, is_column)
 
 
 def is_record(data: Any) -> bool:

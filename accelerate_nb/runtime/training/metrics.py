@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.data.batch_tree import leaves_of, mapped, with_leaves
+from accelerate_nb.runtime.data.batch_tree import is_column, is_record, leaves_of, mapped, with_leaves
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.operations.nested import is_namedtuple
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.registry import along
@@ -24,8 +25,9 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     Every process's `data`, joined; at the end of a loader as many rows as its last step has samples that are not repeated.
 
     Tensors are joined along dimension 0, columns of other things to one list, and anything else to a list with one entry a
-    process; they may be nested in lists, tuples, mappings or data classes, which keep their form. With `as_objects` all of
-    `data` is one list of samples. In one process nothing is joined, and the rest is the same.
+    process; they may be nested in lists, tuples, mappings or data classes, which keep their form. Where not all is tensors, a
+    list is a column of samples, of any shapes, which may hold tensors. With `as_objects` all of `data` is one list of samples.
+    In one process nothing is joined, and the rest is the same.
 
     Where ranks work on the same samples, as parts of one model do, one of them counts: the processes are those along the mesh's
     data axes, and others along which the loader that is being read gives different batches.
@@ -43,15 +45,52 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     if as_objects:
         rows = _as_rows(data)
         return last_step_cut.of_objects(collective.gather_object([rows], axis=axes))
-    leaves = leaves_of(data)
-    if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return with_leaves(data, iter(_joined_objects(leaves, last_step_cut, axes)))
+    is_column = _columns_of(data)
+    leaves = leaves_of(data, is_column)
     tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut, axes))
     objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut, axes))
-    return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves))
+    return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves), is_column)
+
+
+def _columns_of(data: Any) -> Callable[[Any], bool]:
+    """The function that recognises a column of samples in `data`: lists of tensors alone are none where all is tensors (as Accelerate)."""
+    return is_column if _is_of_tensors(data) else _is_column_of_samples
+
+
+def _is_of_tensors(data: Any) -> bool:
+    if isinstance(data, (list, tuple)):
+        return all(map(_is_of_tensors, data))
+    if isinstance(data, Mapping):
+        return all(map(_is_of_tensors, data.values()))
+    return isinstance(data, Tensor)
+
+
+def _is_column_of_samples(data: Any) -> bool:
+    """Whether it is a list or a tuple of one thing a sample, which may hold tensors."""
+    if is_column(data):
+        return True
+    if isinstance(data, list):
+        return not _is_collated(data)
+    return isinstance(data, tuple) and not is_namedtuple(data) and _are_alike(data)
+
+
+def _is_collated(items: list[Any]) -> bool:
+    """Whether it is a batch as `default_collate` makes it of tuples: some tensors, and some things that hold others."""
+    others = [item for item in items if not isinstance(item, Tensor)]
+    return 0 < len(others) < len(items) and all(isinstance(item, (list, tuple, Mapping)) and item for item in others)
+
+
+def _are_alike(items: tuple[Any, ...]) -> bool:
+    """Whether all are mappings with the same keys, or of one class with fields: samples, as collate functions of detection give them."""
+    first = items[0]
+    if isinstance(first, Mapping):
+        return all(isinstance(item, Mapping) and item.keys() == first.keys() for item in items)
+    return (is_record(first) or is_namedtuple(first)) and all(type(item) is type(first) for item in items)
 
 
 def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut, axes: Axis) -> list[Tensor]:
+    if not tensors:
+        return []
     return [
         last_step_cut.of_rows(local, all_)
         for local, all_ in zip(tensors, collective.gather(tensors, axis=axes), strict=True)
@@ -99,7 +138,7 @@ class LastStepCut:
         """The data of the only process: the same nest, with fewer rows where they are samples."""
         if self.last is None or self.last.whole:
             return data
-        return self._real_rows(data) if as_objects else mapped(self._real_rows, data)
+        return self._real_rows(data) if as_objects else mapped(self._real_rows, data, _columns_of(data))
 
     def _real_rows(self, data: Any) -> Any:
         assert self.last is not None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -117,6 +120,85 @@ def test_one_process_cuts_what_it_cuts_under_accelerate() -> None:
     both = under_both(alone, 1)
     assert str(both.ours) == str(both.theirs)
     assert len(both.ours[0]["repeated"]) == len(both.ours[0]["list"]) == 5
+
+
+@dataclass
+class Detection:
+    """What a model found in one image."""
+
+    boxes: torch.Tensor
+    label: str
+
+
+Named = namedtuple("Named", ["boxes", "label"])
+
+
+def boxes(number: int) -> torch.Tensor:
+    """The boxes of an image, of which there are 0 to 2."""
+    return torch.full((number % 3, 4), number)
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "dictionary": lambda number: {"boxes": boxes(number), "id": number},
+    "dictionary of columns": lambda number: {"boxes": torch.ones(2, 4), "labels": ["cat", f"dog {number}"]},
+    "nested dictionary": lambda number: {"boxes": [boxes(number)], "meta": {"id": number}},
+    "tuple": lambda number: (boxes(number), number),
+    "list": lambda number: [f"image {number}", boxes(number)],
+    "named tuple": lambda number: Named(boxes(number), "x"),
+    "data class": lambda number: Detection(boxes(number), "x"),
+    "nothing in some": lambda number: boxes(number) if number % 2 else None,
+    "dictionaries of a sample": lambda number: [{"boxes": boxes(number), "id": part} for part in range(number + 1)],
+    "text": lambda number: f"text {number}",
+    "array": lambda number: {"boxes": boxes(number).numpy(), "at": boxes(number)},
+}
+ALIKE = ("dictionary", "named tuple", "data class", "text")
+
+
+def samples_gathered(peer: Peer) -> dict[str, str]:
+    """What is gathered in an epoch of lists with one thing a sample; and here, too, of what holds such lists."""
+    accelerator = peer.Accelerator()
+    found: dict[str, list[Any]] = defaultdict(list)
+    for numbers in accelerator.prepare(DataLoader(torch.arange(7), batch_size=2)):
+        ids = numbers.tolist()
+        ragged = [boxes(number) for number in ids]
+        found["ragged tensors"] += accelerator.gather_for_metrics(ragged, use_gather_object=True)
+        for name, sample in SAMPLES.items():
+            samples = [sample(number) for number in ids]
+            found[name] += accelerator.gather_for_metrics(samples)
+            if not peer.is_ours:
+                continue
+            if name in ALIKE:
+                found[f"tuple of {name}"] += accelerator.gather_for_metrics(tuple(samples))
+            for key, value in {
+                "in a dictionary": {"found": samples, "at": numbers, "ragged": ragged, "ids": ids},
+                "in a tuple": (samples, numbers, ids),
+                "in a batch": [numbers, {"found": samples}, tuple(ids)],
+            }.items():
+                found[f"{name} {key}"].append(accelerator.gather_for_metrics(value))
+    return {name: repr(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_samples_with_tensors_are_gathered_one_entry_each_as_under_accelerate(world_size: int) -> None:
+    both = under_both(samples_gathered, world_size)
+    steps = [[0, 1], [2, 3], [4, 5], [6]] if world_size == 1 else [[0, 1, 2, 3], [4, 5, 6]]
+    ids_of = tuple if world_size == 1 else list
+    for theirs, ours in zip(both.theirs, both.ours, strict=True):
+        assert {name: ours[name] for name in theirs} == theirs
+        for name, sample in SAMPLES.items():
+            assert ours[name] == repr([sample(number) for number in range(7)])
+            assert ours.get(f"tuple of {name}", ours[name]) == ours[name]
+            values = [([sample(number) for number in ids], torch.tensor(ids), ids) for ids in steps]
+            assert ours[f"{name} in a dictionary"] == repr(
+                [
+                    {"found": samples, "at": numbers, "ragged": [boxes(number) for number in ids], "ids": ids}
+                    for samples, numbers, ids in values
+                ]
+            )
+            assert ours[f"{name} in a tuple"] == repr(values)
+            assert ours[f"{name} in a batch"] == repr(
+                [[numbers, {"found": samples}, ids_of(ids)] for samples, numbers, ids in values]
+            )
 
 
 class Grouped:
