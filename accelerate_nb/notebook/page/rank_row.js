@@ -97,8 +97,7 @@ export class RankRow {
     show(this.deviceAt, Boolean(device || rankState.coordinates));
     setText(this.coordinates, rankState.coordinates);
     show(this.coordinates, Boolean(rankState.coordinates));
-    set(this.coordinates, "title", `place in the mesh: ${rankState.coordinates}`);
-    if (!device) return;
+    if (!device) return void set(this.deviceAt, "title", rankState.coordinates);
     setText(this.device, device.device + (rankState.devices.size > 1 ? ` +${rankState.devices.size - 1}` : ""));
     const [busy, used, total] = [device.utilisation, device.used, device.total];
     // what is not known yet keeps its place, so that nothing beside it moves
@@ -109,5 +108,6 @@ export class RankRow {
     show(this.memory.element, Boolean(total));
     setText(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
     if (total) this.memory.set(used / total, memory);
+    set(this.deviceAt, "title", [rankState.coordinates && `place in the mesh: ${rankState.coordinates}`, this.device.textContent, this.busyText.textContent && `${this.busyText.textContent} busy`, this.memoryText.textContent].filter(Boolean).join("\n"));
   }
 }

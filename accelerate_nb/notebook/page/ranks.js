@@ -12,12 +12,15 @@ import { stragglers } from "./run_progress.js";
 import { SYMBOLS } from "./states.js";
 import { StepNotes } from "./step_phases.js";
 
-const ROW = 27; // height of a rank's row in pixels
+const LEAST_BAR = 220; // pixels
+// what a table without room for its bars leaves out, in this order; at last its rows are stacked, and hold everything
+const FITS = ["", "no-device-text", "no-device-text no-steps", "no-device-text no-steps no-third-metric", "stacked"];
 
 export class Ranks {
   constructor(view) {
     this.view = view;
     this.store = view.store;
+    this.rowHeight = 27; // pixels
     this.rows = new Map(); // "first–last" of the ranks that share it -> RankRow
     this.nodeRows = new Map(); // number of a node -> NodeRow
     this.unfolded = new Set(); // numbers of nodes whose ranks have a row each; null is that of a run without nodes
@@ -35,6 +38,32 @@ export class Ranks {
     show(this.fold, false);
     this.tools = div("anb-tools", this.fold);
     this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, this.stepNotes.element, this.host);
+    // the columns may be wider than before where numbers are longer; what is changed now would be measured a second time
+    this.sized = new ResizeObserver(() => requestAnimationFrame(() => this.fit()));
+  }
+
+  close() {
+    this.sized.disconnect();
+  }
+
+  /** Gives the bars their room. In the same width nothing that was left out comes back, which would flicker with each number. */
+  fit() {
+    const width = this.box.clientWidth;
+    const columns = `${this.header.dataset.titles} ${width}`;
+    if (!width) return;
+    let at = columns === this.columns ? FITS.indexOf(this.element.dataset.fit) : 0;
+    this.columns = columns;
+    for (; at < FITS.length; at++) {
+      this.leaveOut(FITS[at]);
+      if (FITS[at] === "stacked" || this.header.children[2].clientWidth >= LEAST_BAR) break;
+    }
+    this.rowHeight = this.table.lastChild.offsetHeight;
+  }
+
+  leaveOut(fit) {
+    set(this.element, "data-fit", fit);
+    const [metrics, hasSteps] = [fit.includes("no-third") ? Math.min(this.metricCount, 2) : this.metricCount, this.hasSteps && !fit.includes("no-steps")];
+    setStyle(this.table, "gridTemplateColumns", `auto auto minmax(0, 1fr) repeat(${Math.max(metrics, 1)}, auto) ${hasSteps ? "minmax(60px, 90px) " : ""}auto`);
   }
 
   forget() {
@@ -49,12 +78,12 @@ export class Ranks {
     const { ranks, metrics } = this.store;
     const { many } = this.view;
     const names = [...metrics.keys()].filter((name) => !isAutomatic(name)).slice(0, 3);
-    this.drawHeader(names);
+    const isAnew = this.drawHeader(names);
     show(this.strip, many);
     this.box.classList.toggle("anb-scrolls", many);
     set(this.box, "tabindex", many ? 0 : -1);
     // of many rows only those in sight are painted
-    const first = many ? Math.floor(this.box.scrollTop / ROW) - 2 : 0;
+    const first = many ? Math.floor(this.box.scrollTop / this.rowHeight) - 2 : 0;
     const late = stragglers(this.store);
     this.canFold = false;
     const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
@@ -68,6 +97,7 @@ export class Ranks {
     if (many) for (const [rank, rankState] of ranks) this.drawCell(rank, rankState, late.get(rank));
     this.stepNotes.draw(this.store);
     this.drawHost();
+    if (isAnew) this.fit();
   }
 
   /** The rows of a node, or of a run without nodes, in their order: `[{ row, draw }, …]`. */
@@ -133,6 +163,7 @@ export class Ranks {
     this.table.querySelector(".anb-ranks-btn")?.focus();
   }
 
+  /** Whether there are other columns than before. */
   drawHeader(names) {
     const devices = [...this.store.ranks.values()].flatMap((rankState) => [...rankState.devices.values()]);
     const hasCoordinates = [...this.store.ranks.values()].some((rankState) => rankState.coordinates);
@@ -142,19 +173,18 @@ export class Ranks {
     const hasMemory = [...this.store.ranks.values()].some((rankState) => rankState.memory);
     this.table.classList.toggle("anb-has-steps", hasSteps);
     const titles = ["", "state", "progress", ...names, ...(hasSteps ? [hasMemory ? "step, memory" : "step"] : []), ...(devices.length || hasCoordinates ? [hasCoordinates ? "mesh, device" : "device"] : [])];
-    if (this.header.dataset.titles === titles.join()) return;
+    if (this.header.dataset.titles === titles.join()) return false;
     this.header.dataset.titles = titles.join();
-    this.table.style.setProperty("--anb-columns", `auto auto minmax(0, 1fr) repeat(${Math.max(names.length, 1)}, auto) ${hasSteps ? "minmax(60px, 90px) " : ""}auto`);
+    Object.assign(this, { metricCount: names.length, hasSteps });
+    this.leaveOut(this.element.dataset.fit ?? "");
     this.table.classList.toggle("anb-no-metrics", !names.length);
+    const ofTitle = (i) => (i < 3 ? "" : i < 3 + names.length ? "anb-num anb-metric-name" : hasSteps && i === 3 + names.length ? "anb-steps-cell" : "");
     this.header.replaceChildren(
-      ...titles.map((title, i) =>
-        h(
-          "div",
-          { class: names.includes(title) && i > 2 ? "anb-cell anb-num anb-metric-name" : "anb-cell", role: "columnheader", title },
-          title || span("anb-sr", "rank"),
-        ),
-      ),
+      ...titles.map((title, i) => h("div", { class: `anb-cell ${ofTitle(i)}`, role: "columnheader", title }, title || span("anb-sr", "rank"))),
     );
+    this.sized.disconnect();
+    for (const element of [this.box, this.header.children[2]]) this.sized.observe(element);
+    return true;
   }
 
   drawCell(rank, rankState, late = "") {

@@ -68,7 +68,7 @@ export class View {
     clearInterval(this.timer);
     this.scheme.removeEventListener("change", this.onScheme);
     for (const observer of [this.sight, this.themed]) observer.disconnect();
-    for (const part of [this.charts, this.output, ...this.extras]) part.close?.();
+    for (const part of [this.ranks, this.charts, this.output, ...this.extras]) part.close?.();
     this.store.views.delete(this);
     this.root.remove();
   }

@@ -501,6 +501,56 @@ def test_a_busy_processor_is_no_alarm(page: Any, show: Any) -> None:
     expect(page.get_by_role("meter", name="memory", exact=True)).to_have_class("anb-meter anb-hot")
 
 
+# what is drawn over something else, or out of the panel: texts, bars, meters and strips, as far as nothing clips them
+_OVERLAPS = """() => {
+  const root = document.querySelector(".anb"), outer = root.getBoundingClientRect(), found = [];
+  const add = (rect, element, text) => {
+    let { left, right, top, bottom } = rect;
+    for (let above = element; above !== document.body; above = above.parentElement) {
+      if (getComputedStyle(above).overflowX === "visible") continue;
+      const box = above.getBoundingClientRect();
+      [left, right, top, bottom] = [Math.max(left, box.left), Math.min(right, box.right), Math.max(top, box.top), Math.min(bottom, box.bottom)];
+    }
+    if (right - left > 1 && bottom - top > 1) found.push({ left, right, top, bottom, element, text });
+  };
+  const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    if (!node.data.trim() || node.parentElement.closest(".anb-sr, .anb-log, option, style")) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const rect of range.getClientRects()) add(rect, node.parentElement, node.data);
+  }
+  for (const element of root.querySelectorAll(".anb-bar, .anb-meter, .anb-phases, canvas, input, select")) add(element.getBoundingClientRect(), element, element.className || element.tagName);
+  const bad = found.filter((a) => a.left < outer.left - 1 || a.right > outer.right + 1).map((a) => `outside: ${a.text}`);
+  found.forEach((a, i) => found.slice(i + 1).forEach((b) => {
+    if (a.element.contains(b.element) || b.element.contains(a.element)) return;
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2) bad.push(`${a.text} | ${b.text}`);
+  }));
+  return [Math.min(...[...root.querySelectorAll(".anb-bar")].map((bar) => bar.getBoundingClientRect().width)), bad];
+}"""
+_SETTLED = (
+    "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
+)
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+)
+def test_bars_have_room_and_nothing_overlaps_at_any_width(page: Any, show: Any, size: int) -> None:
+    first, body = running(size, steps=40)
+    names = {"loss": "train/loss", "lr": "validation/learning_rate_of_the_first_group"}
+    body["metrics"] = [[names.get(name, name), rank, points] for name, rank, points in body["metrics"]]
+    body["coordinates"] = [[rank, f"fsdp {rank} of {size} · tp 0 of 1"] for rank in range(size)]
+    # so far apart that they are not folded into one row
+    body["progress"] = [[rank, "training the model", 332 - 60 * (rank % 2), 600, 25.0, "it", 0] for rank in range(size)]
+    show([first, body])
+    for width in range(500, 2001, 50):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate(_SETTLED)
+        least, bad = page.evaluate(_OVERLAPS)
+        assert (least >= 220, bad) == (True, []), f"at {width} px the narrowest bar has {least:.0f} px"
+
+
 def test_sixty_four_ranks_have_an_overview_and_a_list_to_choose_from(page: Any, show: Any) -> None:
     show(running(64))
     expect(page.locator(".anb-heat")).to_have_count(64)
