@@ -291,7 +291,7 @@ class GroupRunner:
         # which of several ranks ended their process is not known
         several = [f"[{other}] {text}" for other in ranks_in_process for text in self._last_words(other)]
         last = several if len(ranks_in_process) > 1 else self._last_words(rank)
-        by_us = self._group.was_killed_by_us(rank, code)
+        by_us = self._group.was_killed_by_us(rank)
         when = self._group.reported.get(rank, time.time())
         if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
             return lost_with_node(rank, last_lines=last, time=when)

@@ -108,9 +108,9 @@ class WorkerGroup:
         first = rank - rank % self._ranks_per_process
         return range(first, min(first + self._ranks_per_process, self.size))
 
-    def was_killed_by_us(self, rank: int, code: int) -> bool:
-        """Whether a process ended with this code because this group killed it."""
-        return rank in self._killed and code == -signal.SIGKILL
+    def was_killed_by_us(self, rank: int) -> bool:
+        """Whether a process ended because this group killed it, as far as its agent could report."""
+        return rank in self._killed
 
     # ---------------------------------------------------------------------------------------------------- requesting
 
@@ -146,8 +146,8 @@ class WorkerGroup:
                 if self.negotiation.last_step is not None:
                     point_of = self.negotiation.stop_point_of
                     yield from (StopRankAt(held_rank, point_of(held_rank)) for held_rank in self.negotiation.ranks)
-            case RankExited(rank, _, code, time):
-                yield from self._take_exit(rank, code, time, now)
+            case RankExited():
+                yield from self._take_exit(report, now)
 
     def _take_event(self, rank: int, event: Event, now: float) -> None:
         self.connected.add(rank)
@@ -165,16 +165,19 @@ class WorkerGroup:
             if event.state == "failed" or (event.state == "stopped" and self.negotiation is None):
                 self._fail(now)
 
-    def _take_exit(self, rank: int, code: int, time: float, now: float) -> Iterator[Decision]:
-        self.exit_codes[rank] = code
+    def _take_exit(self, report: RankExited, now: float) -> Iterator[Decision]:
+        rank, time = report.rank, report.time
+        self.exit_codes[rank] = report.code
+        if not report.killed:
+            # it had ended before it could be killed
+            self._killed.discard(rank)
         if rank in self.reported:
             return
         self.reported[rank] = time
         self._cause_is_known = True
         self._fail(now)
-        by_us = self.was_killed_by_us(rank, code)
-        state: State = "stopped" if by_us else "failed"
-        yield StateChange(rank, state, time, "ended with the others" if by_us else f"exit code {code}")
+        state: State = "stopped" if report.killed else "failed"
+        yield StateChange(rank, state, time, "ended with the others" if report.killed else f"exit code {report.code}")
 
     def _take_loss(self, report: AgentLost, now: float) -> Iterator[Decision]:
         self.lost = self.lost or report.reason
@@ -260,7 +263,7 @@ class WorkerGroup:
         yield ReleaseRanks(tuple(range(self.size)))
 
     def _kill(self) -> Message:
-        self._killed.update(range(self.size))
+        self._killed.update(set(range(self.size)) - self.exit_codes.keys())
         return KillGroup()
 
 

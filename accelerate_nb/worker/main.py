@@ -83,6 +83,8 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ray blocks it in the threads of its actors, and what they fork inherits that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
     faulthandler.enable(file=worker.descriptors.stacks)
     # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a

@@ -97,6 +97,14 @@ def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(apart, 
     assert "last words" in str(caught.value)
 
 
+def test_a_rank_that_is_killed_is_named_also_where_the_others_have_to_be_killed(apart, tmp_path):
+    if apart.threads:
+        pytest.skip("the ranks of one process end together")
+    run = apart.launch(functions.is_killed_among_deaf_ones, (str(tmp_path),))
+    with pytest.raises(WorkerError, match=f"rank {apart.size - 1} ended with SIGKILL: it was killed from outside"):
+        run.wait()
+
+
 def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(apart):
     began = time.monotonic()
     apart.run(functions.leaves_early, 0)

@@ -56,9 +56,9 @@ class ScriptedAgent:
         self.event(rank, Failure(rank, "KeyError", "'a'", "", 100.0, lost_connection=lost_connection))
         self.state("failed", rank)
 
-    def exits(self, code: int, *ranks: int) -> None:
+    def exits(self, code: int, *ranks: int, killed: bool = False) -> None:
         for rank in ranks:
-            self.report(RankExited(rank, self.number(rank), code, 100.0 + self.now))
+            self.report(RankExited(rank, self.number(rank), code, 100.0 + self.now, killed=killed))
 
     def holds(self, rank: int, position: TrainingPosition | None) -> None:
         self.report(RankHeld(rank, self.number(rank), position))
@@ -100,7 +100,7 @@ def test_processes_that_do_not_leave_are_killed(agent: ScriptedAgent) -> None:
     assert agent.after(0.0) == [ReleaseRanks((0, 1))]
     assert agent.after(2.0) == []
     assert agent.after(1.0) == [KillGroup()]
-    agent.exits(-KILL, 0, 1)
+    agent.exits(-KILL, 0, 1, killed=True)
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"
 
@@ -112,10 +112,28 @@ def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent:
     assert agent.after(0.5) == []
     assert agent.after(0.2) == [KillGroup(), ReleaseRanks((0, 1))]
     agent.exits(1, 0)
-    agent.exits(-KILL, 1)
+    agent.exits(-KILL, 1, killed=True)
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"
-    assert agent.group.was_killed_by_us(1, -KILL)
+    assert agent.group.was_killed_by_us(1)
+
+
+def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: ScriptedAgent) -> None:
+    agent.exits(-KILL, 1)
+    assert agent.after(0.2) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
+    agent.exits(-KILL, 0, killed=True)
+    assert agent.after(0.0) == []
+    assert agent.group.was_killed_by_us(0)
+    assert not agent.group.was_killed_by_us(1)
+
+
+def test_an_exit_that_is_reported_after_the_kill_and_came_before_it_is_not_of_the_group(agent: ScriptedAgent) -> None:
+    agent.failure(0, lost_connection=True)
+    assert agent.after(1.1) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
+    agent.exits(-KILL, 1)
+    assert not agent.group.was_killed_by_us(1)
 
 
 def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: ScriptedAgent) -> None:
@@ -141,7 +159,7 @@ def test_a_process_that_dies_is_a_failure_with_its_exit_code(agent: ScriptedAgen
 def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAgent) -> None:
     agent.group.stop("kill")
     assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1)), KillGroup(), ReleaseRanks((0, 1))]
-    agent.exits(-KILL, 0, 1)
+    agent.exits(-KILL, 0, 1, killed=True)
     assert StateChange(0, "stopped", 100.0, "ended with the others") in agent.decided
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"

@@ -134,6 +134,14 @@ def test_a_launch_trains_on_two_nodes_stays_warm_and_names_a_lost_agent(
     assert failure is not None
     assert "in fails_on_the_second" in failure.traceback
 
+    # Ray blocks interrupts in the threads of its actors
+    run = launch(waits, **settings)
+    until_lines(run, 2)
+    run.request_stop("interrupt")
+    with pytest.raises(StoppedError):
+        run.wait(60)
+    assert [run.view.rank(rank).failure.type for rank in (0, 1)] == ["KeyboardInterrupt"] * 2
+
     run = launch(waits, **settings)
     until_lines(run, 2)
     worker = psutil.Process(int(run.view.rank(1).detail.split()[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -123,6 +124,8 @@ class NodeAgent:
         # the ranks that have sent something, and those whose processes have ended
         self._connected: set[int] = set()
         self._gone: set[int] = set()
+        # those that still ran when they were killed from here
+        self._killed: set[int] = set()
         # the processes of the ranks that have begun
         self.pids: dict[int, int] = {}
         self._first_ranks: dict[int, int] = {}
@@ -212,10 +215,8 @@ class NodeAgent:
                 self._begin_task(rank, task, descriptors)
             case ToRank(rank, content):
                 self._send(rank, content, descriptors)
-            case SignalRanks(number, ranks) if self._workers is not None:
-                self._workers.signal(number, ranks)
-            case KillGroup() if self._workers is not None:
-                self._workers.kill()
+            case SignalRanks() | KillGroup() if self._workers is not None:
+                self._signal(message, self._workers)
             case HoldRanks(ranks):
                 for rank in ranks:
                     self._queries.query(rank, HoldAtBoundary(), partial(self._on_held, rank), self._loop)
@@ -324,7 +325,19 @@ class NodeAgent:
         self._on_events(rank)
         self._report_outcome(rank)
         stacks = crash_dump(self._connections[self._first_ranks[rank]].stacks)
-        self._report(RankExited(rank, self._number(rank), code, time.time(), stacks), ())
+        killed = rank in self._killed and code == -signal.SIGKILL
+        self._report(RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
+
+    def _signal(self, order: SignalRanks | KillGroup, workers: Workers) -> None:
+        """Signal ranks; of those that are killed now, the ones that have ended by then were not killed from here."""
+        ranks = order.ranks if isinstance(order, SignalRanks) else self.ranks
+        if isinstance(order, KillGroup) or order.number == signal.SIGKILL:
+            self._on_exits()
+            self._killed.update(rank for rank in ranks if rank not in self._gone)
+        if isinstance(order, KillGroup):
+            workers.kill()
+        else:
+            workers.signal(order.number, ranks)
 
     def _report_outcome(self, rank: int) -> None:
         self._report(RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))

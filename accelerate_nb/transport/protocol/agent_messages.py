@@ -244,7 +244,8 @@ class RankExited(Message):
     """
     A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it.
 
-    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends.
+    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends. `killed`: it still ran when
+    its agent was ordered to kill it.
     """
 
     rank: int
@@ -252,6 +253,7 @@ class RankExited(Message):
     code: int
     time: float
     stacks: str = ""
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
