@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import PREFIX
-from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, NamedValues, Number, OneOf, Text, ValueType
+from accelerate_nb.config.value_types import (
+    Boolean,
+    Integer,
+    InvalidValue,
+    NamedValues,
+    Number,
+    OneOf,
+    Text,
+    ValueType,
+    brief,
+)
 from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSettingError
 from accelerate_nb.user_warnings import warn_user
 
@@ -111,10 +121,10 @@ class Setting:
         except InvalidValue as unfit:
             advice = [*unfit.args, "Pass such a value, or leave it out."]
             raise ConfigurationError(
-                f"{where} {value!r}, but {self.name} should be {self.value_type.expected}. {' '.join(advice)} ({self.help})"
+                f"{where} {brief(value)}, but {self.name} should be {self.value_type.expected}. {' '.join(advice)} ({self.help})"
             ) from None
         except NotYetError as error:
-            raise NotYetError(f"{where} {value!r}, {error}") from None
+            raise NotYetError(f"{where} {brief(value)}, {error}") from None
 
 
 def with_current_names(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:

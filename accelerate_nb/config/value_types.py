@@ -14,6 +14,11 @@ from accelerate_nb.errors import NotYetError
 
 YES = frozenset({"1", "true", "yes", "y", "on", "t"})
 NO = frozenset({"0", "false", "no", "n", "off", "f"})
+# The bounds of a configuration that a person has written: in characters, and in levels of nested values.
+LONGEST_TEXT = 50_000
+DEEPEST_NESTING = 50
+# So much of a value is quoted in an error.
+_QUOTED = 300
 
 Real = TypeVar("Real", int, float)
 
@@ -238,11 +243,47 @@ class NamedValues:
     def parse(self, text: str) -> dict[str, Any]:
         if text.lstrip().startswith("{"):
             try:
-                return self.check(json.loads(text))
-            except json.JSONDecodeError:
+                return self.check(parse_json(text))
+            except ValueError:
                 raise InvalidValue from None
         pairs = (part.partition("=") for part in text.split(",") if part)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse_json(text: str) -> Any:
+    """
+    The content of a text of JSON that a person has written.
+
+    Raises `ValueError` where it is none, or longer or nested deeper than such a text is.
+    """
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"it has {len(text):,} characters, more than {LONGEST_TEXT:,}")
+    too_deep = f"it is nested deeper than {DEEPEST_NESTING} levels"
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [content]
+    for _ in range(DEEPEST_NESTING):
+        level = [
+            part
+            for item in level
+            if isinstance(item, (dict, list))
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    if level:
+        raise ValueError(too_deep)
+    return content
+
+
+def brief(value: object) -> str:
+    """A value as an error quotes it: cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python writes no integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}... ({len(text):,} characters)"
 
 
 def _is_id(entry: str) -> bool:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate_nb.config.atomic_write import write_whole
+from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
 from accelerate_nb.config.hf import unsupported
 from accelerate_nb.config.hf.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
 from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
+
+# Each alias of YAML may repeat what others repeat.
+_MOST_ALIASES = 10
+# So many unknown keys are named.
+_MOST_NAMED = 20
 
 
 def find(environment: Mapping[str, str], given: str | Path | None = None) -> Path | None:
@@ -195,7 +201,11 @@ def _extension_lines(written: str) -> str:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            found = file.read(LONGEST_TEXT + 1)
+        if len(found) > LONGEST_TEXT:
+            raise _broken(path, "", f"it has more than {LONGEST_TEXT:,} bytes")
+        return found.decode("utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"The configuration file {path} can't be read: {error.strerror}. Name another one with config_file=..."
@@ -209,14 +219,19 @@ def _keys(path: Path, written: str, beyond: int = 0) -> dict[Any, Any]:
     import yaml
 
     try:
-        root = yaml.compose(written, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(written)
+        _refuse_excess(written)
+        loader = yaml.SafeLoader(written)
+        root = loader.get_single_node()
+        content = loader.construct_document(root) if root is not None else None
+        # neither an integer that Python can't write, nor a value within itself
+        json.dumps(content, default=str, skipkeys=True)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise _broken(path, position, error.problem or error) from None
-    except yaml.YAMLError as error:
-        raise _broken(path, "", error) from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, IndexError) as error:
+        # what Python has against such a number is about its own limits
+        raise _broken(path, "", "it has a number that is too large" if "digits" in str(error) else error) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -228,28 +243,47 @@ def _keys(path: Path, written: str, beyond: int = 0) -> dict[Any, Any]:
     return content
 
 
+def _refuse_excess(written: str) -> None:
+    """Raise an error of YAML for a text that would keep the parser, or whoever reads its values, busy for long."""
+    import yaml
+
+    depth = aliases = 0
+    for event in yaml.parse(written, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > DEEPEST_NESTING or aliases > _MOST_ALIASES:
+            most = (
+                f"{DEEPEST_NESTING} levels within each other" if depth > DEEPEST_NESTING else f"{_MOST_ALIASES} aliases"
+            )
+            # a parser in Python has marks in Python
+            mark = cast("yaml.Mark | None", event.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"it has more than {most}", problem_mark=mark)
+
+
 def _broken(path: Path, position: str, why: Any) -> ConfigurationError:
     return ConfigurationError(
-        f"The configuration file {path}{position} can't be read: {why}. Correct it, or remove the file."
+        f"The configuration file {path}{position} can't be read: {str(why)[:500]}. Correct it, or remove the file."
     )
 
 
 def _refuse_unknown(path: Path, root: Any, beyond: int) -> None:
     settings = {key for setting in all_settings() for key in setting.keys}
     known = settings | OF_ACCELERATE | OF_SAGEMAKER | OF_EARLIER
-    wrong = [_unknown(node, known, beyond) for node, _ in root.value if str(node.value) not in known]
+    nodes = [node for node, _ in root.value if str(node.value) not in known]
+    wrong = [_unknown(node, known, beyond) for node in nodes[:_MOST_NAMED]]
     if wrong:
+        more = f"; and {len(nodes) - len(wrong)} more" if len(nodes) > len(wrong) else ""
         raise UnknownSettingError(
-            f"The configuration file {path} has {'; '.join(wrong)}. Correct {'it' if len(wrong) == 1 else 'them'}, or remove "
+            f"The configuration file {path} has {'; '.join(wrong)}{more}. Correct {'it' if len(wrong) == 1 else 'them'}, or remove "
             f"{'the line' if len(wrong) == 1 else 'the lines'}; `accelerate-nb config` writes a new file."
         )
 
 
 def _unknown(node: Any, known: set[str], beyond: int) -> str:
-    near = difflib.get_close_matches(str(node.value), known, n=1)
     mark = node.start_mark
-    suggestion = f" (did you mean {near[0]}?)" if near else ""
-    return f"the unknown key {node.value!r} in line {mark.line + 1}, column {mark.column + beyond + 1}{suggestion}"
+    near = did_you_mean(str(node.value), known)
+    suggestion = f" (d{near[1:]})" if near else ""
+    return f"the unknown key {brief(node.value)} in line {mark.line + 1}, column {mark.column + beyond + 1}{suggestion}"
 
 
 def _did_you_mean(name: str, value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from accelerate_nb.config.options import deepspeed, parallelism
 from accelerate_nb.config.training import TrainingConfig
+from accelerate_nb.config.value_types import parse_json
 from accelerate_nb.devices import async_io
 from accelerate_nb.errors import LaunchError, MissingExtraError
 
@@ -59,7 +59,7 @@ def _check_disk(options: Mapping[str, Any]) -> None:
 def _file_offloads(path: str | None) -> bool:
     """Whether a file of DeepSpeed's names a disk; one that can't be read is left to the ranks, whose error has its lines."""
     try:
-        zero = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))["zero_optimization"] if path else {}
+        zero = parse_json(Path(path).expanduser().read_text(encoding="utf-8"))["zero_optimization"] if path else {}
         return any(zero.get(f"offload_{part}", {}).get("device") == "nvme" for part in ("optimizer", "param"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -113,6 +114,37 @@ def test_a_broken_file_is_named_with_line_and_column(tmp_path, text, position):
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=rf"broken\.yaml, {position} can't be read"):
         files.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("num_processes: " + "[" * 20_000, "line 1, column 65 can't be read: it has more than 50 levels"),
+        ("? " * 20_000, "more than 50 levels"),
+        ('{"fsdp_config": ' + '{"a": ' * 5000 + "}" * 5001, "more than 50 levels"),
+        ("num_processes: " + "9" * 5000, "it has a number that is too large"),
+        ("num_processes: 0x" + "f" * 5000, "it has a number that is too large"),
+        ('{"num_processes": ' + "9" * 5000 + "}", "it has a number that is too large"),
+        ("x" * 3_000_000, "it has more than 50,000 bytes"),
+        (
+            "num_processes: " + "x" * 40_000,
+            r"is 'x{299}\.\.\. \(40,002 characters\), but num_processes should be a whole",
+        ),
+        ("? " + "x" * 40_000 + "\n: 2", r"the unknown key 'x{299}\.\.\. \(40,002 characters\) in line 1"),
+        ("".join(f"k{number}: 1\n" for number in range(4000)), "; and 3980 more. Correct them"),
+        ("a: &a [x, x]\n" + "b: [*a, *a]\n" * 6, "it has more than 10 aliases"),
+        ("fsdp_config: &a {x: *a}", "can't be read"),
+        ('num_processes: !!int ""', "can't be read"),
+        ("num_processes: 2001-99-99", "can't be read"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_file_that_no_person_writes_is_refused_in_a_sentence(tmp_path, text, why):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        resolve({}, {}, files.read(path))
+    assert len(str(caught.value)) < 3000
 
 
 def test_bytes_that_are_no_text_are_an_error(tmp_path):

@@ -192,3 +192,17 @@ def test_deepspeed_beside_another_strategy_is_refused_by_name() -> None:
 def test_a_missing_package_names_its_extra(arguments: dict[str, Any]) -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'accelerate-nb\[deepspeed\]'"):
         Accelerator(cpu=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 3_000_000, '{"a": ' * 5000, '{"a": ' * 60 + "1" + "}" * 60, '{"a": ' + "9" * 5000 + "}"]
+)
+def test_a_configuration_that_no_person_writes_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(text)
+    for source in (text, str(path)):
+        with pytest.raises(
+            ConfigurationError, match=r"no JSON with keys of at most 50,000 characters and 50 levels"
+        ) as caught:
+            HfDeepSpeedConfig(source)
+        assert len(str(caught.value)) < 1000

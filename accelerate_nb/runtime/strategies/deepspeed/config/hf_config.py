@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief, parse_json
 from accelerate_nb.errors import ConfigurationError
 
 
@@ -84,16 +84,16 @@ class HfDeepSpeedConfig:
 def _read(source: Any) -> dict[str, Any]:
     text = _text(source)
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         try:
-            found = json.loads(base64.urlsafe_b64decode(text).decode("utf-8"))
+            found = parse_json(base64.urlsafe_b64decode(text).decode("utf-8"))
         except (ValueError, binascii.Error):
             found = None
     if not isinstance(found, dict):
         raise ConfigurationError(
-            f"DeepSpeed's configuration was given as {source!r}, which is no file that exists, and no JSON with keys. Pass the "
-            "path of a ds_config.json, or a dictionary."
+            f"DeepSpeed's configuration was given as {brief(source)}, which is no file that exists, and no JSON with keys of at most "
+            f"{LONGEST_TEXT:,} characters and {DEEPEST_NESTING} levels. Pass the path of a ds_config.json, or a dictionary."
         )
     return found
 
