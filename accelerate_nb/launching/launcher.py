@@ -25,7 +25,7 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.fork import ForkEngine
-from accelerate_nb.launching.engines.inline import InlineWorkers
+from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
@@ -113,6 +113,24 @@ def prepare(
         keep_source(folder, function, args, current_sources())
         return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
     return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
+
+
+def prepare_in_launched_process(
+    call: FunctionCall, config: RunConfig, environ: Mapping[str, str], front_end: FrontEnd
+) -> InlineRun:
+    """A run of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = replace(config, launching=replace(config.launching, max_restarts=0, timeout=None))
+    kind = "cpu" if config.launching.cpu else probe().kind
+    why = f"in the {size} processes that a launcher started"
+    choice = Placement("inline", size, cpu=kind == "cpu", why=why, kind=kind)
+    folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
+
+    def worker_group(run_context: RunContext, _number: int) -> LaunchedProcessWorkers:
+        return LaunchedProcessWorkers(call, environ, run_context, rank, size)
+
+    sources = current_sources()
+    return _run(InlineRun, config, choice, call.name, folder, sources, front_end, lambda _: None, worker_group)
 
 
 def _on_each_node(
@@ -235,7 +253,7 @@ def _request(
         payload=payload,
         size=choice.size,
         process_environment=_process_environment(config, choice, nodes),
-        run=uuid.uuid4().hex[:12] if nodes is None or nodes.run is None else nodes.run,
+        run=uuid.uuid4().hex if nodes is None or nodes.run is None else nodes.run,
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts
         if nodes is None or nodes.max_restarts is None

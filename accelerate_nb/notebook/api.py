@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ from accelerate_nb.config.settings import given_arguments, settings as settings_
 from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.launching import launcher as launching
-from accelerate_nb.launching.attached import call as launched
-from accelerate_nb.launching.attached.rendezvous import warn_of_size
-from accelerate_nb.launching.attached.run import prepare_attached
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
 from accelerate_nb.transport.payload import FunctionCall
+from accelerate_nb.user_warnings import warn_user
+from accelerate_nb.worker.launched_call import launched_call
 
 
 def notebook_launcher(
@@ -65,11 +64,10 @@ def notebook_launcher(
     `default_config.yaml`, then has the default that the signature shows.
 
     In processes that a launcher started already (`torchrun`, `accelerate-nb launch`, or this one) each calls the function
-    itself, so a script and a notebook can share the call; all of them have to make it. The function finds a process without
-    process groups, whatever groups exist outside, and those continue afterwards. All processes get the notebook's result:
-    rank 0's value, or the list of all, pickled, with tensors on the CPU. A value that can't be pickled stays in its
-    process, and the others get their own, or `None` in the list. A process whose function fails raises its own
-    exception, and the others a `WorkerError`. Their number, devices and time limits are those of the launcher that started them.
+    itself, so a script and a notebook can share the call; all of them have to make it. They get the notebook's result, over the
+    process group as by `broadcast_object_list`: rank 0's value, or the list of all, pickled, with tensors on the CPU. What the
+    function joined ends with the call. A process whose function fails raises its own exception, and the others what their
+    collectives raise. Their number, devices and time limits are those of the launcher that started them.
 
     - `num_processes`: the number of processes on this machine; without it one for each accelerator. With `hosts` or `engine`, the number
       on all machines.
@@ -170,8 +168,7 @@ def launch(
     `notebook_launcher`. With `detach=True` the run outlives this process, and `attach()` gives it back.
 
     In processes that a launcher started already, each calls the function itself, as with `notebook_launcher`, and the run is
-    over when it is given back: with every rank's result, numbers and last lines, and, where the processes share a disk, all
-    that each rank has printed.
+    over when it is given back: with every rank's result and metrics, and the logs of those on this machine.
 
     Raises `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts.
 
@@ -260,23 +257,34 @@ def _resolved_in_process(
     requested = given_arguments(arguments).get("num_processes") or (
         None if whole is None else whole.launching.num_processes
     )
-    if requested is not None:
-        warn_of_size(requested)
+    if requested is not None and os.environ["RANK"] == "0":
+        _warn_of_size(int(requested), int(os.environ["WORLD_SIZE"]))
     return config
+
+
+@cache
+def _warn_of_size(requested: int, size: int) -> None:
+    """Warn once that the number of processes is not the requested one."""
+    if requested != size:
+        warn_user(
+            f"num_processes={requested} was requested in a process that a launcher started already, as one of {size}: the "
+            f"function runs on these {size}."
+        )
 
 
 def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
     """The return value of a launcher in processes that exist already."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    call = FunctionCall(_checked(function), _as_arguments(args))
-    return launched.called(call, _environ_in_process(config), config.launching.results)
+    call, results = FunctionCall(_checked(function), _as_arguments(args)), config.launching.results
+    values, _ = launched_call(call, _environ_in_process(config), results)
+    return values if results == "all" else values[0]
 
 
 def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
     """The run that a launch gives in processes that are there already."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    call = FunctionCall(_checked(function), _as_arguments(args))
-    run = prepare_attached(call, config, _environ_in_process(config), select.FailureOnly()).start()
+    call, environ = FunctionCall(_checked(function), _as_arguments(args)), _environ_in_process(config)
+    run = launching.prepare_in_launched_process(call, config, environ, select.FailureOnly()).start()
     if run.error is not None:
         sys.stderr.write(f"{run.name} has failed; wait() of its run raises why. Its output is in {run.folder}\n")
     return run

@@ -34,7 +34,7 @@ def separate_groups(host: str, port: int) -> None:
     one's closed connections (`torch.distributed.rendezvous._env_rendezvous_handler`). Ranks agree on the number of a group
     because all of them make the same groups in the same order.
     """
-    _groups.get().numbers[f"{host}:{port}"] = itertools.count()
+    _groups.get().numbers.setdefault(f"{host}:{port}", itertools.count())
     handlers: dict[str, Handler] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     if not hasattr(handlers["env"], "__wrapped__"):
         handlers["env"] = _separating(handlers["env"])

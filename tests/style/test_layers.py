@@ -217,3 +217,45 @@ def test_no_file_is_longer_than_400_lines() -> None:
 def test_no_class_name_occurs_twice() -> None:
     names = [node.name for module in ALL for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
     assert [name for name in set(names) if names.count(name) > 1] == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- stores
+
+STORES = frozenset({"TCPStore", "FileStore", "HashStore", "PrefixStore", "_get_default_store", "host_store", "store"})
+UNPICKLERS = frozenset({"Unpickler", "_load_from_bytes", "read_pickle", "load_module_from_bytes"})
+
+
+def unpickles_and_names_stores(module: Module) -> bool:
+    """Whether a file unpickles, and has to do with a `torch.distributed.Store`: every local user can write to one."""
+    names, unpickles = set(), False
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+            base = node.value.id if isinstance(node.value, ast.Name) else ""
+            unpickles |= node.attr in UNPICKLERS or (
+                node.attr in {"loads", "load"} and base in {"pickle", "cloudpickle", "dill", "torch"}
+            )
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            unpickles |= any(
+                f"{node.module}.{alias.name}" == "accelerate_nb.transport.serializer.load" for alias in node.names
+            )
+    return unpickles and not names.isdisjoint(STORES)
+
+
+def test_no_file_unpickles_that_reads_a_store() -> None:
+    assert [str(module.path) for module in ALL if unpickles_and_names_stores(module)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(store.get('key'))",
+        "from accelerate_nb.transport.serializer import load\ndef f(self): return load(self.store.get('key'))",
+        "import torch\nfrom torch.distributed import TCPStore\ntorch.load(TCPStore('h', 1).get('key'))",
+    ],
+)
+def test_the_check_would_see_a_store_s_value_unpickled(source: str, tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(source)
+    assert unpickles_and_names_stores(Module(tmp_path / "seen.py", tmp_path))

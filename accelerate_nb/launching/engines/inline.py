@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 from accelerate_nb.config.environment import set_variables
-from accelerate_nb.events.model import FirstStep, StateChange
+from accelerate_nb.events.model import Event, FirstStep, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.outcome import failure_of
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.worker.launched_call import launched_call
 
 
 class InlineWorkers:
@@ -31,8 +36,11 @@ class InlineWorkers:
     lost: str | None = None
     lost_ranks: Collection[int] = ()
 
-    def __init__(self, call: Callable[[], Any], environ: dict[str, str], run_context: RunContext) -> None:
+    def __init__(
+        self, call: Callable[[], Any], environ: Mapping[str, str], run_context: RunContext, rank: int = 0, size: int = 1
+    ) -> None:
         self._call, self._environ, self._run_context = call, environ, run_context
+        self._rank, self._size = rank, size
 
     def follow(self) -> tuple[RankResult, ...]:
         """Call the function."""
@@ -48,22 +56,31 @@ class InlineWorkers:
             stop_request.reset()
 
     def _called(self) -> tuple[RankResult, ...]:
-        self._run_context.take(StateChange(0, "running", time.time()))
+        self._send_state("running")
         try:
-            with set_variables(self._environ, os.environ):
-                value = self._call()
-                background_tasks.finish()
+            values = self._values()
         except KeyboardInterrupt:
-            self._run_context.take(StateChange(0, "stopped", time.time()))
+            self._send_state("stopped")
             raise
         except BaseException as error:  # noqa: BLE001 - reported, then raised again as what every engine raises
             background_tasks.salvage()
-            failure = failure_of(error, 0, current_sources())
+            failure = failure_of(error, self._rank, current_sources())
             self._run_context.take(failure)
-            self._run_context.take(StateChange(0, "failed", time.time()))
-            return (RankResult(0, failure=failure, error=error),)
-        self._run_context.take(StateChange(0, "finished", time.time()))
-        return (RankResult(0, value=value),)
+            self._send_state("failed")
+            own = RankResult(self._rank, failure=failure, error=error)
+            return tuple(own if rank == self._rank else RankResult(rank) for rank in range(self._size))
+        self._send_state("finished")
+        return tuple(RankResult(rank, value=value) for rank, value in enumerate(values))
+
+    def _values(self) -> list[Any]:
+        """The return value of each rank's function, once it is called."""
+        with set_variables(self._environ, os.environ):
+            value = self._call()
+            background_tasks.finish()
+        return [value]
+
+    def _send_state(self, state: State) -> None:
+        self._run_context.take(StateChange(self._rank, state, time.time()))
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """A call has no inbox; of what goes there, changes of knobs are made here."""
@@ -90,3 +107,100 @@ class InlineWorkers:
     def snapshot(self) -> StackSnapshot:
         """Empty: this process's own tools show where the call is."""
         return StackSnapshot({}, {})
+
+
+class LaunchedProcessWorkers(InlineWorkers):
+    """The same in each process that a launcher started already: all call the function, and get each other's values and metrics."""
+
+    def follow(self) -> tuple[RankResult, ...]:
+        """Call the function; a stop is that of the launcher's own run."""
+        try:
+            return self._called()
+        finally:
+            self.stopped_at = current_stop_request().stopped_at
+
+    def _values(self) -> list[Any]:
+        values, facts = launched_call(self._call_with_copies, self._environ, "all", self._facts)
+        folder = self._run_context.record.folder
+        for rank, (other_folder, events) in enumerate(facts):
+            if rank == self._rank:
+                continue
+            for event in events:
+                self._run_context.take(event)
+            log = Path(other_folder) / f"rank_{rank}.log"
+            # one on another machine stays there
+            if log.exists():
+                with suppress(OSError):
+                    (folder / log.name).symlink_to(log)
+        return values
+
+    def _call_with_copies(self) -> Any:
+        with _copied_output(self._rank, self._run_context):
+            return self._call()
+
+    def _facts(self) -> tuple[str, list[Event]]:
+        """The folder with this rank's log, and the events that its metrics and bars are made of."""
+        self._run_context.record.flush()
+        view = self._run_context.view.rank(self._rank)
+        metrics = [metric for series in view.series.values() for metric in series]
+        return str(self._run_context.record.folder), [
+            *metrics,
+            *view.progress.values(),
+            StateChange(self._rank, "finished", time.time()),
+        ]
+
+    def stop(self, how: Stop) -> None:
+        """The launcher of the processes stops them."""
+
+
+@contextmanager
+def _copied_output(rank: int, run_context: RunContext) -> Iterator[None]:
+    """
+    Inside the block, a run has a copy of this process's events, and of what is written to Python's streams.
+
+    What compiled code writes, or a logger that was made before, is not copied; all of it goes where it always does.
+    """
+    before = outlet()
+    connect(_CopiedEvents(rank, run_context, before))
+    try:
+        stdout, stderr = (
+            cast("TextIO", _CopiedStream(stream, rank, run_context)) for stream in (sys.stdout, sys.stderr)
+        )
+        with redirect_stdout(stdout), redirect_stderr(stderr):
+            yield
+    finally:
+        connect(before)
+
+
+class _CopiedEvents:
+    """A sink that gives a run each event before it passes it on."""
+
+    def __init__(self, rank: int, run_context: RunContext, before: EventSink | None) -> None:
+        self.rank, self._run_context, self._before = rank, run_context, before
+
+    def send(self, event: Event) -> None:
+        """Pass an event on."""
+        self._run_context.take(event)
+        if self._before is not None:
+            self._before.send(event)
+
+
+class _CopiedStream:
+    """A stream that is written to as before, with a copy in a rank's log."""
+
+    def __init__(self, stream: TextIO, rank: int, run_context: RunContext) -> None:
+        self._stream, self._rank, self._run_context = stream, rank, run_context
+
+    def write(self, text: str) -> int:
+        """Write, and copy."""
+        written = self._stream.write(text)
+        self._run_context.record.output(self._rank, text.encode("utf-8", "surrogateescape"))
+        return written
+
+    def writelines(self, lines: Any) -> None:
+        """Write one text after the other."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -149,7 +149,7 @@ class RendezvousHost:
         came = sorted(self._joined)
         # where fewer came than could, one that went may have left a gap
         self._joined = {rank: self._joined[former] for rank, former in enumerate(came, 1)}
-        run, ranks = uuid.uuid4().hex[:12], range(1, len(came) + 1)
+        run, ranks = uuid.uuid4().hex, range(1, len(came) + 1)
         names = (node_name(0, self._facts), *map(self._name, ranks))
         sizes = (self._placement.size, *(self._joined[rank].request.processes for rank in ranks))
         address = str(self._joined[1].sock.getsockname()[0]) if came else _own_address(self._listener)

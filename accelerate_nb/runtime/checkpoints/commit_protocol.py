@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import time
@@ -59,13 +61,51 @@ class SingleProcessCommit:
         commit()
 
 
+class SignedStore:
+    """
+    Texts in a store that every user of the machine can write to, each with a signature that only processes of the run can make.
+
+    The key of the signatures is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance. Raises `CheckpointError` for a
+    text that has another signature.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
+        self.add, self.check, self.wait = store.add, store.check, store.wait
+
+    def set(self, name: str, text: str) -> None:
+        """Keep a text."""
+        self._store.set(name, self._signed(name, text))
+
+    def get(self, name: str) -> str:
+        """The text of a name."""
+        return self._text(name, self._store.get(name))
+
+    def set_first(self, name: str, text: str) -> str:
+        """Keep a text where there is none; returns the one that is there then."""
+        return self._text(name, self._store.compare_set(name, "", self._signed(name, text)))
+
+    def _signed(self, name: str, text: str) -> str:
+        return hmac.new(self._key, f"{name}\n{text}".encode(), hashlib.sha256).hexdigest() + text
+
+    def _text(self, name: str, value: bytes) -> str:
+        text = value[64:].decode(errors="replace")
+        if not hmac.compare_digest(self._signed(name, text).encode(), value):
+            raise CheckpointError(
+                f"{name!r} in the run's store was written by a process that is none of the run: no checkpoint was written. Another user "
+                "of this machine may have done so; docs/security.md names what can be written to."
+            )
+        return text
+
+
 class CommitChannel:
     """One process's connection to the others about saves, which no collective operation uses."""
 
     def __init__(self, world: World) -> None:
         store: Any = world.store
         self.world = world
-        self.store: Any = dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
+        self.store = SignedStore(dist.PrefixStore("accelerate_nb/checkpoint", store.clone()))
         self.liveness = ProcessLiveness(world, self.store)
         # processes that were not in the last save
         self.absent: set[int] = set()
@@ -82,8 +122,7 @@ class CommitChannel:
 
     def claim(self, number: int, rank: int, status: str) -> str:
         """The status of a process in a save of the main one: this one, unless there was another before."""
-        claimed: str = self.store.compare_set(f"{number}/{rank}", "", status).decode()
-        return claimed
+        return self.store.set_first(f"{number}/{rank}", status)
 
     def agreement(self, folder: Path, moment: str) -> SingleProcessCommit:
         """The agreement of the processes about one save; `moment` identifies the training's step."""
@@ -151,7 +190,7 @@ class MainProcessCommit(SingleProcessCommit):
         others = [rank for rank in range(1, self._channel.world.size) if rank not in self.absent]
         for rank in others:
             self._wait_for(rank)
-        replies = [complaint or _FINE, *(self._store.get(f"{self._number}/{rank}/done").decode() for rank in others)]
+        replies = [complaint or _FINE, *(self._store.get(f"{self._number}/{rank}/done") for rank in others)]
         return next((item for item in replies if item != _FINE), _FINE)
 
     def _absent_ranks(self) -> set[int]:
@@ -161,7 +200,7 @@ class MainProcessCommit(SingleProcessCommit):
         end = self._opened + JOIN_TIMEOUT
         while missing:
             begun = {rank for rank in missing if self._store.check([f"{self._number}/{rank}"])}
-            elsewhere |= {rank for rank in begun if self._store.get(f"{self._number}/{rank}").decode() == _ELSEWHERE}
+            elsewhere |= {rank for rank in begun if self._store.get(f"{self._number}/{rank}") == _ELSEWHERE}
             missing -= begun
             if missing <= self._channel.absent or time.monotonic() > end:
                 break
@@ -299,8 +338,9 @@ class OtherProcessCommit(SingleProcessCommit):
     def _verdict(self) -> str:
         try:
             self._store.wait([f"{self._number}/verdict"], LIMIT)
-            verdict: str = self._store.get(f"{self._number}/verdict").decode()
-            return verdict
+            return self._store.get(f"{self._number}/verdict")
+        except CheckpointError:
+            raise
         except RuntimeError as error:
             # a main process that has ended normally has taken the store with it
             content = manifest.read(self._folder) if self._folder.is_dir() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -170,28 +170,6 @@ def reconnect_hosts(store: dist.Store) -> bool:
         return False
     held.connection.connect(held.world.rank, held.world.size, store)
     return True
-
-
-def lasting_store() -> dist.Store:
-    """The store of this process's rendezvous, for as long as it runs."""
-    held = _held.get()
-    _claim(held)
-    return _lasting_store(held, Rendezvous())
-
-
-def suspend() -> Callable[[], None]:
-    """Be a process that has joined nothing yet; what comes back lets it be again what it was."""
-    held = _held.get()
-    before = dict(vars(held))
-    _become(held, vars(_RankObjects()))
-    return partial(_become, held, before)
-
-
-def _become(held: _RankObjects, attributes: Mapping[str, Any]) -> None:
-    """Fill the one object that all of the rank's threads know; generations are counted on."""
-    generations = held.generations
-    vars(held).clear()
-    vars(held).update(attributes, generations=generations)
 
 
 def _claim(held: _RankObjects) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import PrefixStore
+from torch.distributed import HashStore, PrefixStore
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
+from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import commit_protocol
 from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
@@ -214,3 +215,22 @@ def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear(tmp_pa
 def test_a_main_process_may_save_when_the_others_have_ended_in_peace(tmp_path: Path) -> None:
     assert runs_with_a_rank_that("ends", tmp_path) == ""
     assert (tmp_path / "second" / "checkpoint.json").exists()
+
+
+def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "drawn by chance")
+    plain = HashStore()
+    store = commit_protocol.SignedStore(plain)
+    store.set("1/verdict", "fine")
+    assert (store.get("1/verdict"), store.set_first("1/1", "joined"), store.set_first("1/1", "late")) == (
+        "fine",
+        "joined",
+        "joined",
+    )
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "guessed")
+    commit_protocol.SignedStore(plain).set("1/open", "{}")
+    plain.set("1/2", "joined")
+    plain.set("2/verdict", plain.get("1/verdict"))
+    for name in ("1/open", "1/2", "2/verdict"):
+        with pytest.raises(CheckpointError, match="written by a process that is none of the run"):
+            store.get(name)

@@ -17,7 +17,7 @@ from accelerate_nb.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
 import json, os, sys, warnings
@@ -82,14 +82,20 @@ found["several"] = [[{**one, "weight": one["weight"].tolist()} for one in each] 
 found["leftover"] = [dist.is_initialized(), "ACCELERATE_MIXED_PRECISION" in os.environ]
 found["theirs"] = [notebook_launcher(theirs, mixed_precision="bf16"), notebook_launcher(theirs, mixed_precision="no")]
 found["plain"] = [notebook_launcher(plain), notebook_launcher(plain)]
+
+def ends_group():
+    total = plain()
+    dist.destroy_process_group()
+    return total
+
+found["ended"] = [notebook_launcher(ends_group), notebook_launcher(ends_group, results="all")]
 found["main"] = notebook_launcher(lambda: {"rank": RANK, "tensor": torch.ones(2, requires_grad=True) * 2}, num_processes=2)
 found["main"]["tensor"] = [found["main"]["tensor"].tolist(), found["main"]["tensor"].requires_grad]
 found["large"] = notebook_launcher(lambda: torch.full((3_000_000,), float(RANK)), results="all")[1].sum().item()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    found["kept"] = notebook_launcher(lambda: Kept(RANK)).rank
-    found["kept of all"] = [None if one is None else one.rank for one in notebook_launcher(lambda: Kept(RANK), results="all")]
-    found["kept notices"] = len(caught)
+    found["kept"] = [notebook_launcher(lambda: Kept(RANK)), notebook_launcher(lambda: Kept(RANK) if RANK else 3, results="all")]
+    found["kept warnings"] = [str(one.message) for one in caught]
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
@@ -121,62 +127,40 @@ def step():
     return accelerator.unwrap_model(model).weight.detach().tolist()
 
 def train():
-    inner = Accelerator(mixed_precision="bf16")
-    own = inner.prepare(torch.nn.Linear(2, 1))
-    own(torch.ones(1, 2)).sum().backward()
-    facts = [inner is accelerator, inner.mixed_precision, inner.gradient_accumulation_steps, inner.num_processes]
-    if ends:
-        inner.end_training()
-    return facts
+    inner = Accelerator()
+    return [inner.mixed_precision, inner.num_processes, dist.is_initialized()]
 
 found["around calls"], found["around weights"] = [], [step()]
-for ends in (True, False):
+for _ in range(2):
     found["around calls"].append(notebook_launcher(train, num_processes=2))
     found["around weights"].append(step())
 found["around gathered"] = accelerator.gather(torch.tensor([RANK])).tolist()
-found["around state"] = [accelerator.mixed_precision, accelerator.gradient_accumulation_steps]
 
 def fails():
-    if RANK == 1:
-        raise KeyError("here")
-    return "fine"
+    raise KeyError(f"of rank {RANK}")
 
 try:
     notebook_launcher(fails)
 except BaseException as error:
-    found["around failed"] = [type(error).__name__, str(error), isinstance(error, KeyError), getattr(error, "rank", None)]
+    found["around failed"] = [type(error).__name__, str(error)]
 found["around weights"].append(step())
-accelerator.end_training()
+# a function that ends the world of the script
+found["around ended"] = [notebook_launcher(accelerator.end_training), dist.is_initialized(), Accelerator().num_processes]
+Accelerator().end_training()
 
 # a group that the script has made by itself; under torchrun only one can be made at torchrun's own store, and that is below
 dist.init_process_group("gloo", store=dist.FileStore(os.path.join(sys.argv[1], "group"), 2), rank=RANK, world_size=2)
-found["around plain"] = notebook_launcher(train)[1:]
+found["around plain"] = notebook_launcher(lambda: RANK + dist.get_world_size())
 total = torch.ones(1)
 dist.all_reduce(total)
 found["around total"] = total.item()
 dist.destroy_process_group()
 
-# a rank that does not come while another one has failed
-accelerator, go = Accelerator(), os.path.join(sys.argv[1], "go")
-
-def waits():
-    if RANK == 1:
-        raise KeyError("here")
-    while not os.path.exists(go):
-        pass
-
-try:
-    notebook_launcher(waits)
-except KeyError:
-    open(go, "w").close()
-    found["apart"] = [dist.is_initialized(), Accelerator().gather(torch.tensor([RANK])).tolist()]
-Accelerator().end_training()
-
 # Hugging Face's own, made by the script
 from accelerate import Accelerator as Theirs
 
 outer = Theirs(mixed_precision="no")
-found["theirs inside"] = notebook_launcher(theirs, mixed_precision="bf16")
+found["theirs inside"] = notebook_launcher(theirs)
 found["theirs after"] = [outer.mixed_precision, outer.num_processes, outer.gather(torch.tensor([RANK])).tolist()]
 outer.end_training()
 """
@@ -197,10 +181,8 @@ found["run done"], found["run wait"], found["run results"] = run.done, run.wait(
 found["run state"] = run.view.state
 found["run losses"] = [[one.value for one in run.view.rank(rank).series["loss"]] for rank in (0, 1)]
 found["run logs"] = [sorted(run.logs(rank).splitlines()) for rank in (0, 1)]
-found["run lines"] = [[line.text for line in run.view.rank(rank).lines if line.stream == "stdout"] for rank in (0, 1)]
 found["run states"] = [run.view.rank(rank).state for rank in (0, 1)]
 found["run files"] = sorted(one.name for one in run.folder.iterdir())
-found["run folder"] = str(run.folder)
 
 import asyncio
 
@@ -209,15 +191,13 @@ async def awaited():
 found["run awaited"] = asyncio.run(awaited())
 
 def fails():
-    print("before")
-    if RANK == 1:
-        raise KeyError("here")
+    raise KeyError(f"of rank {RANK}")
 
 run = launch(fails)
 try:
     run.wait()
 except KeyError as error:
-    found["run failed"] = [type(error).__name__, error.rank, "rank 1 stopped with KeyError" in str(error)]
+    found["run failed"] = [type(error).__name__, error.rank, str(error).splitlines()[0]]
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.session.session import Session
@@ -229,9 +209,22 @@ except Exception as error:
 
 
 LAST = """
+# a failure of one rank that is caught, where the other has none
+try:
+    notebook_launcher(lambda: [0][RANK])
+    notebook_launcher(lambda: None)
+except IndexError:
+    try:
+        notebook_launcher(lambda: None)
+    except Exception as error:
+        found["calls"] = [type(error).__name__, str(error)]
+except Exception as error:
+    found["calls"] = [type(error).__name__, str(error)]
+
 def fails():
     if RANK == 1:
         raise ZeroDivisionError("of rank 1")
+    plain()
 
 finish()
 notebook_launcher(fails)
@@ -310,8 +303,8 @@ def test_accelerates_own_accelerator_begins_anew_in_each_call(found):
     assert both(found, "theirs") == [[2, "bf16", [0, 1]], [2, "no", [0, 1]]]
 
 
-def test_accelerates_own_accelerator_of_the_script_goes_on_after_a_call(found):
-    assert both(found, "theirs inside") == [2, "bf16", [0, 1]]
+def test_accelerates_own_accelerator_of_the_script_is_the_functions(found):
+    assert both(found, "theirs inside") == [2, "no", [0, 1]]
     assert both(found, "theirs after") == ["no", 2, [0, 1]]
 
 
@@ -323,10 +316,14 @@ def test_large_results_come_whole(found):
     assert both(found, "large") == 3_000_000.0
 
 
-def test_what_cant_be_pickled_stays_in_its_process_with_a_warning(found):
-    assert [item["kept"] for item in found] == [0, 1]
-    assert [item["kept of all"] for item in found] == [[0, None], [None, 1]]
-    assert [item["kept notices"] for item in found] == [2, 1]
+def test_a_result_that_cant_be_pickled_is_none_on_every_process_with_a_warning_on_its_own(found):
+    assert both(found, "kept") == [None, [3, None]]
+    assert [len(item["kept warnings"]) for item in found] == [1, 1]
+    assert "What rank 0 returned, Kept, can't be pickled (it stays)" in found[0]["kept warnings"][0]
+
+
+def test_a_function_that_ends_its_group_has_a_result_too(found):
+    assert both(found, "ended") == [2.0, [2.0, 2.0]]
 
 
 def test_another_number_of_processes_is_reported_once(found):
@@ -361,27 +358,30 @@ def test_what_the_script_has_joined_and_prepared_goes_on_after_calls(found):
     assert moved == [pytest.approx(moved[0], rel=1e-4)] * 3
     assert all(moved[0])
     assert both(found, "around gathered") == [0, 1]
-    assert both(found, "around state") == ["no", 5]
 
 
-def test_a_function_finds_nothing_of_the_scripts_accelerator(found):
-    assert both(found, "around calls") == [[False, "bf16", 1, 2]] * 2
+def test_a_function_shares_the_scripts_accelerator(found):
+    assert both(found, "around calls") == [["no", 2, True]] * 2
 
 
 def test_a_group_that_the_script_made_goes_on_after_a_call(found):
-    assert both(found, "around plain") == ["bf16", 1, 2]
+    assert both(found, "around plain") == 2
     assert both(found, "around total") == 2.0
 
 
-def test_the_rank_that_fails_raises_what_it_raised_and_the_others_report_it(found):
-    assert found[1]["around failed"] == ["KeyError", "'here'", True, None]
-    error_name, message, is_worker_error, rank = found[0]["around failed"]
-    assert (error_name, is_worker_error, rank) == ("KeyError", True, 1)
-    assert message.startswith("rank 1 stopped with KeyError: 'here'")
+def test_each_rank_raises_its_own_exception(found):
+    assert [item["around failed"] for item in found] == [["KeyError", f"'of rank {rank}'"] for rank in (0, 1)]
 
 
-def test_a_failure_waits_for_nobody_for_long_and_processes_can_meet_again(found):
-    assert both(found, "apart") == [False, [0, 1]]
+def test_a_function_may_end_the_scripts_own_group(found):
+    assert both(found, "around ended") == [None, False, 2]
+
+
+def test_processes_that_have_made_different_numbers_of_calls_get_no_result_of_another_call(found):
+    error_name, message = both(found, "calls")
+    assert error_name == "OperationError"
+    assert "rank 0" in message
+    assert "Make each call in all processes" in message
 
 
 def test_a_failure_that_nobody_catches_ends_the_script_with_its_traceback(script):
@@ -404,14 +404,9 @@ def test_a_launch_gives_a_run_that_is_over(found):
 def test_every_process_knows_what_each_rank_logged_and_wrote(found):
     assert both(found, "run losses") == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
     lines = [[f"rank {rank}: step {step}" for step in range(3)] for rank in (0, 1)]
-    assert both(found, "run lines") == lines
     assert both(found, "run logs") == [sorted([*item, "to stderr"]) for item in lines]
     assert both(found, "run states") == ["finished", "finished"]
-
-
-def test_the_ranks_of_a_run_share_a_folder(found):
-    assert Path(both(found, "run folder")).name.endswith("_train")
-    assert found[0]["run files"] == ["events.jsonl", "metrics.jsonl", "rank_0.log", "rank_1.log", "status.json"]
+    assert found[1]["run files"] == ["events.jsonl", "metrics.jsonl", "rank_0.log", "rank_1.log", "status.json"]
 
 
 def test_what_a_run_prints_is_printed_where_the_process_prints(script):
@@ -420,7 +415,9 @@ def test_what_a_run_prints_is_printed_where_the_process_prints(script):
 
 
 def test_a_run_that_has_failed_raises_where_it_is_waited_for(found):
-    assert both(found, "run failed") == ["KeyError", 1, True]
+    assert [item["run failed"] for item in found] == [
+        ["KeyError", rank, f"rank {rank} stopped with KeyError: 'of rank {rank}'"] for rank in (0, 1)
+    ]
 
 
 def test_there_are_no_sessions_in_a_launched_process(found):

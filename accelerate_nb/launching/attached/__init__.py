@@ -1,1 +1,0 @@
-"""Launchers called in processes that a launcher has started already, such as torchrun."""

@@ -1,0 +1,118 @@
+"""A function called in processes that a launcher started already; each of them gets its result."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from accelerate_nb.config.environment import set_variables
+from accelerate_nb.errors import OperationError
+from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.rng_state import current_random_states
+from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.transport.rank_info import LOOPBACK
+from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.user_warnings import warn_user
+from accelerate_nb.worker.process_group_keys import separate_groups
+
+_numbers: RankLocal[Iterator[int]] = RankLocal(itertools.count)
+
+
+def launched_call(
+    call: Callable[[], Any],
+    environ: Mapping[str, str],
+    results: Literal["main", "all"],
+    facts: Callable[[], Any] = lambda: None,
+) -> tuple[list[Any], list[Any]]:
+    """
+    Call a function in this process, as all processes of the launch do; returns rank 0's value or each rank's, and each rank's facts.
+
+    The values travel over the process group, as by `broadcast_object_list`. The groups and the world that the function leaves, and
+    that were not there before, end with the call; so does what it drew of the random numbers. An exception is raised as it is, and
+    the other processes find the group closed.
+    """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    rank, size, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), next(_numbers.get())
+    if size > 1:
+        separate_groups(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500")))
+    was_joined, hf_states, hook = _is_joined(), [state for state in _hf_states() if state], sys.excepthook
+    states = current_random_states(gpus=True)
+    # with copies of the states, as a worker that was started
+    current_random_states().install()
+    try:
+        with set_variables(environ, os.environ):
+            value = call()
+            background_tasks.finish()
+        if size == 1:
+            return [value], [facts()]
+        reports = _gather(number, value if results == "all" or rank == 0 else None, facts())
+        return [value for value, _ in reports][: None if results == "all" else 1], [found for _, found in reports]
+    except BaseException:
+        background_tasks.salvage()
+        raise
+    finally:
+        if not was_joined and _is_joined():
+            _leave()
+        for state in _hf_states():
+            if all(state is not known for known in hf_states):
+                state.clear()
+        # each process group that is made has torch write the rank, once more, before every line of a last exception
+        sys.excepthook = hook
+        states.install()
+
+
+def _gather(number: int, value: Any, facts: Any) -> list[tuple[Any, Any]]:
+    """The values and facts of all ranks, in their order; one that can't be pickled is `None`."""
+    from accelerate_nb.runtime.operations.collective import gather_object
+    from accelerate_nb.runtime.world.registry import current_world
+    from accelerate_nb.runtime.world.world import Rendezvous
+    from accelerate_nb.runtime.xla import device as xla
+
+    # a function that made no Accelerator has no group, and needs no device for one
+    was_joined, world = _is_joined(), current_world(Rendezvous(cpu=not xla.is_requested(os.environ)))
+    # every process runs the same script, and finds its functions and classes under the same names
+    names = frozenset(vars(sys.modules["__main__"]))
+    try:
+        entries = dump_homeward((value, facts), names)
+    except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        warn_user(
+            f"What rank {world.rank} returned, {type(value).__name__}, can't be pickled ({error}): the result is None in its place. "
+            "Return what can be pickled."
+        )
+        entries = dump_homeward((None, facts), names)
+    gathered = gather_object([(number, [bytearray(entry) for entry in entries])])
+    if not was_joined:
+        _leave()
+    if len({number for number, _ in gathered}) > 1:
+        raise OperationError(
+            f"The result of a launcher's call was to be shared, but the processes have made different numbers of calls: "
+            f"{', '.join(f'rank {rank} {count + 1}' for rank, (count, _) in enumerate(gathered))}. Make each call in all processes; "
+            "where a function may fail, let all ranks end."
+        )
+    return [load(entries) for _, entries in gathered]
+
+
+def _is_joined() -> bool:
+    """Whether this process is in a group or a world."""
+    torch, registry = sys.modules.get("torch"), sys.modules.get("accelerate_nb.runtime.world.registry")
+    has_group = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+    return has_group or (registry is not None and registry.is_joined())
+
+
+def _leave() -> None:
+    """End the groups and leave the world, also where others wait in a collective that will never be."""
+    from accelerate_nb.runtime.world import registry
+    from accelerate_nb.runtime.world.rebuild_groups import end
+
+    end()
+    registry.forget()
+
+
+def _hf_states() -> Iterator[dict[str, Any]]:
+    """The dictionaries that all instances of a class of Hugging Face's own library are made of."""
+    module = sys.modules.get("accelerate.state")
+    for name in ("PartialState", "AcceleratorState", "GradientState") if module is not None else ():
+        yield getattr(module, name)._shared_state
