@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import islice
 from typing import Generic, TypeVar
@@ -43,13 +44,15 @@ class BoundedLog(Generic[T]):
 class MetricSeries:
     """The values of one metric, thinned evenly: when it is full, every second goes, and from then on twice as few come in."""
 
-    __slots__ = ("_came", "_every", "_kept", "_most", "newest")
+    __slots__ = ("_broken", "_came", "_every", "_kept", "_most", "newest")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._every = 1
         self._came = 0
         self._kept: list[Metric] = []
+        # the first of the newest values that are no numbers: where a training broke is not thinned away
+        self._broken: Metric | None = None
         self.newest: Metric | None = None
 
     def append(self, metric: Metric) -> None:
@@ -57,6 +60,7 @@ class MetricSeries:
         if self._came % self._every == 0:
             self._kept.append(metric)
         self._came += 1
+        self._broken = None if math.isfinite(metric.value) else self._broken or metric
         self.newest = metric
         if len(self._kept) > self._most:
             self._kept = self._kept[::2]
@@ -65,4 +69,7 @@ class MetricSeries:
     def points(self) -> tuple[Metric, ...]:
         """The values that were kept, the newest always among them."""
         kept = tuple(self._kept)
+        if self._broken is not None and self._broken not in kept:
+            at = next((i for i, metric in enumerate(kept) if metric.time > self._broken.time), len(kept))
+            kept = (*kept[:at], self._broken, *kept[at:])
         return kept if self.newest is None or kept[-1] is self.newest else (*kept, self.newest)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 # The prefixes of what `runtime/observability/step_metrics.py` reports; `epoch` is where in the training a step is.
 AUTOMATIC_PREFIXES = ("speed/", "optimizer/", "memory/")
 EPOCH = "epoch"
+# Of these each rank reports its own part: all ranks together have the sum. Of any other number, whatever it is called, the mean is shown.
+SUMMED = frozenset({"speed/samples_per_s", "speed/tokens_per_s"})
 
 
 def is_automatic(name: str) -> bool:

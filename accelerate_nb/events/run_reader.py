@@ -50,8 +50,9 @@ class SavedRun:
     last_state: State = "failed"
     # the bar that moves, with what is done of how much: of a detached run
     progress: tuple[str, float, float] | None = None
-    # the newest of each metric, and a sparkline of the leading one by its name
+    # the newest number of each metric, what it is of several ranks (`mean of 2`), and a sparkline of the leading one by its name
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_of: Mapping[str, str] = field(default_factory=dict)
     curve: tuple[str, str] | None = None
     # the settings that were not their defaults
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +96,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
         progress=tuple(facts["progress"]) if isinstance(facts.get("progress"), list) else None,
         metrics=facts["metrics"] if isinstance(facts.get("metrics"), dict) else {},
+        metrics_of=facts["metrics_of"] if isinstance(facts.get("metrics_of"), dict) else {},
         curve=_pair(facts.get("curve")),
         settings=facts["settings"] if isinstance(facts.get("settings"), dict) else {},
     )

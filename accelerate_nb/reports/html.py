@@ -23,7 +23,7 @@ _STATE_COLOURS = {
     "failed": "#d13438",
     "stopped": "#a97000",
 }
-_NUMBER = re.compile(r"(?:(?:mean |step )?[-+\d.,e]+(?: (?:s|ms|µs)|%)?)?")
+_NUMBER = re.compile(r"(?:(?:step )?[-+\d.,e]+(?: (?:s|ms|µs)|%| (?:mean|sum) of \d+)?)?")
 _BLOCKS = re.compile("[█▁-▇░]+")
 _LEFT = ' style="text-align:left"'
 _PRE = ' style="max-height:24em;overflow:auto;margin:4px 0"'

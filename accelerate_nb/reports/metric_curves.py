@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from accelerate_nb.events.metric_names import in_order, logged_names
+from accelerate_nb.events.metric_names import SUMMED, in_order, logged_names
 from accelerate_nb.events.model import Metric
 from accelerate_nb.events.rank_state import RankState
+from accelerate_nb.reports.number_format import ranks_text
 
 # So many values are read in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
 MOST_VALUES = 200_000
@@ -36,27 +37,22 @@ class MetricCurve:
     """
     One metric over the run.
 
-    `x` counts steps where all values had one (`by_step`), otherwise seconds. `newest` holds each rank's last value, `odd`
-    counts values that were not finite. `lines` are there for a few ranks, for many only `whole`, the bins of all ranks.
+    `x` counts steps where all values had one (`by_step`), otherwise seconds. `newest` is the number of all ranks, `how` what it is of
+    them ("mean of 2"; empty for one rank), `points` the most values of a rank. `not_finite` says where values are no numbers, and
+    `broken` is the part of `x`, up to the newest, in which those of some rank are none. `lines` are there for a few ranks, for many only `whole`, the bins of all ranks.
     """
 
     name: str
-    newest: dict[int, float]
+    ranks: tuple[int, ...]
+    newest: float
+    how: str
+    points: int
     last_step: int | None
     by_step: bool
-    odd: int
+    not_finite: str
+    broken: tuple[float, float] | None
     whole: tuple[CurveBin, ...]
     lines: dict[int, tuple[CurveBin, ...]]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that logged it."""
-        return tuple(self.newest)
-
-    @property
-    def mean(self) -> float:
-        """The mean of the newest values of all ranks."""
-        return sum(value / len(self.newest) for value in self.newest.values())
 
     @property
     def low(self) -> float:
@@ -74,18 +70,63 @@ def names_of(ranks: Iterable[RankState]) -> tuple[str, ...]:
     return tuple(in_order(name for rank in ranks for name in rank.series))
 
 
-def curves_of(ranks: Sequence[RankState], names: Sequence[str], most: int = MOST_VALUES) -> tuple[MetricCurve, ...]:
-    """These metrics as curves, of which about `most` values are read."""
+def curves_of(
+    ranks: Sequence[RankState], names: Sequence[str], most: int = MOST_VALUES, *, of: Literal["rank", "run"] = "rank"
+) -> tuple[MetricCurve, ...]:
+    """These metrics as curves, of which about `most` values are read; of runs, which have no sum, each is a line."""
     count = sum(len(rank.series.get(name, ())) for rank in ranks for name in names)
-    every = max(1, -(-count // most))
+    return tuple(_curve(name, series_of(ranks, name), max(1, -(-count // most)), of) for name in names)
+
+
+def series_of(ranks: Sequence[RankState], name: str) -> dict[int, Sequence[Metric]]:
+    """The values of a metric by rank, where there are any."""
+    return {rank.rank: found for rank in ranks if (found := rank.series.get(name))}
+
+
+def newest_of(name: str, series: Mapping[int, Sequence[Metric]]) -> tuple[float, str]:
+    """
+    The number that all ranks have come to, and what it is of them: at the last step that each of them has, their mean or sum.
+
+    >>> newest_of("loss", {0: [Metric(0, "loss", 1.0, 3, 0.0)], 1: [Metric(1, "loss", 2.0, 3, 0.0)]})
+    (1.5, 'mean of 2')
+    """
+    if len(series) > 1 and name in SUMMED:
+        return sum_of_ranks(series)[-1].value, f"sum of {len(series)}"
+    last = [values[-1] for values in series.values()]
+    if all(metric.step is not None for metric in last):
+        step = min(metric.step or 0 for metric in last)
+        last = [_nearest(values, step) for values in series.values()]
+    return sum(metric.value / len(last) for metric in last), f"mean of {len(last)}" if len(last) > 1 else ""
+
+
+def _nearest(values: Sequence[Metric], step: int) -> Metric:
+    """The value whose step is nearest, from the end of the series on."""
+    found = values[-1]
+    for metric in reversed(values):
+        if abs((metric.step or 0) - step) > abs((found.step or 0) - step):
+            break
+        found = metric
+    return found
+
+
+def sum_of_ranks(series: Mapping[int, Sequence[Metric]]) -> list[Metric]:
+    """The sum over ranks, at each moment that all of them have reported: of each rank what it reported last until then."""
+    until = min(values[-1].time for values in series.values())
+    newest: dict[int, Metric] = {}
+    found: list[Metric] = []
+    for metric in sorted((metric for values in series.values() for metric in values), key=lambda metric: metric.time):
+        newest[metric.rank] = metric
+        if len(newest) == len(series) and (metric.time <= until or not found):
+            step = max((known.step for known in newest.values() if known.step is not None), default=None)
+            found.append(replace(metric, value=sum(known.value for known in newest.values()), step=step))
+    return found
+
+
+def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: Literal["rank", "run"]) -> MetricCurve:
+    newest, how = newest_of(name, every_rank) if of == "rank" else (math.nan, "")
+    whole_series = {0: sum_of_ranks(every_rank)} if how.startswith("sum") else every_rank
     # every so many of the values, the newest always among them
-    return tuple(
-        _curve(name, {rank.rank: (*found[:-1:every], found[-1]) for rank in ranks if (found := rank.series.get(name))})
-        for name in names
-    )
-
-
-def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
+    series = {rank: (*values[:-1:every], values[-1]) for rank, values in whole_series.items()}
     last = {rank: values[-1] for rank, values in series.items()}
     by_step = all(value.step is not None for values in series.values() for value in values)
     points = {
@@ -98,13 +139,53 @@ def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
     few = len(series) <= MOST_LINES
     return MetricCurve(
         name=name,
-        newest={rank: metric.value for rank, metric in last.items()},
+        ranks=tuple(every_rank),
+        newest=newest,
+        how=how,
+        points=max(map(len, every_rank.values())),
         last_step=max((metric.step for metric in last.values() if metric.step is not None), default=None),
         by_step=by_step,
-        odd=sum(map(len, points.values())) - len(whole),
+        not_finite=not_finite_text(series) if of == "rank" else "",
+        broken=(
+            min(points[rank][-count][0] for rank, count in broken.items()),
+            max(some[-1][0] for some in points.values()),
+        )
+        if (broken := _broken(series))
+        else None,
         whole=_binned(whole, first, end),
         lines={rank: _binned(some, first, end) for rank, some in finite.items() if some} if few else {},
     )
+
+
+def not_finite_text(series: Mapping[int, Sequence[Metric]]) -> str:
+    """
+    Where values are no numbers, in words: `NaN since step 60, on all ranks`; empty where all are finite.
+
+    >>> not_finite_text({0: [Metric(0, "loss", math.nan, 60, 0.0)]})
+    'NaN since step 60'
+    """
+    odd = {rank: some for rank, values in series.items() if (some := [m for m in values if not math.isfinite(m.value)])}
+    if not odd:
+        return ""
+    if broken := _broken(series):
+        odd = {rank: odd[rank][-count:] for rank, count in broken.items()}
+        first = min((values[0] for values in odd.values()), key=lambda metric: metric.step or 0)
+        where = "" if first.step is None else f" since step {first.step:,}"
+    else:
+        newest = max((values[-1] for values in odd.values()), key=lambda metric: metric.step or 0)
+        where = "" if newest.step is None else f" until step {newest.step:,}"
+    kinds = {"NaN" if math.isnan(metric.value) else "infinite" for values in odd.values() for metric in values}
+    ranks = "all ranks" if len(odd) == len(series) else f"rank{'' if len(odd) == 1 else 's'} {ranks_text(odd)}"
+    return f"{kinds.pop() if len(kinds) == 1 else 'not finite'}{where}{f', on {ranks}' if len(series) > 1 else ''}"
+
+
+def _broken(series: Mapping[int, Sequence[Metric]]) -> dict[int, int]:
+    """The ranks whose newest values are no numbers, and how many of them."""
+    counts = {
+        rank: next((i for i, metric in enumerate(reversed(values)) if math.isfinite(metric.value)), len(values))
+        for rank, values in series.items()
+    }
+    return {rank: count for rank, count in counts.items() if count}
 
 
 def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[CurveBin, ...]:
@@ -146,10 +227,14 @@ def _halved(bins: Sequence[CurveBin]) -> tuple[CurveBin, ...]:
 
 
 def metric_facts(ranks: Sequence[RankState]) -> dict[str, Any]:
-    """What a run's status keeps of its metrics: the newest of each that code logged, and the course of the leading one."""
-    newest = {name: metric.value for rank in reversed(ranks) for name, metric in rank.metrics.items()}
-    names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_KEPT]
-    return {"metrics": {name: newest[name] for name in names}, "curve": leading_curve(ranks)}
+    """What a run's status keeps of its metrics: the number of each that code logged, of how many ranks, and the leading one's course."""
+    names = logged_names(name for rank in ranks for name in rank.series)[:_MOST_KEPT]
+    newest = {name: newest_of(name, series_of(ranks, name)) for name in names}
+    return {
+        "metrics": {name: value for name, (value, _) in newest.items()},
+        "metrics_of": {name: how for name, (_, how) in newest.items() if how},
+        "curve": leading_curve(ranks),
+    }
 
 
 def leading_curve(ranks: Sequence[RankState]) -> tuple[str, str] | None:

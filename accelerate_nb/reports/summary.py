@@ -114,7 +114,8 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         restarts=tuple(map(restart_line, view.restarts[-_MOST_RESTARTS:])),
         idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
         curves=curves,
-        pictures=curves[:_MOST_PICTURES],
+        # a number that was logged once has no course
+        pictures=tuple(curve for curve in curves if curve.points > 1)[:_MOST_PICTURES],
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
         step_causes=step_causes(ranks),
         profile=profile_table(ranks),
@@ -132,13 +133,12 @@ def curve_text(curve: MetricCurve) -> tuple[str, ...]:
 
 def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
     """A curve in a line of a table: its name, its course, its lowest, highest and newest value, and how far it is."""
-    several = [value for value in curve.newest.values() if value != curve.mean]
-    newest = f"{'mean ' if several else ''}{value_text(curve.mean)}"
+    newest = f"{value_text(curve.newest)} {curve.how}".rstrip()
     low, high = (value_text(curve.low), value_text(curve.high)) if curve.whole else ("", "")
     step = f"step {curve.last_step:,}" if curve.last_step is not None else ""
-    odd = f"{curve.odd:,} × not finite" if curve.odd else ""
-    course = sparkline([bin_.mean for bin_ in curve.whole])
-    return narrowed(plain(curve.name), 60), course, low, high, newest, ", ".join(filter(None, (step, odd)))
+    course = sparkline([bin_.mean for bin_ in curve.whole]) if curve.points > 1 else ""
+    more = ", ".join(filter(None, (step, curve.not_finite)))
+    return narrowed(plain(curve.name), 60), course, low, high, newest, more
 
 
 def bar_text(bar: Progress, *, moves: bool = True) -> str:
@@ -229,7 +229,7 @@ def _value(ranks: Sequence[RankSummary], name: str) -> str:
     if not values:
         return ""
     mean = sum(value / len(values) for value in values)
-    return value_text(mean) if len(values) == 1 else f"{value_text(mean)} (mean)"
+    return value_text(mean) if len(values) == 1 else f"{value_text(mean)} mean of {len(values)}"
 
 
 def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:

@@ -45,17 +45,19 @@ def described(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     return (
         f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), of)}: "
         f"min {value_text(curve.low)}, max {value_text(curve.high)}"
-        + (f", last {value_text(curve.mean)}" if of == "rank" else "")
+        + (f", last {value_text(curve.newest)}{curve.how and f' ({curve.how} ranks)'}" if of == "rank" else "")
+        + (f", {curve.not_finite}" if curve.not_finite else "")
     )
 
 
 def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """The picture itself."""
     frame = _ChartFrame(curve)
-    span = "" if math.isnan(curve.low) else f"min {value_text(curve.low)}, max {value_text(curve.high)}"
+    span = curve.not_finite or f"min {value_text(curve.low)}, max {value_text(curve.high)}"
     shapes = "\n".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 1.4) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
+    shapes = frame.broken(curve) + shapes
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
         f'fill="{_GREY}">\n<rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
@@ -72,7 +74,7 @@ class _ChartFrame:
 
     def __init__(self, curve: MetricCurve) -> None:
         xs = [bin_.x for bin_ in curve.whole]
-        self._first, self._end = min(xs, default=0.0), max(xs, default=0.0)
+        self._first, self._end = min(xs, default=0.0), max([*xs, *(curve.broken or ())[1:]], default=0.0)
         self._low, self._high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
 
     def line(self, bins: Sequence[CurveBin], colour: str, width: float) -> str:
@@ -87,6 +89,14 @@ class _ChartFrame:
         edge = [self._point(bin_.x, bin_.high) for bin_ in bins]
         edge += [self._point(bin_.x, bin_.low) for bin_ in bins[::-1]]
         return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 1.6)}'
+
+    def broken(self, curve: MetricCurve) -> str:
+        """A red field where values are no numbers."""
+        if curve.broken is None or not curve.whole:
+            return ""
+        (left, _), (right, _) = (self._point(x, 0.0) for x in curve.broken)
+        shape = f"M{left} {_FINE * _TOP}H{max(right, left + _FINE)}V{_FINE * _BOTTOM}H{left}z"
+        return f'<path fill="{COLOURS[3]}" fill-opacity=".25" d="{shape}"/>\n'
 
     def _point(self, x: float, y: float) -> tuple[int, int]:
         across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
@@ -122,7 +132,7 @@ def _name(curve: MetricCurve) -> str:
 def _label(curve: MetricCurve, of: Literal["rank", "run"]) -> str:
     name = _name(curve)
     shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
-    newest = f' <tspan font-weight="normal">{value_text(curve.mean)}</tspan>' if of == "rank" else ""
+    newest = f' <tspan font-weight="normal">{value_text(curve.newest)} {curve.how}</tspan>' if of == "rank" else ""
     return f"{html.escape(shown)}{newest}"
 
 

@@ -61,7 +61,14 @@ def _report_calls(module: Any, owner: str, method: str, logged: _Reader) -> None
 
 
 def _of_trainer(trainer: Any, call: _Call) -> _Logged:
-    return _Logged({"epoch": trainer.state.epoch, **call.get("logs", {})}, trainer.state.global_step)
+    logs = {_name_of_trainer(name): value for name, value in call.get("logs", {}).items()}
+    return _Logged({"epoch": trainer.state.epoch, **logs}, trainer.state.global_step)
+
+
+def _name_of_trainer(name: str) -> str:
+    """A name as the callbacks of transformers give it to TensorBoard and others: `train/loss`, `eval/loss`."""
+    group, _, rest = name.partition("_")
+    return f"{group}/{rest}" if group in {"eval", "test"} else name if name == "epoch" else f"train/{name}"
 
 
 def _of_lightning(connector: Any, call: _Call) -> _Logged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import itertools
 import json
+import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -28,8 +29,10 @@ from accelerate_nb.events.model import (
     StateChange,
 )
 from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.reports.memory_parts import batch_factor, memory_parts
+from accelerate_nb.reports.metric_curves import curves_of, metric_facts, not_finite_text, series_of
 from tests.reports import stories
 
 MOST = 300_000
@@ -246,10 +249,71 @@ def test_many_ranks_are_reported_in_groups_of_their_nodes():
     ]
 
 
-def test_numbers_that_are_none_are_counted_and_seen():
-    events = [Metric(0, "loss", float("nan") if step > 5 else 1.0 / (step + 1), step, step) for step in range(10)]
-    text = report(stories.end(stories.view_of(*events, size=1)))["text/plain"]
-    assert re.search(r"loss .* nan .*4 × not finite", text)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "words"),
+    [
+        ([[1.0, 0.5, NAN, NAN]], "NaN since step 20"),
+        ([[1.0, NAN, NAN, NAN], [1.0, 0.5, NAN, NAN]], "NaN since step 10, on all ranks"),
+        ([[1.0, 0.5, 0.4, 0.3], [1.0, 0.5, NAN, NAN]], "NaN since step 20, on rank 1"),
+        ([[1.0, 0.5, math.inf, math.inf]], "infinite since step 20"),
+        ([[1.0, NAN, 0.4, 0.3], [1.0, 0.5, 0.4, 0.3]], "NaN until step 10, on rank 0"),
+    ],
+)
+def test_where_numbers_are_none_is_in_words(of_ranks, words):
+    values = [(rank, step, value) for rank, some in enumerate(of_ranks) for step, value in enumerate(some)]
+    events = [Metric(rank, "loss", value, 10 * step, step) for rank, step, value in values]
+    made = report(stories.end(stories.view_of(*events, size=len(of_ranks))))
+    assert words in made["text/plain"]
+    assert words in Reader(made["text/html"]).text
+    assert words in pictures(made["text/html"])[0]
+
+
+def test_the_first_number_that_is_none_is_not_thinned_away():
+    view = RunState(size=1, points=10)
+    for step in range(100):
+        view.apply(Metric(0, "loss", NAN if step > 60 else 1.0, step, step))
+    assert not_finite_text(series_of([view.rank(0)], "loss")) == "NaN since step 61"
+
+
+def test_a_number_that_was_logged_once_is_a_number_and_no_picture():
+    made = report(stories.end(stories.view_of(Metric(0, "train_runtime", 12.5, 60, 1.0), size=1)))
+    assert re.search(r"train_runtime +min 12.5 +max 12.5 +last 12.5 +step 60", made["text/plain"])
+    assert pictures(made["text/html"]) == []
+
+
+# Ranks report what they measure at steps of their own; `its/s` and the like are numbers of the code, whatever they count.
+RATES = ["samples_per_second", "train_steps_per_second", "tokens/s", "it/s", "loss", "speed/steps_per_s"]
+
+
+def test_only_what_this_package_counts_on_each_rank_is_a_sum():
+    names = [*RATES, "speed/samples_per_s", "speed/tokens_per_s"]
+    events = [
+        Metric(rank, name, value, step + rank, step + rank / 2)
+        for name in names
+        for step, value in enumerate([10.0, 20.0, 30.0])
+        for rank in range(2)
+    ]
+    view = stories.end(stories.view_of(*events, size=2))
+    curves = {curve.name: curve for curve in curves_of([view.rank(rank) for rank in view.ranks], names)}
+    # at the last step of both
+    assert {(curves[name].newest, curves[name].how) for name in RATES} == {(25.0, "mean of 2")}
+    assert {(curves[name].newest, curves[name].how) for name in names[-2:]} == {(50.0, "sum of 2")}
+    # the axis of the sum has the sum's numbers
+    assert (curves[names[-1]].low, curves[names[-1]].high) == (20.0, 50.0)
+    made = report(view)
+    for text in (made["text/plain"], Reader(made["text/html"]).text):
+        assert len(re.findall("25 mean of 2", text)) == len(RATES)
+        assert len(re.findall("50 sum of 2", text)) == 2
+    labels = [
+        ET.fromstring(picture).find("{http://www.w3.org/2000/svg}text") for picture in pictures(made["text/html"])
+    ]
+    assert sum("".join(label.itertext()).endswith((" 25 mean of 2", " 50 sum of 2")) for label in labels) == len(names)
+    facts = metric_facts([view.rank(rank) for rank in view.ranks])
+    assert facts["metrics"]["it/s"] == 25.0
+    assert facts["metrics_of"]["it/s"] == "mean of 2"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 0.0, 1e-300])

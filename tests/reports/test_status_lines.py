@@ -115,7 +115,7 @@ def test_many_ranks_are_reported_in_one_line():
     paper = StatusPaper(size=64)
     paper.feed(*(event for rank in range(64) for event in (metric(rank, rank), bar(rank, done=5 if rank == 3 else 6))))
     assert paper.open == [
-        "ranks 0–63: epoch 1 ██████░░░░░░ 5/10 2 it/s 00:02 (the slowest of 64)  loss 31.5 (mean)  step 7"
+        "ranks 0–63: epoch 1 ██████░░░░░░ 5/10 2 it/s 00:02 (the slowest of 64)  loss 31.5 mean of 64  step 7"
     ]
 
 
@@ -124,10 +124,10 @@ def test_many_ranks_of_several_nodes_are_reported_in_a_line_a_node():
     paper.feed(*(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)))
     paper.feed(*(metric(1.0, rank) for rank in range(60)))
     assert paper.open == [
-        "node 0 · host-0, ranks 0–15: loss 1 (mean)  step 7",
-        "node 1 · host-1, ranks 16–31: loss 1 (mean)  step 7",
-        "node 2 · host-2, ranks 32–47: loss 1 (mean)  step 7",
-        "node 3 · host-3, ranks 48–59: loss 1 (mean)  step 7",
+        "node 0 · host-0, ranks 0–15: loss 1 mean of 16  step 7",
+        "node 1 · host-1, ranks 16–31: loss 1 mean of 16  step 7",
+        "node 2 · host-2, ranks 32–47: loss 1 mean of 16  step 7",
+        "node 3 · host-3, ranks 48–59: loss 1 mean of 12  step 7",
     ]
 
 

@@ -93,20 +93,21 @@ def trains(folder):
     rows = [{"x": torch.ones(1), "labels": torch.zeros(1)}] * 4
     arguments = TrainingArguments(
         folder, num_train_epochs=1, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_strategy="no",
-        report_to=["tensorboard"],
+        eval_strategy="epoch", report_to=["tensorboard"],
     )  # fmt: skip
     os.environ["TENSORBOARD_LOGGING_DIR"] = f"{folder}/logs"
-    Trainer(Model(), arguments, train_dataset=rows).train()
+    Trainer(Model(), arguments, train_dataset=rows, eval_dataset=rows).train()
 
 
 @pytest.mark.slow
 def test_what_trainer_logs_are_metrics_once(tmp_path):
     found = metrics_of(trains, str(tmp_path))
-    assert [step for step, _ in found["loss"]] == [1, 2]
+    # TensorBoard gets the same names, from within
+    assert [step for step, _ in found["train/loss"]] == [1, 2]
+    assert [step for step, _ in found["eval/loss"]] == [2]
     assert [value for _, value in found["epoch"]][:2] == [0.5, 1.0]
-    assert {"grad_norm", "learning_rate"} <= found.keys()
-    # TensorBoard gets the same as "train/loss", from within
-    assert not any(name.startswith("train/") for name in found)
+    assert {"train/grad_norm", "train/learning_rate", "train/train_runtime", "eval/runtime"} <= found.keys()
+    assert {name for name in found if "/" not in name} == {"epoch"}
 
 
 def writes(folder):

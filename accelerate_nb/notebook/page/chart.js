@@ -1,10 +1,11 @@
 // One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
 
-import { bandOf, columns, newestOf, spread } from "./curves.js";
+import { bandOf, columns, newestOf, notFiniteText, spread } from "./curves.js";
+import { nameInGroup } from "./chart_group.js";
 import { ChartZoom } from "./chart_zoom.js";
 import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { count, mark, number } from "./format.js";
-import { knobChangesText, paintKnobChanges } from "./knob_marks.js";
+import { knobChangesText, paintBroken, paintKnobChanges } from "./chart_marks.js";
 import { logTicks, ticks } from "./scales.js";
 import { smoothed } from "./smoothing.js";
 import { savePicture } from "./text_export.js";
@@ -43,7 +44,7 @@ export class Chart {
       "div",
       { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
       // the heading of its group has the prefix
-      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name.slice(name.indexOf("/") + 1)), this.value, this.how, this.note, this.log, this.size, this.png),
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, nameInGroup(name)), this.value, this.how, this.note, this.log, this.size, this.png),
       this.plot,
       this.tip,
     );
@@ -64,7 +65,12 @@ export class Chart {
   }
 
   get series() {
-    return this.charts.store.metrics.get(this.name) ?? new Map();
+    return this.charts.linesOf(this.name);
+  }
+
+  /** Whether it has come only once, so that there is no course to draw. */
+  get isNumber() {
+    return [...this.series.values()].every(({ pointCount }) => pointCount < 2);
   }
 
   /** Whether ranks are shown as one band rather than as a line each. */
@@ -142,22 +148,24 @@ export class Chart {
   }
 
   head() {
-    const { value, how, step } = newestOf(this.name, this.series);
+    const { series } = this;
+    const [{ value, step }, how] = [newestOf(series), this.charts.howOf(this.name)];
     if (this.charts.cross === null) this.writeValue(value, how);
-    let [notFinite, notPositive, least, most] = [0, 0, Infinity, -Infinity];
-    for (const curve of this.series.values()) {
-      notFinite += curve.notFinite;
+    let [notPositive, least, most] = [0, Infinity, -Infinity];
+    for (const curve of series.values()) {
       notPositive += curve.notPositive;
       least = Math.min(least, curve.least);
       most = Math.max(most, curve.most);
     }
     const notes = [];
-    if (notFinite) notes.push(`⚠ ${count(notFinite)} not finite`);
+    const notFinite = this.charts.lineNames ? "" : notFiniteText(series);
+    if (notFinite) notes.push(`⚠ ${notFinite}`);
     if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
     setText(this.note, notes.join(", "));
+    set(this.note, "title", notes.join(", "));
     const label =
       `${this.name}: min ${number(least)}, max ${number(most)}, ` +
-      `last ${this.charts.lineNames ? this.lastOfLines() : `${number(value)}${how ? ` (${how} ranks)` : ""}`}, up to step ${number(step)}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
+      `last ${this.charts.lineNames ? this.lastOfLines() : `${number(value)}${how ? ` (${how} ranks)` : ""}`}, up to step ${number(step)}${notFinite && `, ${notFinite}`}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
     set(this.plot, "aria-label", label + knobChangesText(this.charts.store));
   }
 
@@ -187,6 +195,7 @@ export class Chart {
     this.scale = { ...range, ...box, ...this.scales(range, box) };
     this.paintAxes(pen, marks);
     if (range.empty) return;
+    paintBroken(pen, this.series, this.charts, this.scale);
     paintKnobChanges(pen, this.series.values().next().value, this.charts, this.scale);
     if (this.banded) this.paintBand(pen);
     else for (const [rank, curve] of [...this.series].reverse()) this.paintLine(pen, curve, this.charts.palette.ranks[rank % 8]);
@@ -352,7 +361,7 @@ export class Chart {
 
   reading() {
     const { step, values } = this.values(this.charts.cross);
-    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `${this.charts.lineNames?.[rank] ?? `rank ${rank}`} ${number(value)}`).join(", ")}`;
+    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `${this.charts.lineNames?.[rank] ?? (this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : `rank ${rank}`)} ${number(value)}`).join(", ")}`;
     const { mean, least, most } = spread(values);
     return `${this.name}, ${this.charts.axis.text(step)}: mean ${number(mean)}, min ${number(least[1])} (rank ${least[0]}), max ${number(most[1])} (rank ${most[0]})`;
   }
@@ -370,7 +379,7 @@ export class Chart {
     if (step === null) return;
     const x = this.scale.across(step);
     setStyle(this.cross, "left", `${x}px`);
-    this.writeValue(spread(values).mean, values.length > 1 ? `mean of ${values.length}` : "");
+    this.writeValue(spread(values).mean, this.charts.howOf(this.name));
     if (pointed !== this) return;
     this.fillTip(step, values);
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
@@ -382,7 +391,7 @@ export class Chart {
     if (this.banded || values.length > 12) {
       const { mean, least, most } = spread(values);
       rows.push(tipRow("mean", mean), tipRow(`min · rank ${least[0]}`, least[1]), tipRow(`max · rank ${most[0]}`, most[1]));
-    } else for (const [rank, value] of values) rows.push(tipRow(span(`anb-rank anb-r${rank % 8}`, this.charts.lineNames?.[rank] ?? String(rank)), value));
+    } else for (const [rank, value] of values) rows.push(tipRow(this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : span(`anb-rank anb-r${rank % 8}`, this.charts.lineNames?.[rank] ?? String(rank)), value));
     this.tip.replaceChildren(...rows);
   }
 }

@@ -2,13 +2,15 @@
 
 import { Axis, epochsOf } from "./axes.js";
 import { Chart } from "./chart.js";
+import { newestOf } from "./curves.js";
 import { ChartGroup, groupName } from "./chart_group.js";
 import { asCsv, asDataFrame } from "./chart_export.js";
 import { ChartTools } from "./chart_tools.js";
 import { div, h, set, show } from "./elements.js";
 import { count, number } from "./format.js";
 import { section } from "./controls.js";
-import { inOrder, isAutomatic } from "./metric_names.js";
+import { inOrder, isAutomatic, isSummed } from "./metric_names.js";
+import { Total } from "./series.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
 const FEW_LINES_IN_A_CHART = 2; // up to here each rank is a line, beyond they are a band
@@ -29,6 +31,7 @@ export class Charts {
     this.smoothing = 0; // the weight of what came before in the averages that are drawn; 0 draws none
     this.look = ""; // changes with axis, zoom and smoothing
     this.groups = new Map(); // prefix of names -> ChartGroup
+    this.totals = new Map(); // name -> Total, of what all ranks have the sum of
     this.tools = new ChartTools(this);
     this.grid = div("anb-chart-groups");
     this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts" });
@@ -63,10 +66,29 @@ export class Charts {
       chart.element.remove();
     }
     this.charts.clear();
+    this.totals.clear();
     for (const group of this.groups.values()) group.element.remove();
     this.groups.clear();
     this.axis = new Axis(this.axis.kind, this.store);
     this.setZoom(null);
+  }
+
+  /** The lines of a metric: of each rank, or of all of them together. */
+  linesOf(name) {
+    const series = this.store.metrics.get(name) ?? new Map();
+    if (!this.isTotal(name)) return series;
+    if (this.totals.get(name)?.size !== series.size) this.totals.set(name, new Total(series.size));
+    return this.totals.get(name).updated(series);
+  }
+
+  isTotal(name) {
+    return !this.lineNames && isSummed(name) && this.store.metrics.get(name)?.size > 1;
+  }
+
+  /** What the number of a metric is of several ranks: "sum of 2", "mean of 2". */
+  howOf(name) {
+    const size = this.store.metrics.get(name)?.size ?? 0;
+    return size < 2 ? "" : `${this.isTotal(name) ? "sum" : "mean"} of ${size}`;
   }
 
   setAxis(kind) {
@@ -145,7 +167,8 @@ export class Charts {
     if (!this.numbers.hidden) this.drawNumbers();
     else {
       for (const chart of this.charts.values()) {
-        if (chart.visible && chart.drawn) chart.drawValues();
+        this.groups.get(groupName(chart.name)).place(chart);
+        if (chart.isNumber || (chart.visible && chart.drawn)) chart.drawValues();
         else if (chart.visible) chart.draw();
       }
     }
@@ -198,13 +221,13 @@ export class Charts {
     const head = row(...["metric", this.lineNames ? "run" : "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
     head.classList.add("anb-header");
     const { metrics } = this.store;
-    const all = inOrder(metrics.keys()).flatMap((name) => [...metrics.get(name)].map(([rank, curve]) => [name, rank, curve]));
-    const body = all.map(([name, rank, curve]) =>
-      row(
-        cell("rowheader", name, ""), cell("cell", this.lineNames?.[rank] ?? String(rank)), cell("cell", number(curve.least)), cell("cell", number(curve.most)),
-        cell("cell", number(curve.last?.[1])), cell("cell", number(curve.last?.[0])), cell("cell", count(curve.pointCount)),
-      ),
-    );
+    const body = inOrder(metrics.keys()).flatMap((name) => {
+      const [lines, how] = [this.linesOf(name), this.howOf(name)];
+      const rows = [...lines].map(([rank, curve]) => [this.lineNames?.[rank] ?? (this.isTotal(name) ? how : String(rank)), curve.least, curve.most, curve.last?.[1], curve.last?.[0], curve.pointCount]);
+      const { value, step } = newestOf(lines);
+      if (how && !this.isTotal(name) && !this.lineNames) rows.push([how, Math.min(...rows.map((line) => line[1])), Math.max(...rows.map((line) => line[2])), value, step, rows.reduce((sum, line) => sum + line[5], 0)]);
+      return rows.map(([of, ...values]) => row(cell("rowheader", name, ""), cell("cell", of), ...values.map((item, i) => cell("cell", i === 4 ? count(item) : number(item)))));
+    });
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);
     if (table.textContent !== this.numbers.textContent) this.numbers.replaceChildren(table);
   }

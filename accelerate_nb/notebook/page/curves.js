@@ -1,5 +1,7 @@
 // Series as columns of pixels, and the band that several ranks make together.
 
+import { count, spans } from "./format.js";
+
 const middleOf = (bucket) => (bucket.from + bucket.to) / 2;
 
 /** Least, most, first, last and mean of a series in each column of pixels; `middle` is where along the axis a bucket stands. */
@@ -52,13 +54,23 @@ export function bandOf(ranks) {
   return band;
 }
 
-/** What all ranks have come to: at the last step that each of them has, their mean, or the sum of what is counted a second. */
-export function newestOf(name, series) {
+/** What all ranks have come to: their mean at the last step that each of them has. */
+export function newestOf(series) {
   const all = [...series.values()].filter((curve) => curve.last);
   const step = Math.min(...all.map((curve) => curve.last[0]));
   const values = all.map((curve) => curve.nearest(step)[1]);
-  const sum = values.reduce((total, value) => total + value, 0);
-  if (values.length < 2) return { value: values[0], how: "", step: all.length ? step : 0 };
-  const isRate = /(\/s|_per_s(ec(ond)?)?|[_ ]per second)$/i.test(name);
-  return { value: isRate ? sum : sum / values.length, how: `${isRate ? "sum" : "mean"} of ${values.length}`, step };
+  const mean = values.reduce((total, value) => total + value, 0) / values.length;
+  return { value: values.length ? mean : undefined, step: all.length ? step : 0 };
+}
+
+/** Where values are no numbers, in words: "NaN since step 60, on all ranks"; empty where all are finite. */
+export function notFiniteText(series) {
+  const broken = [...series].filter(([, { brokenAt }]) => brokenAt);
+  const odd = broken.length ? broken : [...series].filter(([, { notFinite }]) => notFinite);
+  if (!odd.length) return "";
+  const steps = odd.map(([, { brokenAt, oddAt }]) => (brokenAt ?? oddAt)[0]);
+  const where = broken.length ? `since step ${count(Math.min(...steps))}` : `until step ${count(Math.max(...steps))}`;
+  const kinds = odd.map(([, { last, brokenAt, oddAt }]) => (Number.isNaN((brokenAt ? last : oddAt)[1]) ? "NaN" : "infinite"));
+  const ranks = odd.length === series.size ? "all ranks" : `rank${odd.length > 1 ? "s" : ""} ${spans(odd.map(([rank]) => rank))}`;
+  return `${kinds.every((kind) => kind === kinds[0]) ? kinds[0] : "not finite"} ${where}${series.size > 1 ? `, on ${ranks}` : ""}`;
 }

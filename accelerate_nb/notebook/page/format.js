@@ -77,3 +77,13 @@ export function real(value) {
   if (typeof value !== "string") return value;
   return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? Number(value);
 }
+
+/** 3, 8–11: numbers that follow each other as a span. */
+export function spans(numbers) {
+  const found = [];
+  for (const number of numbers) {
+    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
+    else found.push([number, number]);
+  }
+  return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
+}

@@ -1,7 +1,7 @@
 // The knobs of a training: each an input whose value all ranks take over after the same step.
 
 import { button, h, set, setText, show, span } from "./elements.js";
-import { knobText } from "./knob_marks.js";
+import { knobText } from "./chart_marks.js";
 import { END_STATES } from "./states.js";
 
 /** A knob's label, its input, and what became of the last change. */

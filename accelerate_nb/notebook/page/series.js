@@ -19,6 +19,8 @@ export class Series {
     this.most = -Infinity;
     this.leastPositive = Infinity;
     this.notFinite = 0; // values that are no finite numbers
+    this.oddAt = null; // the newest of them
+    this.brokenAt = null; // step and time from which on none is finite
     this.notPositive = 0;
     this.last = null;
     this.began = Infinity;
@@ -35,6 +37,9 @@ export class Series {
     this.to = Math.max(this.to, x);
     if (this.pointCount % this.stride === 0) this.append(x, y, time);
     this.pointCount++;
+    if (Number.isFinite(y)) this.brokenAt = null;
+    else this.brokenAt ??= [x, time];
+    if (this.brokenAt) this.oddAt = [x, y];
     this.updateRange(y);
     this.intoBucket(x, y, time);
   }
@@ -116,7 +121,7 @@ export class Series {
     }
     const point = [this.x[best], this.y[best]];
     // the newest is always known, also where points were thinned
-    return Math.abs(this.last[0] - x) < Math.abs(point[0] - x) ? this.last : point;
+    return Math.abs(this.last[0] - x) <= Math.abs(point[0] - x) ? this.last : point;
   }
 
   /** The point whose time is nearest, as `[time, y]`. */
@@ -125,6 +130,35 @@ export class Series {
     const best = nearestIndex(this.t, this.length, time);
     const isLast = Math.abs(this.ended - time) < Math.abs(this.t[best] - time);
     return isLast ? [this.ended, this.last[1]] : [this.t[best], this.y[best]];
+  }
+}
+
+/** The sum over ranks as one series: at each moment that all of them have reported, of each what it reported last until then. */
+export class Total {
+  constructor(size) {
+    this.size = size;
+    this.line = new Series();
+    this.series = new Map([[0, this.line]]);
+    this.newest = new Map(); // rank -> [step, value]
+    this.taken = new Map(); // rank -> how many of its kept points are in the sum, and of how many points one was kept
+  }
+
+  /** The sum with what has come since the last call. */
+  updated(ranks) {
+    const until = Math.min(...[...ranks.values()].map((curve) => curve.ended));
+    const due = [];
+    for (const [rank, curve] of ranks) {
+      const [taken, stride] = this.taken.get(rank) ?? [0, curve.stride];
+      let i = Math.ceil((taken * stride) / curve.stride);
+      for (; i < curve.length && curve.t[i] <= until; i++) due.push([curve.t[i], rank, curve.x[i], curve.y[i]]);
+      this.taken.set(rank, [i, curve.stride]);
+    }
+    for (const [time, rank, step, value] of due.sort((a, b) => a[0] - b[0])) {
+      this.newest.set(rank, [step, value]);
+      const known = [...this.newest.values()];
+      if (known.length === ranks.size) this.line.add(Math.max(...known.map(([x]) => x)), known.reduce((sum, [, y]) => sum + y, 0), time);
+    }
+    return this.series;
   }
 }
 

@@ -1,6 +1,6 @@
 // The facts of one run, from its messages: bounded, whatever comes.
 
-import { count, real } from "./format.js";
+import { count, real, spans } from "./format.js";
 import { rowsOf } from "./metric_columns.js";
 import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
@@ -196,16 +196,6 @@ export function openLines(store) {
     lines.push({ rank: null, stream: 0, text, time: lines.at(-1).time });
   }
   return lines;
-}
-
-/** 3, 8–11: numbers that follow each other as a span. */
-function spans(numbers) {
-  const found = [];
-  for (const number of numbers) {
-    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
-    else found.push([number, number]);
-  }
-  return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
 }
 
 /** Tells the kernel about once a second how far the page has come, so that it can hold back. */

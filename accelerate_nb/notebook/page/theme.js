@@ -12,8 +12,8 @@ export function readTheme(root) {
   set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
   const style = getComputedStyle(root);
   const ranks = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--anb-c${i}`).trim());
-  const [accent, dim, grid, ground] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg"].map((name) => resolved(root, name));
-  return { ranks, accent, dim, grid, ground, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
+  const [accent, dim, grid, ground, bad] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg", "--anb-bad"].map((name) => resolved(root, name));
+  return { ranks, accent, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
 }
 
 function resolved(root, name) {

@@ -10,13 +10,13 @@ from string import ascii_uppercase
 from typing import Any
 
 from accelerate_nb.config.run_config import all_settings
-from accelerate_nb.events.metric_names import in_order
+from accelerate_nb.events.metric_names import SUMMED, in_order
 from accelerate_nb.events.model import Metric
 from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.history.run_table import differing_settings
-from accelerate_nb.reports.metric_curves import MetricCurve, curves_of
+from accelerate_nb.reports.metric_curves import MetricCurve, curves_of, series_of, sum_of_ranks
 from accelerate_nb.sources.call_arguments import values_of
 from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source
 
@@ -82,7 +82,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
         runs=tuple(runs),
         settings=(*_setting_rows(runs), *_argument_rows(sources)),
         metrics=tuple((name, metric_spans(name, series)) for name in names),
-        curves=curves_of(series, names),
+        curves=curves_of(series, names, of="run"),
         overlay=overlay,
         diffs=tuple(
             SourceDiff(label, diff_lines(sources[0], source, "A", label))
@@ -94,13 +94,14 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
 
 def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]:
     """
-    The metrics of a run as those of one rank, `index`: at each step the mean of all ranks, in seconds since the run began.
+    The metrics of a run as those of one rank, `index`: at each step the mean or the sum of all ranks, in seconds since the run began.
 
     Where values have no step, they are those of the first rank that logged them.
     """
     ranks = [view.rank(rank) for rank in view.ranks]
     for name in in_order(name for rank in ranks for name in rank.series):
-        yield from _means([rank.series[name] for rank in ranks if rank.series.get(name)], started, index)
+        every = series_of(ranks, name)
+        yield from _means([sum_of_ranks(every)] if name in SUMMED else [*every.values()], started, index)
 
 
 def metric_spans(name: str, series: Sequence[RankState]) -> tuple[MetricSpan | None, ...]:

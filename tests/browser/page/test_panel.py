@@ -479,7 +479,7 @@ def test_a_metric_that_is_not_a_number_stands_out(page: Any, show: Any) -> None:
     show([start(1)])
     _give(page, seq=2, metrics=[["loss", 0, [[0, 1.0, 0], [1, "nan", 0]]]])
     expect(_rows(page).locator(".anb-bad")).to_have_text("nan")
-    expect(page.locator(".anb-chart-note")).to_have_text("⚠ 1 not finite")
+    expect(page.locator(".anb-chart-note")).to_have_text("⚠ NaN since step 1")
 
 
 def test_a_machine_that_is_nearly_full_warns(page: Any, show: Any) -> None:
@@ -1008,18 +1008,93 @@ def test_charts_are_painted_and_only_again_when_something_came(page: Any, show: 
     _give(page, seq=2, metrics=[["loss", 0, _points(3, "nan", 1)], ["one", 0, _points(5)], ["none", 0, _points("nan")]])
     page.wait_for_function("document.querySelectorAll('.anb-chart').length === 3")
     assert _ink(page, "loss") > 20
-    assert _ink(page, "one") > 5
+    expect(page.locator(".anb-numbers-row").get_by_role("group", name="metric one")).to_contain_text("5")
     assert _ink(page, "none") == 0
 
 
 def test_a_number_over_ranks_names_its_kind_and_is_of_one_step(page: Any, show: Any) -> None:
     show([start(2)])
     loss = [["loss", 0, [[0, 1.0], [1, 2.0], [2, 9.0]]], ["loss", 1, [[0, 2.0], [1, 4.0]]]]
-    speed = [["samples/s", rank, [[0, 100.0]]] for rank in range(2)]
-    _give(page, seq=2, metrics=[*loss, *speed])
+    rates = [[name, rank, [[0, 50.0], [1, 100.0]]] for name in ("samples_per_second", "it/s") for rank in range(2)]
+    speed = [
+        ["speed/samples_per_s", rank, [[s + rank, 10.0 * (s + 1), s + rank / 2] for s in range(3)]] for rank in range(2)
+    ]
+    _give(page, seq=2, metrics=[*loss, *rates, *speed])
     heads = page.locator(".anb-chart-head")
     expect(heads.nth(0)).to_contain_text("3mean of 2")
-    expect(heads.nth(1)).to_contain_text("200sum of 2")
+    for rate in (1, 2):
+        expect(heads.nth(rate)).to_contain_text("100mean of 2")
+    # only what this package counts on each rank adds up, and its axis has the sum
+    expect(heads.nth(3)).to_contain_text("50sum of 2")
+    expect(page.locator(".anb-plot").nth(3)).to_have_attribute(
+        "aria-label", re.compile(r"min 20\.?0*, max 50\.?0*, last 50\.?0* \(sum of 2 ranks\)")
+    )
+    page.get_by_role("button", name="Table").click()
+    rows = page.get_by_role("table", name="metrics").get_by_role("row")
+    assert rows.nth(-1).get_by_role("cell").all_inner_texts()[:4] == ["sum of 2", "20", "50", "50"]
+    assert [rows.nth(i).get_by_role("cell").all_inner_texts()[:4] for i in (4, 5, 6)] == [
+        ["0", "50", "100", "100"],
+        ["1", "50", "100", "100"],
+        ["mean of 2", "50", "100", "100"],
+    ]
+
+
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_kind_of_a_number_is_never_left_out_for_room(page: Any, show: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    show([start(2)])
+    names = [
+        "speed/samples_per_s",
+        "a_very_long_name_of_a_metric_of_the_validation_per_second",
+        *(f"m{i}" for i in range(5)),
+    ]
+    _give(
+        page,
+        seq=2,
+        metrics=[[name, rank, [[0, 0.123456, 0], [1, 12345.678, 1]]] for name in names for rank in range(2)],
+    )
+    expect(page.locator(".anb-chart-how")).to_have_count(7)
+    for kind in page.locator(".anb-chart-how").all():
+        expect(kind).to_have_text(re.compile("^(sum|mean) of 2$"))
+        assert kind.evaluate("(kind) => kind.scrollWidth <= kind.clientWidth + 1 && kind.clientWidth > 40")
+
+
+def test_a_metric_of_one_point_is_a_number_until_it_has_a_course(page: Any, show: Any) -> None:
+    show([start(2)])
+    names = ["train/loss", "train/train_runtime", "train/total_flos", "eval/loss"]
+    points = {"train/loss": [[0, 2.0, 0], [1, 1.0, 1]]}
+    _give(page, seq=2, metrics=[[name, rank, points.get(name, [[1, 4.0, 1]])] for name in names for rank in range(2)])
+    groups = page.locator(".anb-chart-group")
+    expect(groups.locator(".anb-group-head")).to_have_text(["train", "eval"])
+    row = groups.nth(0).locator(".anb-numbers-row")
+    expect(row).to_contain_text("train_runtime4mean of 2")
+    expect(row).to_contain_text("total_flos4mean of 2")
+    expect(page.locator(".anb-plot:visible")).to_have_count(1)
+    _give(page, seq=3, metrics=[["eval/loss", 0, [[2, 3.0, 2]]]])
+    expect(page.locator(".anb-plot:visible")).to_have_count(2)
+    expect(groups.nth(1).locator(".anb-numbers-row")).to_be_empty()
+
+
+def test_where_a_metric_became_no_number_is_in_words_and_marked(page: Any, show: Any) -> None:
+    show([start(2)])
+    broken = [[step, "nan" if step > 59 else 1.0, step] for step in range(100)]
+    _give(
+        page,
+        seq=2,
+        metrics=[["loss", 0, broken], ["loss", 1, broken], ["norm", 0, broken], ["norm", 1, _points(*range(100))]],
+    )
+    notes = page.locator(".anb-chart-note")
+    expect(notes.nth(0)).to_have_text("⚠ NaN since step 60, on all ranks")
+    expect(notes.nth(1)).to_have_text("⚠ NaN since step 60, on rank 0")
+    red = """(canvas) => { const x = Math.round(canvas.width * 0.9), y = Math.round(canvas.height * 0.4);
+        const [r, g, b, a] = canvas.getContext("2d").getImageData(x, y, 1, 1).data; return a > 20 && r > g + 40 && r > b + 40; }"""
+    expect(page.locator(".anb-plot").nth(0)).to_have_attribute(
+        "aria-label", re.compile("NaN since step 60, on all ranks")
+    )
+    assert _chart(page, "loss").locator("canvas").evaluate(red)
+    _give(page, seq=3, metrics=[["loss", rank, [[100, 1.0, 100]]] for rank in range(2)])
+    expect(notes.nth(0)).to_have_text("⚠ NaN until step 99, on all ranks")
+    page.wait_for_function(f"() => !({red})(document.querySelector('.anb-plot canvas'))")
 
 
 def test_charts_follow_the_theme(page: Any, show: Any) -> None:

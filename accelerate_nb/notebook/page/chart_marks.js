@@ -1,4 +1,4 @@
-// The marks of knobs in a chart: where one was changed while the run went on.
+// Marks in a chart: where a knob was changed while the run went on, and where values are no numbers.
 
 /** A value as a person would give it. */
 export const knobText = (value) => String(Number(value.toPrecision(6)));
@@ -23,3 +23,15 @@ export function paintKnobChanges(pen, curve, { axis, palette, store }, { left, r
 
 /** The newest changes in words. */
 export const knobChangesText = (store) => store.knobChanges.slice(-3).map(([name, value]) => ` Knob ${name} changed to ${knobText(value)}.`).join("");
+
+/** A red field from where values of some rank are no numbers. */
+export function paintBroken(pen, series, { axis, palette }, { right, top, bottom, across }) {
+  const broken = [...series.values()].map(({ brokenAt }) => brokenAt).filter(Boolean);
+  if (!broken.length) return;
+  const x = Math.min(right - 2, ...broken.map(([step, time]) => across(axis.at(step, time))));
+  pen.fillStyle = palette.bad;
+  pen.globalAlpha = 0.2;
+  pen.fillRect(x, top, right - x, bottom - top);
+  pen.globalAlpha = 1;
+  pen.fillRect(x, top, 1, bottom - top);
+}
