@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +22,7 @@ from accelerate_nb.runtime.data.sequence_loader import cut_for_group
 from accelerate_nb.runtime.data.skip import skip_first_batches
 from accelerate_nb.runtime.observability.memory_use import MemoryReporter
 from accelerate_nb.runtime.observability.phase_timer import unwatch
+from accelerate_nb.runtime.operations.collective import broadcast_object_list
 from accelerate_nb.runtime.strategies.placeholder import refuse_placeholder
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
@@ -169,6 +171,10 @@ class PrepareMethods(AcceleratorProperties):
             return add(self.bundle.loaders, data_loader)
         more_axes = () if is_cut or self.strategy.mesh.sp == 1 else ("sp",)
         rank, replicas = self.world.mesh.data_replica(self.world.rank, *more_axes)
+        data_seed = self.dataloader_config.data_seed
+        if self.use_seedable_sampler and data_seed is None:
+            # ranks may have begun with other seeds, as with set_seed(..., device_specific=True)
+            (data_seed,) = broadcast_object_list([torch.initial_seed()])
         prepared = prepare_data_loader(
             data_loader,
             self.device,
@@ -181,10 +187,11 @@ class PrepareMethods(AcceleratorProperties):
             even_batches=self.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
             use_seedable_sampler=self.use_seedable_sampler,
-            data_seed=self.dataloader_config.data_seed,
+            data_seed=data_seed,
             non_blocking=self.non_blocking,
             use_stateful_dataloader=self.use_stateful_dataloader,
         )
+        prepared.is_shared = self.world.size > 1
         prepared.between = self.strategy.between_batches
         prepared.send = self.strategy.sender
         prepared.more_axes = more_axes

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from typing import Any
 
-import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from accelerate_nb.errors import DataError, OperationError
@@ -79,10 +78,10 @@ class DataLoaderDispatcher(PreparedLoader):
         size = self.batch_size if self.batch_sampler is None else getattr(self.batch_sampler, "batch_size", None)
         return None if size is None else int(size) * self.stride
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
+    def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
         world = current_world()
         self._last_step = None
-        with drawn_from(random):
+        with drawn_from(begun):
             messages = self._messages(world)
             first = next(messages, None)
             filling = None  # samples that can fill up the last batch

@@ -108,6 +108,7 @@ def prepare_data_loader(
         )
     if seedable is not None:
         prepared.set_sampler(seedable)
+    prepared.is_shared = processes * of_copy > 1
     return prepared
 
 

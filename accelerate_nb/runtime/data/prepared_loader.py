@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -27,7 +29,7 @@ from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 
 # The parts of a position that an epoch which goes on keeps of its first beginning.
-_TAKEN_UP = ("random", "running")
+_TAKEN_UP = ("random", "python", "numpy", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.warned_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
+        # whether all ranks read it, in one order
+        self.is_shared = False
         # what is to be done before each batch and after the last
         self.between: Callable[[], None] | None = None
         # what makes of a batch this process's part of its sequences
@@ -125,7 +129,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         try:
             self.set_epoch(self.iteration)
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
-            batches = self._batches(self._to_skip(done), pending.get("random"))
+            batches = self._batches(self._to_skip(done), pending)
             shown = batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches)
             cut = shown if self.cut is None else _each(shown, self.cut)
             counted = cut if self.step_metrics is None else self.step_metrics.through(self, cut)
@@ -141,8 +145,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         suffix = "" if number == 0 else f", loader {number + 1}"
         return ProgressReporter(f"loader {number}", f"epoch {self.iteration}{suffix}", total, done)
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
-        """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
+    def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
+        """This process's batches after the first `skip`, in the order of an epoch that was `begun` before, at that position."""
         raise NotImplementedError
 
     def _begun(self) -> Iterator[Any]:
@@ -273,7 +277,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             states = {"generators": self._states()["generators"], "running": self._running}
             return {"epoch": following, "batches": 0, "stride": self.stride, "seed": self._seed, **states}
         position = {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, "seed": self._seed}
-        return {**position, **course.start}
+        order = None if self._source is None else self._source.order
+        return {**position, **course.start, **({} if order is None else {"order": order})}
 
     def resume(self, position: dict[str, Any]) -> None:
         """The next iteration goes on where `position` was taken, also with another number of processes."""
@@ -323,7 +328,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _states(self) -> dict[str, Any]:
         generators = {name: generator.get_state() for name, generator in self._generators().items()}
-        return {"generators": generators, "random": torch.get_rng_state(), "running": self._running}
+        return {"generators": generators, **_random_states(), "running": self._running}
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""
@@ -386,14 +391,25 @@ def length_of(sized: Any) -> int | None:
 
 
 @contextmanager
-def drawn_from(random: torch.Tensor | None) -> Iterator[None]:
-    """A block that draws from a former state of torch's generator, and leaves the current one as it is."""
-    if random is None:
+def drawn_from(states: Mapping[str, Any]) -> Iterator[None]:
+    """A block that draws from former states of the process's generators, where there are any, and leaves the current ones as they are."""
+    if "random" not in states:
         yield
         return
-    state = torch.get_rng_state()
-    torch.set_rng_state(random)
+    current = _random_states()
+    _set_random_states(states)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        _set_random_states(current)
+
+
+def _random_states() -> dict[str, Any]:
+    return {"random": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["random"])
+    if "python" in states:  # positions of former versions have none
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.compat.enums import named
@@ -16,10 +17,13 @@ from accelerate_nb.runtime.data.batch_tree import is_at_hand, placed
 from accelerate_nb.runtime.data.index_source import BatchIndices
 from accelerate_nb.runtime.data.prefetch import BackgroundCopier, BatchCopier, one_copy_ahead, overlapping
 from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, drawn_from, length_of
-from accelerate_nb.runtime.data.samplers import get_sampler, index_source
+from accelerate_nb.runtime.data.samplers import SeedableRandomSampler, get_sampler, index_source
 from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
 from accelerate_nb.runtime.training.seed import synchronize_rng_states
 from accelerate_nb.runtime.world.registry import current_world
+
+# Samplers of torch that draw from their generator alone, which is made equal on all ranks when an epoch begins.
+_SYNCHRONIZED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class DataLoaderShard(PreparedLoader):
@@ -49,9 +53,12 @@ class DataLoaderShard(PreparedLoader):
         wanted = [rng_type_ for rng_type_ in self.rng_types or () if not resumed or named(rng_type_) == "generator"]
         synchronize_rng_states(wanted, self.synchronized_generator)
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
+    def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
         course = self._course
-        with drawn_from(random):
+        if self._source is not None:
+            self._source.order = begun.get("order")
+            self._source.longest = self._longest_order()
+        with drawn_from(begun):
             batches = self._read(skip)
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
         with closing(self._moved(marked)) as moved:
@@ -60,6 +67,21 @@ class DataLoaderShard(PreparedLoader):
                 if is_last:
                     self._ends()
                 yield batch
+
+    def _longest_order(self) -> int | None:
+        """The number of batches up to which an order is sent to all ranks; `None` where all have the same order."""
+        if not self.is_shared or current_world().size == 1:
+            return None
+        source = index_source(self)
+        order: Any = self.sampler if source is None else getattr(source, "batch_sampler", source)
+        sampler: Any = order.sampler if type(order) is BatchSampler else order
+        if type(sampler) in (SequentialSampler, SeedableRandomSampler):
+            return None
+        if type(sampler) in _SYNCHRONIZED and "generator" in map(named, self.rng_types or ()):
+            return None  # its generator is the synchronised one
+        length = length_of(order)
+        # one that is longer than its length, or than the data where it has none, may have no end
+        return 2 * ((length_of(self.dataset) or 0) if length is None else length)
 
     def _moved(self, marked: Iterator[tuple[Any, bool]]) -> Generator[tuple[Any, bool], None, None]:
         """The batches where they are to be."""

@@ -94,15 +94,19 @@ class BatchSamplerShard(BatchSampler):
         return bool(0 < last <= self.process_index * (self.batch_size // self.num_processes))
 
     def __iter__(self) -> Iterator[Any]:
-        self.last_step = None
-        return self._parts() if self.split_batches else self._turns()
+        return self.dealt(self.batch_sampler)
 
-    def _parts(self) -> Iterator[list[int]]:
+    def dealt(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """This process's share of an epoch's batches, which may come from elsewhere than the batch sampler."""
+        self.last_step = None
+        return self._parts(batches) if self.split_batches else self._turns(batches)
+
+    def _parts(self, batches: Iterable[list[int]]) -> Iterator[list[int]]:
         """This process's part of every batch."""
         size = self.batch_size // self.num_processes
         share = slice(self.process_index * size, (self.process_index + 1) * size)
         first: list[int] | None = None
-        for batch in self.batch_sampler:
+        for batch in batches:
             first = batch if first is None else first
             if len(batch) == self.batch_size:
                 yield batch[share]
@@ -114,11 +118,11 @@ class BatchSamplerShard(BatchSampler):
                     self.last_step = LastStep(len(batch), len(batch))
                     yield part
 
-    def _turns(self) -> Iterator[Any]:
+    def _turns(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Every `num_processes`-th batch; a round that isn't full waits until it is known whether another one follows."""
         first: list[Any] = []
         waiting: list[Any] = []
-        for round_ in in_rounds(self.batch_sampler, self.num_processes):
+        for round_ in in_rounds(batches, self.num_processes):
             first = first or round_
             if waiting:
                 yield waiting[self.process_index]

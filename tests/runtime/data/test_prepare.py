@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import accelerate
 import accelerate.data_loader as theirs
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import accelerate_nb.data_loader as ours
+from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.utils import DataLoaderConfiguration, set_seed
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
@@ -181,3 +196,140 @@ def test_processes_with_different_seeds_read_one_order() -> None:
     for first, second in zip(*mine, strict=True):
         assert {number for batch in first + second for number in batch} == set(range(13))
     assert mine[0][0] != mine[0][1]
+
+
+SIZE = 19
+
+
+ORDERS: dict[str, Callable[[], list[int]]] = {
+    "random": lambda: random.sample(range(SIZE), SIZE),
+    "numpy": lambda: np.random.permutation(SIZE).tolist(),
+    "default_rng": lambda: np.random.default_rng().permutation(SIZE).tolist(),
+    "torch": lambda: torch.randperm(SIZE).tolist(),
+    "own generator": lambda: torch.randperm(
+        SIZE, generator=torch.Generator().manual_seed(random.getrandbits(9))
+    ).tolist(),
+}
+
+
+class Drawn(Sampler[int]):
+    """An order that is drawn somewhere when an epoch begins."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(ORDERS[self.how]())
+
+
+class DrawnOfLength(Drawn):
+    """The same, with a length."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class DrawnBatches:
+    """Batches that are drawn when an epoch begins."""
+
+    batch_size = 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = ORDERS["random"]()
+        return iter([order[start : start + 2] for start in range(0, SIZE, 2)])
+
+    def __len__(self) -> int:
+        return SIZE // 2 + 1
+
+
+class Subclassed(RandomSampler):
+    """A sampler of torch's that somebody has changed."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(ORDERS["numpy"]())
+
+
+def drawn_loaders(workers: int) -> dict[str, DataLoader[Any]]:
+    data = Numbers(SIZE)
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    return {
+        **{how: DataLoader(data, 2, sampler=DrawnOfLength(how), **options) for how in ORDERS},
+        "no length": DataLoader(data, 2, sampler=Drawn("default_rng"), **options),
+        "batches": DataLoader(data, batch_sampler=DrawnBatches(), **options),  # type: ignore[arg-type]  # as people write them
+        "subclass": DataLoader(data, 2, sampler=Subclassed(data), **options),
+        "weighted": DataLoader(data, 2, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE, False), **options),
+        "shuffled": DataLoader(data, 2, shuffle=True, **options),
+        "seedable": DataLoader(data, 2, shuffle=True, **options),
+    }
+
+
+def drawn_epochs(workers: int, settings: dict[str, Any]) -> dict[str, list[list[int]]]:
+    """Two epochs of each loader, the rest of a third, and the rest of a fourth before and after it is begun anew."""
+    found = {}
+    for name, loader in drawn_loaders(workers).items():
+        config = DataLoaderConfiguration(use_seedable_sampler=name == "seedable", **settings)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        set_seed(3, device_specific=True)
+        prepared = accelerator.prepare(loader)
+        epochs = [[number for batch in prepared for number in batch.tolist()] for _ in range(2)]
+        epochs.append([number for batch in accelerator.skip_first_batches(prepared, 1) for number in batch.tolist()])
+        rest: list[int] = []
+        for index, batch in enumerate(prepared):
+            if index == 1:
+                position = prepared.position()
+            elif index > 1:
+                rest += batch.tolist()
+        set_seed(8, device_specific=True)
+        again = accelerator.prepare(drawn_loaders(workers)[name])
+        again.resume(position)
+        found[name] = [*epochs, rest, [number for batch in again for number in batch.tolist()]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (0, {}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(0, {"even_batches": False}, marks=pytest.mark.slow),
+        pytest.param(0, {"split_batches": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_each_sample_comes_once_whatever_a_sampler_draws_from(workers: int, settings: dict[str, Any]) -> None:
+    first, second = run_on_ranks(drawn_epochs, 2, workers, settings)
+    for name in first:
+        *whole, skipped, _, _ = ([*one, *other] for one, other in zip(first[name], second[name], strict=True))
+        assert [set(epoch) for epoch in whole] == [set(range(SIZE))] * 2, name
+        assert whole[0] != whole[1]
+        assert len(skipped) - len(set(skipped)) in (0, 1)
+        assert first[name][3:] == [first[name][3]] * 2
+        assert second[name][3:] == [second[name][3]] * 2
+
+
+class Endless(Sampler[int]):
+    """Indices without an end."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield random.randrange(SIZE)
+
+
+def refused(sampler: Sampler[int] | None) -> str:
+    accelerator = Accelerator(cpu=True)
+    random.seed(accelerator.process_index)
+    sampler = DistributedSampler(Numbers(SIZE)) if sampler is None else sampler
+    with pytest.raises(ConfigurationError) as caught:
+        next(iter(accelerator.prepare(DataLoader(Numbers(SIZE), 2, sampler=sampler))))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Endless(), "Endless gives rank 1 other samples .* it does not end"),
+        (None, "DistributedSampler .* deals them out itself"),
+    ],
+)
+def test_an_order_that_can_not_be_sent_to_all_names_the_sampler_and_the_rank(sampler: Any, message: str) -> None:
+    for found in run_on_ranks(refused, 2, sampler):
+        assert re.search(message, found)
