@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -21,6 +19,7 @@ from accelerate_nb.runtime.data.samplers import (
     get_sampler,
     index_source,
     new_generator,
+    random_states,
 )
 from accelerate_nb.runtime.data.sharding import LastStep, with_last
 from accelerate_nb.runtime.observability.progress import ProgressReporter
@@ -328,7 +327,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _states(self) -> dict[str, Any]:
         generators = {name: generator.get_state() for name, generator in self._generators().items()}
-        return {"generators": generators, **_random_states(), "running": self._running}
+        return {"generators": generators, **random_states(), "running": self._running}
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""
@@ -388,28 +387,3 @@ def length_of(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):  # what torch raises for data sets and samplers without a length
         return None
-
-
-@contextmanager
-def drawn_from(states: Mapping[str, Any]) -> Iterator[None]:
-    """A block that draws from former states of the process's generators, where there are any, and leaves the current ones as they are."""
-    if "random" not in states:
-        yield
-        return
-    current = _random_states()
-    _set_random_states(states)
-    try:
-        yield
-    finally:
-        _set_random_states(current)
-
-
-def _random_states() -> dict[str, Any]:
-    return {"random": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["random"])
-    if "python" in states:  # positions of former versions have none
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])

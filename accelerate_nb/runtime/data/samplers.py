@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -47,3 +50,29 @@ def index_source(dataloader: Any) -> Any:
 def get_sampler(dataloader: Any) -> Any:
     """The sampler of single indices in a loader; `None` where a batch sampler has none."""
     return getattr(index_source(dataloader), "sampler", None)
+
+
+@contextmanager
+def drawn_from(states: Mapping[str, Any]) -> Iterator[None]:
+    """A block that draws from former states of the process's generators, where there are any, and leaves the current ones as they are."""
+    if "random" not in states:
+        yield
+        return
+    current = random_states()
+    _set_random_states(states)
+    try:
+        yield
+    finally:
+        _set_random_states(current)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the process's generators that samplers draw from."""
+    return {"random": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["random"])
+    if "python" in states:  # positions of former versions have none
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
