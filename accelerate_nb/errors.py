@@ -200,7 +200,11 @@ def mark_in_panel(error: BaseException, more: str = "") -> None:
 
 
 class HangError(WorkerError, TimeoutError):
-    """The run took longer than its `timeout`; the message holds every rank's stack, `hang` holds where the ranks were."""
+    """
+    The run took longer than its `timeout`, or its ranks waited for one that had returned.
+
+    The message holds every rank's stack, `hang` holds where the ranks were.
+    """
 
     hang: Hang | None = None
 

@@ -253,7 +253,8 @@ class LaunchingConfig:
         60.0,
         deprecated=["quiet"],
         minimum=0,
-        help="Seconds without output from any rank until a warning shows where the ranks are; 0: never.",
+        help="Seconds without output from any rank until a warning shows where the ranks are, and a run that waits for a rank that has "
+        "returned ends; 0: never.",
         group="failures",
         advanced=True,
     )

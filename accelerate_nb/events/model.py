@@ -172,12 +172,12 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Hang:
     """
-    The run had not ended after `timeout` seconds, and was stopped.
+    The run had not ended after `timeout` seconds, and was stopped; `None`: its ranks waited for one that had returned.
 
     `text` names which ranks waited where, and which one was elsewhere; `stacks` holds every rank's stack.
     """
 
-    timeout: float
+    timeout: float | None
     text: str
     stacks: str
     time: float

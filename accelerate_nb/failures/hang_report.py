@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,19 +11,25 @@ from traceback import FrameSummary
 from typing import Any, NamedTuple
 
 from accelerate_nb.config.rank_lists import listed, of_ranks
-from accelerate_nb.failures.stack_dumps import main_thread
+from accelerate_nb.failures.stack_dumps import is_state, main_thread, stacks_text
 from accelerate_nb.failures.traceback_format import below_ours, is_user_file
 from accelerate_nb.sources.cells import CellSources
 
 _PACKAGE = Path(__file__).parents[1]
 # Calls in which a process waits for others, by the file that has them.
 _COLLECTIVE_FILES = (
+    "torch/distributed/_functional_collectives.py",
     "torch/distributed/distributed_c10d.py",
+    "torch/distributed/elastic/utils/store.py",
     "torch/distributed/rendezvous.py",
     "torch/distributed/algorithms/join.py",
     str(_PACKAGE / "runtime/operations/call_check.py"),
     str(_PACKAGE / "runtime/operations/byte_rows.py"),
 )
+# Files of torch in which a process waits for what its recorder shows.
+_OF_TORCH = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py)")
+# A wait for keys of a store, which leaves no frame of its own.
+_STORE_CALL, _STORE_WAIT = re.compile(r"store\.wait\(|\.wait\(\["), "store.wait"
 # Functions around a collective in torch's own code, of no interest to a reader.
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrapper"})
 _WIDEST = 100
@@ -32,7 +40,8 @@ class StackSnapshot:
     """
     Every rank at one moment: its stack dump, and the collectives that are under way in it.
 
-    `returned` are the ranks whose function has ended.
+    In place of a dump stands the state of a process that can't write one (see `process_state`), or nothing. `returned` are the
+    ranks whose function has ended.
     """
 
     replies: Mapping[int, str]
@@ -49,8 +58,22 @@ class RankPosition(NamedTuple):
 
 
 def is_at_work(snapshot: StackSnapshot) -> bool:
-    """Whether some rank is in the person's code."""
-    return any(_user_frames(below_ours(main_thread(text))) for text in snapshot.replies.values())
+    """Whether some rank is in the person's code, or its process stands still."""
+    return any(_user_frames(below_ours(main_thread(text))) or is_state(text) for text in snapshot.replies.values())
+
+
+def waits_for_returned(snapshot: StackSnapshot) -> bool:
+    """Whether all ranks that run wait for others, among them one that has returned: they will never go on."""
+    returned, waits_for_one = set(snapshot.returned), False
+    for rank, position in _rank_positions(snapshot, CellSources({}, {})).items():
+        entries = snapshot.collectives.get(rank, ())
+        meets = any(not returned.isdisjoint(entry.get("awaited", ())) for entry in entries)
+        # on such a device nothing waits in Python, and what others have to come to is under way all the same
+        is_on_device = meets and any(str(entry.get("name")).startswith("nccl:") for entry in entries)
+        if position is None or not (position.waits_in or is_on_device):
+            return False
+        waits_for_one |= meets or position.waits_in == _STORE_WAIT
+    return bool(returned) and waits_for_one
 
 
 def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
@@ -62,15 +85,12 @@ def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
     rank 1 is elsewhere, at Cell In[3], line 7: time.sleep(60)
     All ranks have to come to the same collective; rank 1 has not.
     """
-    stacks = {rank: below_ours(main_thread(text)) for rank, text in snapshot.replies.items()}
-    rank_positions = {
-        rank: _rank_position(stack, snapshot.collectives.get(rank, ()), sources)
-        for rank, stack in stacks.items()
-        if _user_frames(stack)
-    }
-    silent = sorted(stacks.keys() - rank_positions.keys())
+    every = _rank_positions(snapshot, sources)
+    rank_positions = {rank: position for rank, position in every.items() if position is not None}
     lines = [_line(rank_position, ranks, rank_positions) for rank_position, ranks in _groups(rank_positions)]
-    if silent:
+    frozen = {rank: snapshot.replies[rank] for rank in sorted(every) if is_state(snapshot.replies[rank])}
+    lines += [f"rank {rank} does not answer: {state}" for rank, state in frozen.items()]
+    if silent := sorted(every.keys() - rank_positions.keys() - frozen.keys()):
         is_or_are = "is" if len(silent) == 1 else "are"
         lines.append(f"{of_ranks(silent, listed)} {is_or_are} still starting, or can't answer")
     if snapshot.returned:
@@ -78,12 +98,29 @@ def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
     return "\n".join([*lines, *_conclusion(rank_positions, snapshot)])
 
 
+def snapshot_text(snapshot: StackSnapshot, sources: CellSources) -> str:
+    """A snapshot as text: the diagnosis, then every stack."""
+    if not snapshot.replies:
+        return ""
+    return f"{diagnosis(snapshot, sources)}\n\n{stacks_text(snapshot.replies, sources)}"
+
+
+def _rank_positions(snapshot: StackSnapshot, sources: CellSources) -> dict[int, RankPosition | None]:
+    """The position of every rank; `None` for one that is not in the person's code, or did not answer."""
+    positions: dict[int, RankPosition | None] = {}
+    for rank, text in snapshot.replies.items():
+        stack = below_ours(main_thread(text))
+        recorded = [entry for entry in snapshot.collectives.get(rank, ()) if "number" in entry]
+        positions[rank] = _rank_position(stack, recorded, sources) if _user_frames(stack) else None
+    return positions
+
+
 def _rank_position(
     stack: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]], sources: CellSources
 ) -> RankPosition:
     at = _user_frames(stack)[-1]
     frame = stack[at]
-    waits = _waits_in(stack[at + 1 :], pending)
+    waits = _waits_in(stack[at + 1 :], pending) or _waits_at(frame.line or "", stack[at + 1 :], pending)
     return RankPosition(sources.location(frame.filename, frame.lineno or 0), (frame.line or "")[:_WIDEST], waits)
 
 
@@ -98,7 +135,22 @@ def _waits_in(below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]
         return next(frame.name for frame in below if frame.name not in _WRAPPERS)
     if pending and any(frame.name == "_engine_run_backward" for frame in below):
         return f"backward's {_name(pending[0])}"
+    if (
+        pending
+        and below
+        and (below[-1].filename.startswith(f"{_PACKAGE}{os.sep}") or _OF_TORCH.search(below[-1].filename))
+    ):
+        return below[0].name
     return ""
+
+
+def _waits_at(line: str, below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
+    """The call of compiled code in which this line waits for others; empty where it calls more Python, or something else."""
+    if below:
+        return ""
+    if _STORE_CALL.search(line):
+        return _STORE_WAIT
+    return _name(pending[0]) if pending and ".wait(" in line else ""
 
 
 def _name(collective: Mapping[str, Any]) -> str:
@@ -138,6 +190,9 @@ def _conclusion(rank_positions: Mapping[int, RankPosition], snapshot: StackSnaps
     if missing:
         who = f"{of_ranks(missing, listed)} {_has(missing)}"
         return [f"All ranks have to come to the same collective; {who} not."]
+    if silent := sorted(snapshot.replies.keys() - rank_positions.keys()):
+        is_or_are = "is" if len(silent) == 1 else "are"
+        return [f"The others wait. It is not known where {of_ranks(silent, listed)} {is_or_are}."]
     if len(set(rank_positions.values())) > 1:
         return ["All ranks wait, but not in the same call: they have to make the same calls in the same order."]
     return ["All ranks wait in the same call: a slow one, or the connection between them is interrupted."]
@@ -147,7 +202,7 @@ def _mismatch(collectives: Mapping[int, Sequence[Mapping[str, Any]]]) -> str | N
     """The first collective by number that ranks make differently, by torch's flight recorder."""
     found: dict[tuple[str, int], dict[str, list[int]]] = {}
     for rank, pending in sorted(collectives.items()):
-        for collective in pending:
+        for collective in (entry for entry in pending if "number" in entry):
             calls = found.setdefault((collective["group"], collective["number"]), {})
             sizes = ("×".join(map(str, size)) or "one number" for size in collective["sizes"])
             call = f"{_name(collective)} of {' and '.join(sizes) or 'nothing'}"

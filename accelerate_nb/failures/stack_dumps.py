@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from traceback import FrameSummary
 from types import FrameType
 
@@ -21,6 +22,15 @@ SIGNAL = signal.SIGUSR1
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _ANY = re.compile(r"^(?:Current thread|Thread) .*$", flags=re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*$", flags=re.MULTILINE)
+# The states in which a process writes nothing, by the name that psutil gives them.
+_PROCESS = "its process "
+_STATES = {
+    "stopped": "is stopped, by SIGSTOP or Ctrl+Z; `kill -CONT {pid}` lets it go on",
+    "tracing-stop": "is stopped by a debugger",
+    "disk-sleep": "waits in the kernel, without interruption, for a disk, a network file system or a driver",
+    "zombie": "has ended, and nobody has taken note of it yet (a zombie)",
+    "dead": "has ended",
+}
 # How long the ranks get to write.
 _TIMEOUT = 1.0
 # After so many reads that find nothing new, they have written all.
@@ -64,6 +74,21 @@ def read_replies(pipes: Mapping[int, int]) -> dict[int, bytes]:
     return {rank: data for rank, data in written.items() if data and rank not in late}
 
 
+def process_state(pid: int | None) -> str:
+    """The state in which a process writes no stack, in words; empty for one that runs or waits for an event, and for none."""
+    import psutil
+
+    with suppress(psutil.Error):
+        if pid is not None and (words := _STATES.get(psutil.Process(pid).status())) is not None:
+            return f"{_PROCESS}{pid} {words.format(pid=pid)}"
+    return ""
+
+
+def is_state(text: str) -> bool:
+    """Whether a text is a `process_state`, rather than a stack."""
+    return text.startswith(_PROCESS)
+
+
 def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
     """Every rank's stack, outermost call first; the ranks that are elsewhere than most are marked."""
     stacks = {rank: main_thread(text) for rank, text in dumps.items()}
@@ -71,7 +96,8 @@ def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
     parts = []
     for rank, frames in stacks.items():
         head = f"rank {rank}:" + ("   ◀ elsewhere than the others" if rank in odd else "")
-        lines = frames_text(frames, sources) or ["  (it did not answer)"]
+        state = dumps[rank] if is_state(dumps[rank]) else "it did not answer"
+        lines = frames_text(frames, sources) or [f"  ({state})"]
         parts.append("\n".join([head, *lines]))
     return "\n".join(parts)
 

@@ -46,21 +46,34 @@ def worker_error(rank_results: Sequence[RankResult], folder: Path | None) -> Wor
     return error
 
 
-def hang_error(timeout: float, stacks: str, rank_results: Sequence[RankResult], folder: Path) -> HangError:
-    """The error for a run that took longer than it may."""
+def hang_error(timeout: float | None, stacks: str, rank_results: Sequence[RankResult], folder: Path) -> HangError:
+    """The error for a run that took longer than it may or, where that is `None`, whose ranks waited for one that had returned."""
     failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
     returned = [rank_result.rank for rank_result in rank_results if rank_result.failure is None]
     done = f" (returned already: {of_ranks(returned, listed)})" if returned else ""
     error = HangError()
     where, _, every_stack = stacks.partition("\n\n")
     error.hang = Hang(timeout, f"{where}{done}", every_stack, time.time())
-    error.message = (
-        f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped.\n\n"
-        f"The ranks were here:\n\n{stacks}\n\nAll output: {folder}"
-    )
+    if timeout is None:
+        what = (
+            f"The run could not go on: ranks waited for others that had returned, and never come again{done}. It was stopped. Have all "
+            "ranks make the same collective calls, or return together."
+        )
+    else:
+        what = (
+            f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped."
+        )
+    error.message = f"{what}\n\nThe ranks were here:\n\n{stacks}\n\nAll output: {folder}"
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)
     return error
+
+
+def hang_reason(hang: Hang) -> str:
+    """The reason for which a hang was ended, in one line."""
+    if hang.timeout is None:
+        return "ranks waited for others that had returned"
+    return f"it had not ended after timeout={hang.timeout:g} s"
 
 
 def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], folder: Path) -> StoppedError:

@@ -81,7 +81,7 @@ class GroupRunner:
         self._loop = AgentLoop()
         self._agents = [make(self._loop, self._take) for make in agents]
         self._agent_of: dict[int, Agent] = {}
-        self._idle_observer = IdleObserver(run_context, self.snapshot)
+        self._idle_observer = IdleObserver(run_context, self.snapshot, self._end_deadlock)
         # how many lines a session's rank had written when it was last idle, or a former attempt's: they are not its last words
         self._idle_line_counts = {rank: run_context.view.line_count_of(rank) for rank in range(plan.size)}
         # the files that ranks have left: of their outcomes, and of their replies to tasks
@@ -152,11 +152,12 @@ class GroupRunner:
 
     def snapshot(self) -> StackSnapshot:
         """The stacks and collectives of every rank; takes up to some seconds."""
-        returned = sorted(rank for rank, state in self._group.states.items() if state == "finished")
-        running = set(self._agent_of) - self._group.reported.keys()
+        returned = {rank for rank, state in self._group.states.items() if state == "finished"}
+        returned.update(self._run_context.returned_from_task())
+        running = set(self._agent_of) - self._group.reported.keys() - returned
         stacks = self._of_agents(lambda agent: agent.stacks([rank for rank in agent.ranks if rank in running]))
         found = self._of_agents(lambda agent: agent.collectives([rank for rank in agent.ranks if rank in stacks]))
-        return StackSnapshot(stacks, found, returned)
+        return StackSnapshot(stacks, found, sorted(returned))
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -208,6 +209,11 @@ class GroupRunner:
             return query(self._agents[0])
         with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
             return {rank: found for reply in threads.map(query, self._agents) for rank, found in reply.items()}
+
+    def _end_deadlock(self, snapshot: StackSnapshot) -> None:
+        """End what waits for ranks that have returned: the task of a session, or the group."""
+        if not self._run_context.end_task(snapshot):
+            self.timed_out, self._group.is_deadlocked = snapshot, True
 
     def _close_files(self) -> None:
         for descriptor in (*self._outcomes.values(), *self._replies.values()):

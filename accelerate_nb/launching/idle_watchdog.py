@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from accelerate_nb.events.model import IdleWarning
-from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work
+from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work, waits_for_returned
 from accelerate_nb.launching.run_context import RunContext
 
 
@@ -45,13 +45,22 @@ class IdleWatchdog:
 
 
 class IdleObserver:
-    """Takes a snapshot of the ranks of a run from which nothing comes, in a thread of its own, and warns of it in the run's."""
+    """
+    Takes a snapshot of the ranks of a run from which nothing comes, in a thread of its own, and warns of it in the run's.
 
-    def __init__(self, run_context: RunContext, snapshot: Callable[[], StackSnapshot]) -> None:
-        self._run_context, self._snapshot = run_context, snapshot
+    Where they wait for a rank that has returned, `end_deadlock` is called with it, in the run's thread too.
+    """
+
+    def __init__(
+        self,
+        run_context: RunContext,
+        snapshot: Callable[[], StackSnapshot],
+        end_deadlock: Callable[[StackSnapshot], None],
+    ) -> None:
+        self._run_context, self._snapshot, self._end_deadlock = run_context, snapshot, end_deadlock
         self._watchdog = IdleWatchdog(run_context.hang_warning_after, time.monotonic())
         self._thread: threading.Thread | None = None
-        self._found: tuple[float, str] | None = None
+        self._found: tuple[float, StackSnapshot] | None = None
 
     @property
     def due(self) -> float:
@@ -68,8 +77,12 @@ class IdleObserver:
         found, self._found = self._found, None
         if found is not None and found[0] == self._watchdog.since:
             lasts = time.monotonic() - found[0]
-            text = f"Nothing has come from any rank for {lasts:.0f} s.\n{found[1]}"
-            self._run_context.take(IdleWarning(lasts, text, time.time()))
+            where = diagnosis(found[1], self._run_context.sources)
+            self._run_context.take(
+                IdleWarning(lasts, f"Nothing has come from any rank for {lasts:.0f} s.\n{where}", time.time())
+            )
+            if waits_for_returned(found[1]):
+                self._end_deadlock(found[1])
         if self._watchdog.is_due(time.monotonic()) and not self.is_busy:
             self._thread = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
             self._thread.start()
@@ -85,5 +98,5 @@ class IdleObserver:
         since = self._watchdog.since
         snapshot = self._snapshot()
         if is_at_work(snapshot):
-            self._found = since, diagnosis(snapshot, self._run_context.sources)
+            self._found = since, snapshot
             self._run_context.wake()

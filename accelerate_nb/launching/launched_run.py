@@ -12,10 +12,9 @@ from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedErr
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
 from accelerate_nb.events.profile_events import StepProfile
-from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
+from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.stack_dumps import stacks_text
-from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
+from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.knob_changes import KnobChanges
 from accelerate_nb.launching.profile_requests import ProfileRequests
@@ -94,7 +93,11 @@ class LaunchedRun(Run):
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
         worker_group = self._worker_group
-        return "" if worker_group is None or self.done else self._snapshot_text(worker_group.snapshot())
+        return (
+            ""
+            if worker_group is None or self.done
+            else snapshot_text(worker_group.snapshot(), self._run_context.sources)
+        )
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -146,6 +149,11 @@ class LaunchedRun(Run):
         if (worker_group := self._worker_group) is not None:
             worker_group.restart_watchdog(timeout)
 
+    def serve_tasks(self, returned: Callable[[], Collection[int]], end_deadlock: Callable[[str], bool]) -> None:
+        """Have a session's tasks ended, with the ranks' positions, where ranks wait for those that have returned from one."""
+        self._run_context.returned_from_task = returned
+        self._run_context.end_task = lambda found: end_deadlock(snapshot_text(found, self._run_context.sources))
+
     def add_sources(self, sources: CellSources) -> None:
         """Add cells that stacks may name."""
         known = self._run_context.sources
@@ -191,7 +199,10 @@ class LaunchedRun(Run):
         while True:
             began, number = time.monotonic(), len(attempts) + regroupings
             worker_group, rank_results = self._run_once(number)
-            if worker_group.lost is not None and not worker_group.began and not self._may_be_fewer(worker_group):
+            may_be_fewer = (
+                self._changing_nodes is not None and self._changing_nodes.may_be_fewer and worker_group.lost_ranks
+            )
+            if worker_group.lost is not None and not worker_group.began and not may_be_fewer:
                 # what forks the workers died before the function had begun in any: nothing is done twice
                 if self._replace_lost_nodes(worker_group):
                     self._take_nodes()
@@ -254,10 +265,6 @@ class LaunchedRun(Run):
             return ""
         return self._changing_nodes.replace_lost(worker_group.lost_ranks)
 
-    def _may_be_fewer(self, worker_group: WorkerGroupLike) -> bool:
-        """Whether a loss may leave fewer ranks, which a restart announces."""
-        return self._changing_nodes is not None and self._changing_nodes.may_be_fewer and bool(worker_group.lost_ranks)
-
     def _take_nodes(self) -> None:
         for node in self._node_ranks if self._changing_nodes is None else self._changing_nodes.node_ranks:
             self._run_context.take(node)
@@ -289,9 +296,8 @@ class LaunchedRun(Run):
         self._run_context.take(restart)
         self._take_nodes()
         self._keep_status("running")
-        deadline = self._run_context.deadline
-        left = restart.delay if deadline is None else max(0.0, deadline - time.monotonic())
-        return self._stop_requested.wait(min(restart.delay, left))
+        left = (self._run_context.deadline or float("inf")) - time.monotonic()
+        return self._stop_requested.wait(min(restart.delay, max(0.0, left)))
 
     def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(number)
@@ -306,8 +312,10 @@ class LaunchedRun(Run):
         return worker_group, rank_results
 
     def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
-        if worker_group.timed_out is not None and self._timeout is not None:
-            error = hang_error(self._timeout, self._snapshot_text(worker_group.timed_out), rank_results, self.folder)
+        if worker_group.timed_out is not None:
+            is_late = time.monotonic() > (self._run_context.deadline or float("inf"))
+            snapshot = snapshot_text(worker_group.timed_out, self._run_context.sources)
+            error = hang_error(self._timeout if is_late else None, snapshot, rank_results, self.folder)
             if error.hang is not None:
                 self._run_context.take(error.hang)
             return error
@@ -348,13 +356,6 @@ class LaunchedRun(Run):
             **{**self._facts, **metrics},
         )
 
-    def _snapshot_text(self, snapshot: StackSnapshot) -> str:
-        """A snapshot as text: the diagnosis, then every stack."""
-        if not snapshot.replies:
-            return ""
-        sources = self._run_context.sources
-        return f"{diagnosis(snapshot, sources)}\n\n{stacks_text(snapshot.replies, sources)}"
-
     def _end_state(self) -> tuple[State, str]:
         stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
         if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
@@ -364,8 +365,8 @@ class LaunchedRun(Run):
             return "stopped", "as requested"
         if self._error is None:
             return "finished", ""
-        if isinstance(self._error, HangError):
-            return "failed", f"it had not ended after timeout={self._timeout:g} s"
+        if isinstance(self._error, HangError) and self._error.hang is not None:
+            return "failed", hang_reason(self._error.hang)
         if self._why_given_up:
             return "failed", f"not started again: {self._why_given_up}"
         lost = self._worker_group.lost if self._worker_group is not None else None

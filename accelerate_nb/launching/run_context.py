@@ -34,6 +34,9 @@ class RunContext:
     hang_warning_after: float = 0.0
     wake: Callable[[], None] = lambda: None
     on_event: Callable[[Event], None] = lambda _: None
+    # of a session: the ranks that have returned from its tasks, and the end of those that wait for them; whether there are such
+    returned_from_task: Callable[[], Collection[int]] = tuple
+    end_task: Callable[[StackSnapshot], bool] = lambda _: False
     read_outcome: Callable[[int, int], Returned | Raised | Failure | None] = outcome_of
     fetched_logs: FetchedLogs = field(default_factory=FetchedLogs)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -71,7 +71,8 @@ class WorkerGroup:
         # why agents can't be reached any more, and the ranks that they had
         self.lost: str | None = None
         self.lost_ranks: set[int] = set()
-        self.has_timed_out = False
+        # whether the time is over, and whether ranks wait for one that has returned
+        self.has_timed_out = self.is_deadlocked = False
         # reports that came twice
         self.repeated = 0
         self._numbers: dict[int, int] = {}
@@ -227,7 +228,7 @@ class WorkerGroup:
         elif self.deadline is not None and now > self.deadline:
             self.has_timed_out = True
             yield from self._leave(now, is_killed=True)
-        elif self._is_all_lost:
+        elif self._is_all_lost or self.is_deadlocked:
             yield from self._leave(now, is_killed=True)
         elif self._has_settled(now):
             yield from self._end_within(_END_AFTER_FAILURE, now)

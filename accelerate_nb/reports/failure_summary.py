@@ -88,6 +88,8 @@ def hang_headline(hang: Hang) -> str:
     >>> hang_headline(Hang(3.0, "rank 0 waits in all_reduce", "", 0.0))
     'timeout=3: the run had not ended after 3 s, and was stopped'
     """
+    if hang.timeout is None:
+        return "ranks waited for others that had returned, and the run was stopped"
     return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
 
 

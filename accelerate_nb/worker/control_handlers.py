@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from accelerate_nb.rank.event_sink import emit
@@ -28,6 +33,17 @@ from accelerate_nb.worker.control_channel import ControlChannel
 
 # More of them than are sent would fill the pipe.
 _MOST_COLLECTIVES = 20
+_PACKAGE = str(Path(__file__).parents[1])
+# Files of torch whose calls wait for other ranks; those that wait for one, by the argument that names it.
+_OF_TORCH = ("torch/distributed/distributed_c10d.py", "torch/distributed/elastic/utils/store.py")
+_PEERS = {
+    "recv": "src",
+    "irecv": "src",
+    "send": "dst",
+    "isend": "dst",
+    "recv_object_list": "src",
+    "send_object_list": "dst",
+}
 
 
 def install(channel: ControlChannel) -> None:
@@ -50,7 +66,9 @@ def _stop_at(message: StopAt, _: Sequence[int]) -> None:
 
 
 def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:
-    _reply(descriptors, CollectivesReply(tuple(recorded()[-_MOST_COLLECTIVES:])))
+    entries = recorded()
+    awaited = awaited_ranks(entries)
+    _reply(descriptors, CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ()))))
 
 
 def _reply(descriptors: Sequence[int], reply: Message) -> None:
@@ -78,3 +96,43 @@ def recorded() -> list[dict[str, Any]]:
         for entry in entries
         if not entry["retired"]
     ]
+
+
+def awaited_ranks(entries: Sequence[dict[str, Any]]) -> list[int]:
+    """
+    The ranks without which the call does not return that the main thread is in, as far as they are known.
+
+    A call of torch names its process group, or its peer; else one of this package does, else the oldest of these recorded
+    collectives.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return []
+    calls = [call for call, _ in walk_stack(sys._current_frames().get(threading.main_thread().ident or 0))]
+    # outermost first: a collective of objects makes others
+    for call in reversed(calls):
+        if call.f_code.co_filename.endswith(_OF_TORCH) and (ranks := _ranks_in(call, c10d)):
+            return ranks
+    for call in calls:
+        if call.f_code.co_filename.startswith(_PACKAGE):
+            world = getattr(call.f_locals.get("self"), "world", call.f_locals.get("world"))
+            if ranks := _members(c10d, getattr(world, "group", None)):
+                return ranks
+    name = entries[0]["group"] if entries else None
+    return next((_members(c10d, group) for group, known in list(c10d._world.pg_names.items()) if known == name), [])
+
+
+def _ranks_in(call: FrameType, c10d: Any) -> list[int]:
+    """The ranks that a call of torch waits for; none where it names none."""
+    known, name = call.f_locals, call.f_code.co_name
+    is_of_all = name in {"init_process_group", "new_group"} or call.f_code.co_filename.endswith(_OF_TORCH[1])
+    if is_of_all and not known.get("use_local_synchronization"):
+        return list(range(int(os.environ.get("WORLD_SIZE", "1"))))
+    if name in _PEERS:
+        return [known[_PEERS[name]]] if isinstance(known.get(_PEERS[name]), int) else []
+    return _members(c10d, known["group"] or c10d.GroupMember.WORLD) if "group" in known else []
+
+
+def _members(c10d: Any, group: Any) -> list[int]:
+    """The ranks of a process group; none where it is none, or gone."""
+    return sorted(c10d._world.pg_group_ranks.get(group, ())) if group is not None else []

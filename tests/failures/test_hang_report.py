@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from packaging.version import Version
+from torch.distributed.elastic.utils.store import barrier
 
 from accelerate_nb import Accelerator, HangError, launch
-from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
+from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work
+from accelerate_nb.failures.stack_dumps import stacks_text
 from accelerate_nb.launching.idle_watchdog import IdleWatchdog
 from accelerate_nb.sources.cells import CellSources
 
@@ -71,6 +73,18 @@ def test_calls_that_don_t_fit_are_reported_from_torchs_records():
     )
 
 
+def test_a_rank_whose_process_is_stopped_is_named_so_and_no_conclusion_is_of_all():
+    state = "its process 7 is stopped, by SIGSTOP or Ctrl+Z; `kill -CONT 7` lets it go on"
+    lines = lines_of({0: waits(), 1: state, 2: waits()})
+    assert lines == [
+        'ranks 0, 2 wait in all_reduce, at File "/me/a.py", line 8',
+        f"rank 1 does not answer: {state}",
+        "The others wait. It is not known where rank 1 is.",
+    ]
+    assert is_at_work(StackSnapshot({0: state}, {}))
+    assert f"({state})" in stacks_text({0: state}, NOWHERE)
+
+
 def test_where_no_rank_waits_nothing_is_concluded():
     assert lines_of({0: SLEEPS, 1: SLEEPS, 2: ""}) == [
         'ranks 0, 1 are at File "/me/a.py", line 7',
@@ -115,10 +129,33 @@ def calls_another(_):
     dist.barrier()
 
 
-def leaves_early(_):
+CALLS = {
+    "wait_for_everyone": lambda accelerator, _: accelerator.wait_for_everyone(),
+    "gather": lambda accelerator, _: accelerator.gather(torch.ones(2)),
+    "all_reduce": lambda *_: dist.all_reduce(torch.ones(2), async_op=True).wait(),
+    "recv": lambda *_: dist.recv(torch.ones(2), src=2),
+    "barrier": lambda *_: barrier(dist.distributed_c10d._get_default_store(), 3, "all", 60),
+    "store.wait": lambda *_: dist.distributed_c10d._get_default_store().wait(["of rank 2"]),
+    "backward's all_reduce": lambda _, model: model(torch.ones(2, 3)).sum().backward(),
+}
+
+
+def leaves_early(_, name):
     accelerator = Accelerator()
-    if accelerator.process_index == 0:
-        accelerator.wait_for_everyone()
+    model = accelerator.prepare(torch.nn.Linear(3, 1))
+    if accelerator.process_index != 2:
+        CALLS[name](accelerator, model)
+
+
+def comes_late(folder):
+    """Rank 2 has returned, and none of the others needs it."""
+    accelerator = Accelerator()
+    group = dist.new_group([0, 1])
+    while accelerator.process_index == 1 and not Path(folder, "go").exists():
+        threading.Event().wait(0.02)
+    if accelerator.process_index != 2:
+        dist.all_reduce(torch.ones(3), group=group)
+    return "done"
 
 
 def computes_on(_):
@@ -158,7 +195,6 @@ def test_an_idle_run_reports_who_waits_and_goes_on_when_it_can(tmp_path):
     ("function", "text"),
     [
         (calls_another, RECORDED if Version(torch.__version__) >= Version("2.13") else SEEN),
-        (leaves_early, "rank 1 has returned already\nAll ranks have to come to the same collective; rank 1 has not."),
         (computes_on, "rank 0 waits in backward's all_reduce"),
     ],
 )
@@ -169,6 +205,35 @@ def test_what_ranks_wait_for_is_reported_with_their_stacks(tmp_path, function, t
     assert text in stacks[: stacks.index("\nrank 0:")]
     run.stop(timeout=0)
     assert run.done
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "gather" else pytest.mark.slow)
+        for name in CALLS
+        # of gloo, that of 2.9 records nothing
+        if name not in {"all_reduce", "backward's all_reduce"} or Version(torch.__version__) >= Version("2.13")
+    ],
+)
+def test_ranks_that_wait_for_one_that_has_returned_are_ended_at_the_warning(name):
+    settings = {**SETTINGS, "num_processes": 3, "timeout": None, "hang_warning_after": 0.5}
+    run = launch(leaves_early, ("", name), **settings)
+    with pytest.raises(HangError, match="ranks waited for others that had returned") as caught:
+        run.wait(60)
+    assert f"ranks 0, 1 wait in {name}, at " in str(caught.value)
+    assert "rank 2 has returned already\nAll ranks have to come to the same collective; rank 2 has not." in str(
+        caught.value
+    )
+    assert caught.value.hang is not None
+    assert run.view.detail == "ranks waited for others that had returned"
+
+
+def test_ranks_that_need_no_returned_one_go_on(tmp_path):
+    run = launch(comes_late, (str(tmp_path),), hang_warning_after=0.5, **{**SETTINGS, "num_processes": 3})
+    until_idle(run, "rank 1 is elsewhere")
+    (tmp_path / "go").touch()
+    assert run.wait(60) == "done"
 
 
 @pytest.mark.slow

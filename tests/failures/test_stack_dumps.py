@@ -19,6 +19,7 @@ from accelerate_nb.failures.stack_dumps import (
     lengths,
     main_thread,
     odd_ranks,
+    process_state,
     stacks_text,
 )
 from accelerate_nb.sources.cells import CellSources
@@ -49,6 +50,19 @@ def test_the_main_thread_s_frames_come_outermost_first():
     ]
     assert main_thread("") == []
     assert main_thread('  File "cut in the mid') == []
+
+
+def test_the_state_of_a_process_that_can_t_answer_is_known():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert process_state(process.pid) == process_state(None) == ""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert process_state(process.pid).startswith(f"its process {process.pid} is stopped, by SIGSTOP")
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert "a zombie" in process_state(process.pid)
+    process.communicate()
+    assert process_state(process.pid) == ""
 
 
 def test_what_this_python_writes_is_understood(tmp_path):

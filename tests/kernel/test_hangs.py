@@ -96,7 +96,7 @@ def test_a_rank_that_returned_is_distinguished_from_those_that_hang(kernel: Kern
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:
             dist.barrier()
-    notebook_launcher(leaves_early, num_processes=2, timeout=3)
+    notebook_launcher(leaves_early, num_processes=2, hang_warning_after=1)
     """)
     assert cell.error is not None
     assert cell.error.name == "HangError"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
-from accelerate_nb.failures.stack_dumps import crash_dump
+from accelerate_nb.failures.stack_dumps import crash_dump, process_state
 from accelerate_nb.launching.engines.base import Engine, Workers
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.node_logs import NodeLogs, OutputPart, open_logs
@@ -229,10 +229,11 @@ class NodeAgent:
     # -------------------------------------------------------------------------------------------------- any thread
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The stack dump of each of these ranks that has not ended; empty where a rank sends none."""
+        """The stack dump of each of these ranks that has not ended; where a rank sends none, the state of its process, if that is why."""
         if self._workers is None:
             return {}
-        return self._queries.stacks([rank for rank in ranks if rank not in self._gone], self._workers)
+        dumps = self._queries.stacks([rank for rank in ranks if rank not in self._gone], self._workers)
+        return {rank: dump or process_state(self.pids.get(rank)) for rank, dump in dumps.items()}
 
     def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
         """The collectives that are under way in each of these ranks, as far as it replies in time."""

@@ -44,8 +44,10 @@ class NodeTaskDispatcher(TaskDispatcher):
         with self.lock:
             pending_cell = self._open.get(cell.number)
             if pending_cell is not None:
-                is_late = pending_cell.stacks is not None
-                what = f"had not ended after timeout={pending_cell.timeout:g} s" if is_late else "was interrupted"
+                what = "was interrupted"
+                if pending_cell.stacks is not None:
+                    late = f"had not ended after timeout={pending_cell.timeout or 0:g} s"
+                    what = late if pending_cell.timeout else "waited for ranks that had returned"
                 self._report(pending_cell, f"{cell.name} of {self._nodes.name} {what}")
             super().interrupt(cell)
 

@@ -90,6 +90,7 @@ class Session:
         else:
             self._tasks = NodeTaskDispatcher(self, self._run, config, self._end_stuck, self._nodes)
             self._nodes.join_session(self._on_node_message)
+        self._run.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone

@@ -141,6 +141,29 @@ class TaskDispatcher:
                 self._run.send(rank, InterruptTask(cell.number, self._others(rank)))
             pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
 
+    def returned(self) -> set[int]:
+        """The ranks that have returned from a cell which others still run."""
+        with self.lock:
+            return {
+                rank
+                for pending_cell in self._open.values()
+                for rank in pending_cell.cell.ranks
+                if rank not in pending_cell.waiting
+            }
+
+    def end_deadlock(self, stacks: str) -> bool:
+        """In the run's thread: end the cells from which ranks have returned, for which others wait; whether there are any."""
+        with self.lock:
+            cells = [
+                pending_cell
+                for pending_cell in self._open.values()
+                if len(pending_cell.waiting) < len(pending_cell.cell.ranks)
+            ]
+            for pending_cell in cells:
+                pending_cell.stacks, pending_cell.timeout = stacks, None
+                self.interrupt(pending_cell.cell)
+            return bool(cells)
+
     def close(self, reason: str) -> None:
         """Interrupt the cells that run, since the session ends, for a reason that some other node has."""
         for cell in self.busy:
@@ -270,7 +293,7 @@ class TaskDispatcher:
         rank_results = [RankResult(end.rank, value=end.value, failure=end.failure, error=end.error) for end in ends]
         if not failures:
             return None
-        if pending_cell.stacks is not None and pending_cell.timeout is not None:
+        if pending_cell.stacks is not None:
             return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self._run.folder)
         only_ended = all(failure.ended_by_us or failure.lost_connection for failure in failures)
         if pending_cell.cell.was_interrupted and only_ended:

@@ -216,7 +216,11 @@ class HoldReply(Message):
 
 @dataclass(frozen=True, slots=True)
 class CollectivesReply(Message):
-    """The collectives that are under way in a rank by torch's flight recorder, oldest first."""
+    """
+    The collectives that are under way in a rank by torch's flight recorder, oldest first.
+
+    The last entry may be of the ranks without which the call does not return that the rank is in: `{"awaited": [0, 1]}`.
+    """
 
     entries: tuple[Mapping[str, Any], ...]
 

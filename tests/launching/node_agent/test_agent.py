@@ -242,6 +242,19 @@ def test_stacks_of_all_ranks_are_brought_while_they_run(start: Callable[..., Gro
     assert all(item.failure is not None and item.failure.ended_by_us for item in group.end())
 
 
+def test_a_rank_whose_process_is_stopped_is_known_as_such(start: Callable[..., Group]) -> None:
+    group = start(waits)
+    group.until(lambda: group.view.line_count == 2)
+    process = psutil.Process(int(group.view.rank(1).detail))
+    process.suspend()
+    stacks = group.runner.snapshot().replies
+    assert "in waits" in stacks[0]
+    assert stacks[1].startswith(f"its process {process.pid} is stopped")
+    process.resume()
+    group.runner.stop("kill")
+    assert group.end()[1].failure is not None
+
+
 def test_a_task_of_a_session_is_done_and_its_reply_comes_back(start: Callable[..., Group]) -> None:
     group = start(task_loop.session)
     group.until(lambda: len(group.done) == 2)

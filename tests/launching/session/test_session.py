@@ -85,6 +85,12 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
         cell.wait(throw=False)
         assert comes(lambda: session.view.idle_warning is None)
         works(session)
+        # a rank that has returned from the cell does not come
+        error = error_of(session.run("import torch\nif rank == 0: accelerator.gather(torch.ones(2))"))
+        assert isinstance(error, HangError)
+        assert "rank 0 waits in gather" in str(error)
+        assert "rank 1 has returned already" in str(error)
+        works(session)
     finally:
         session.close()
 
