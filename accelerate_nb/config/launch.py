@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from accelerate_nb.config.settings import setting
-from accelerate_nb.config.value_types import DeviceIds, HostList, NodeCount
+from accelerate_nb.config.value_types import DeviceIds, HostList, Label, LabelList, NodeCount
 from accelerate_nb.errors import ConfigurationError
 
 
@@ -230,6 +230,13 @@ class LaunchingConfig:
         group="shown",
         advanced=True,
     )
+    name: Annotated[str, Label()] | None = setting(
+        None,
+        label="Name of the run",
+        help="The name of the run; without it, its function, with the arguments in which the function's runs differ.",
+        group="kept",
+    )
+    tags: Annotated[str, LabelList()] = setting("", help="Tags of the run: baseline,bf16.", group="kept")
     folder: str | None = setting(
         None,
         label="Folder of runs",

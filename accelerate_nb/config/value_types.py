@@ -203,6 +203,50 @@ class HostList:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """A short text that stands in one line, without control characters."""
+
+    PLACEHOLDER: ClassVar[str] = "TEXT"
+    longest: int = 100
+
+    @property
+    def expected(self) -> str:
+        return f"a text of 1 to {self.longest} printable characters"
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise InvalidValue
+        return self.parse(value)
+
+    def parse(self, text: str) -> str:
+        label = text.strip()
+        if not 1 <= len(label) <= self.longest or not label.isprintable():
+            raise InvalidValue
+        return label
+
+
+@dataclass(frozen=True, slots=True)
+class LabelList:
+    """Labels, each once; a text has commas between them."""
+
+    PLACEHOLDER: ClassVar[str] = "a,b,..."
+    expected: ClassVar[str] = "at most 20 texts of 1 to 40 printable characters, without commas"
+
+    def check(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self.parse(value)
+        if not isinstance(value, (list, tuple)):
+            raise InvalidValue
+        labels = list(dict.fromkeys(map(Label(40).check, value)))
+        if len(labels) > 20 or any("," in label for label in labels):
+            raise InvalidValue
+        return ",".join(labels)
+
+    def parse(self, text: str) -> str:
+        return self.check(text.split(",")) if text.strip() else ""
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """One of several words, in any case; `unsupported` are those that are known and not supported yet."""
 

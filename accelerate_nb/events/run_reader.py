@@ -6,9 +6,9 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -22,6 +22,8 @@ from accelerate_nb.events.run_state import RunState
 # What a view keeps of each rank, in lines and in bytes.
 _LINES, _BYTES = 1000, 4_000_000
 _AT_ONCE = 1 << 20
+# What a default name holds of a run's arguments.
+_MOST_NAMED, _LONGEST_VALUE = 3, 24
 # How `new_folder` names them.
 _NAMED = re.compile(r"(\d{4}-\d\d-\d\d_\d{6})_(.*)")
 _LOG = re.compile(r"rank_(\d+)\.log")
@@ -56,6 +58,10 @@ class SavedRun:
     curve: tuple[str, str] | None = None
     # the settings that were not their defaults
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # what was launched, and its arguments as texts
+    function: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -69,9 +75,45 @@ class SavedRun:
 
 
 def kept_runs(parent: Path) -> list[SavedRun]:
-    """The runs whose folders are in `parent`, newest first."""
+    """
+    The runs whose folders are in `parent`, newest first.
+
+    The name of one that was given none is that of its function, with the arguments in which the function's runs differ.
+    """
     found = (kept_run(parent / name) for name in folders(parent))
-    return sorted((item for item in found if item is not None), key=lambda item: item.started, reverse=True)
+    runs = sorted((item for item in found if item is not None), key=lambda item: item.started, reverse=True)
+    differing = {function: differing_arguments(function, runs) for function in {run.function for run in runs}}
+    return [run if "name" in run.settings else _with_default_name(run, differing[run.function]) for run in runs]
+
+
+def differing_arguments(function: str, runs: Iterable[SavedRun]) -> list[str]:
+    """The names of the arguments in which runs of a function differ; one that a run was not given counts as a difference."""
+    every = [run.arguments for run in runs if run.function == function and run.arguments]
+    names = dict.fromkeys(name for arguments in every for name in arguments)
+    return [name for name in names if len({arguments.get(name) for arguments in every}) > 1]
+
+
+def argument_text(run: SavedRun, name: str) -> str:
+    """
+    The value of an argument as a person writes it: a text without its quotes, a number in six digits.
+
+    It is empty where the run was not given one.
+    """
+    value = run.arguments.get(name, "")
+    with suppress(ValueError):
+        return value if value.lstrip("-").isdecimal() else f"{float(value):g}"
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def _with_default_name(run: SavedRun, differing: Sequence[str]) -> SavedRun:
+    given = [name for name in differing if name in run.arguments]
+    parts = [f"{name.lstrip('-')}={_shortened(argument_text(run, name))}" for name in given]
+    name = " ".join([run.name, *parts[:_MOST_NAMED], *(["…"] if len(parts) > _MOST_NAMED else [])])
+    return replace(run, name=name) if parts else run
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 def kept_run(folder: Path) -> SavedRun | None:
@@ -99,7 +141,17 @@ def kept_run(folder: Path) -> SavedRun | None:
         metrics_of=facts["metrics_of"] if isinstance(facts.get("metrics_of"), dict) else {},
         curve=_pair(facts.get("curve")),
         settings=facts["settings"] if isinstance(facts.get("settings"), dict) else {},
+        function=str(facts.get("function") or facts.get("name") or name),
+        arguments=facts["arguments"] if isinstance(facts.get("arguments"), dict) else {},
+        tags=tags_of(facts),
     )
+
+
+def tags_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tags in a run's status."""
+    settings = facts.get("settings")
+    text = settings.get("tags", "") if isinstance(settings, dict) else ""
+    return tuple(str(text).split(",")) if text else ()
 
 
 def view_of(run: SavedRun) -> RunState:

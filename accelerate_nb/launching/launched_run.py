@@ -12,6 +12,7 @@ from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedErr
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
 from accelerate_nb.events.profile_events import StepProfile
+from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
@@ -66,6 +67,7 @@ class LaunchedRun(Run):
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
         self._node_ranks, self._changing_nodes, self._facts = node_ranks, changing_nodes, dict(facts or {})
+        self.tags = tags_of(self._facts)
         self._worker_group: WorkerGroupLike | None = None
         # the group that was stopped for nodes that have come, and when
         self._stopped_for_newcomers: tuple[WorkerGroupLike, float] | None = None
@@ -340,6 +342,14 @@ class LaunchedRun(Run):
 
     def _report_end(self, state: State, detail: str) -> None:
         """Report the end to whoever else takes part in the run: nobody."""
+
+    def rename(self, name: str | None, tags: str) -> None:
+        """Give the run another name, unless that is `None`, and other tags, while it goes on."""
+        given = {"tags": tags} if name is None else {"name": name, "tags": tags}
+        self.name = name or self.name
+        self._facts["settings"] = {**self._facts.get("settings", {}), **given}
+        self.tags = tags_of(self._facts)
+        self._keep_status(self.view.state)
 
     def _keep_status(self, state: State, ended: float | None = None) -> None:
         """Write the run's status into its folder, for readers later or elsewhere."""

@@ -73,7 +73,7 @@ class RunRequest:
     A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
 
     `sources` are the notebook's lines, which errors quote, and `folder` is the run's own. `nodes` are those of several agents.
-    With a `cluster` the process that conducts the run is to find them, since they go with it; until then they have no names and no sizes.
+    `facts` are those of the call, for the run's status. With a `cluster` the process that conducts the run is to find them, since they go with it; until then they have no names and no sizes.
     So it is where each node launches its part: until that process has met the others, the placement and the plan are those of this node.
     """
 
@@ -83,6 +83,7 @@ class RunRequest:
     plan: LaunchPlan
     sources: CellSources
     folder: Path
+    facts: Mapping[str, Any]
     nodes: Nodes | None = None
     cluster: RayConnection | None = None
 
@@ -109,9 +110,7 @@ def prepare(
     choice, nodes = choose_where(config)
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
-        folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
-        keep_source(folder, function, args, current_sources())
-        return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
+        return _run_here(call, config, choice, front_end, on_event, inline)
     return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
 
 
@@ -124,13 +123,28 @@ def prepare_in_launched_process(
     kind = "cpu" if config.launching.cpu else probe().kind
     why = f"in the {size} processes that a launcher started"
     choice = Placement("inline", size, cpu=kind == "cpu", why=why, kind=kind)
-    folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
 
     def worker_group(run_context: RunContext, _number: int) -> LaunchedProcessWorkers:
         return LaunchedProcessWorkers(call, environ, run_context, rank, size)
 
-    sources = current_sources()
-    return _run(InlineRun, config, choice, call.name, folder, sources, front_end, lambda _: None, worker_group)
+    return _run_here(call, config, choice, front_end, lambda _: None, worker_group)
+
+
+def _run_here(
+    call: FunctionCall,
+    config: RunConfig,
+    choice: Placement,
+    front_end: FrontEnd,
+    on_event: Callable[[Event], None],
+    worker_group: Callable[[RunContext, int], Any],
+) -> InlineRun:
+    """A run in this very process."""
+    name = config.launching.name or call.name
+    folder = new_folder(runs_folder(os.environ, config.launching.folder), name)
+    facts = _call_facts(call, folder)
+    return _run(
+        InlineRun, config, choice, name, folder, current_sources(), front_end, on_event, worker_group, facts=facts
+    )
 
 
 def _on_each_node(
@@ -212,7 +226,7 @@ def run_of(
         on_event,
         worker_group,
         plan.payload,
-        facts,
+        {**request.facts, **(facts or {})},
         ranks_here=lambda: None if request.nodes is None else request.nodes.ranks_here,
         node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
         changing_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
@@ -267,9 +281,14 @@ def _request(
     parent = runs_folder(os.environ, launching_config.folder)
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
         warn_user(text)
-    folder, sources = folder or new_folder(parent, call.name), current_sources()
-    keep_source(folder, call.function, call.args, sources)
-    return RunRequest(call.name, config, choice, plan, sources, folder, nodes)
+    name = launching_config.name or call.name
+    folder = folder or new_folder(parent, name)
+    return RunRequest(name, config, choice, plan, current_sources(), folder, _call_facts(call, folder), nodes)
+
+
+def _call_facts(call: FunctionCall, folder: Path) -> dict[str, Any]:
+    """The facts of a call for its run's status; its source is written into the run's folder."""
+    return {"function": call.name, "arguments": keep_source(folder, call.function, call.args, current_sources())}
 
 
 def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:

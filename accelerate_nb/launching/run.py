@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -54,6 +54,8 @@ class Run(ABC):
         self._over = threading.Event()
         self._is_followed = False
 
+    # its tags, as the setting has them
+    tags: Sequence[str] = ()
     # whether it outlives the process that launched it
     is_detached: ClassVar[bool] = False
     # the rank whose value is the run's result: the first one of this process's node

@@ -251,7 +251,7 @@ def _resolved_in_process(
     """The configuration in a launched process; its launcher decided the number of processes and their devices."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     known = {setting.name for setting in all_settings()}
-    names = {*(item.name for item in settings_of(TrainingConfig)), "cpu", "folder", "results"}
+    names = {*(item.name for item in settings_of(TrainingConfig)), "cpu", "folder", "results", "name", "tags"}
     left = {name: value for name, value in arguments.items() if name in names or name not in known}
     config = resolved(left, config_file, whole, names)
     requested = given_arguments(arguments).get("num_processes") or (

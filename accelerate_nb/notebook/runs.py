@@ -35,7 +35,7 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     """
     All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`. With names: these runs compared.
 
-    In JupyterLab and Notebook a press on a row opens the run below the table: its report, or its live panel where it still runs.
+    In JupyterLab and Notebook a press on a row opens the run under it: its report, or its live panel where it still runs.
 
     Two to eight runs are compared by overlaid curves, the settings and metrics that differ, and the diff of their source.
     A name is a run's number in the table, its name or the beginning of it, or its folder. `folder` is the parent of the runs'

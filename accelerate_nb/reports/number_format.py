@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,6 +51,22 @@ def time_text(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{seconds_left:02}"
     return f"{minutes:02}:{seconds_left:02}"
+
+
+def ago_text(then: float, now: float) -> str:
+    """
+    A moment as a person names it, both in seconds since 1970: the date where it is a day ago or more.
+
+    >>> ago_text(0, 30), ago_text(0, 750), ago_text(0, 7500)
+    ('30 s ago', '12 min ago', '2 h ago')
+    """
+    seconds = max(int(now - then), 0)
+    if seconds >= 86_400:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

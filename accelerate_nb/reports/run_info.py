@@ -21,6 +21,7 @@ class RunFacts:
     host: str = "jupyter"
     background: bool = False
     can_act: bool = True
+    tags: tuple[str, ...] = ()
     # the call that shows a detached run again
     attach: str = ""
 
@@ -36,13 +37,14 @@ class RunFacts:
             host=host,
             background=background,
             can_act=can_act,
+            tags=tuple(getattr(run, "tags", ())),
             attach=f'accelerate_nb.attach("{run.folder}")' if getattr(run, "is_detached", False) else "",
         )
 
     @classmethod
     def of_saved(cls, run: SavedRun) -> RunFacts:
         """The facts of a run that nobody can act on: from its folder."""
-        return cls(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
+        return cls(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False, tags=run.tags)
 
     def message(self) -> dict[str, Any]:
         """The facts as a page reads them."""

@@ -107,7 +107,14 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         state=view.state,
         # the detail of a run that goes on is why it runs the way it does, which is shown already
         detail="" if view.detail == facts.why or ended is None else narrowed(plain(view.detail), 300),
-        facts=", ".join([*([view.precision] if view.precision else []), lasted, counted(view.line_count, "line")]),
+        facts=", ".join(
+            [
+                *([view.precision] if view.precision else []),
+                lasted,
+                counted(view.line_count, "line"),
+                *tags_text(facts.tags),
+            ]
+        ),
         columns=tuple(narrowed(plain(name), 60) for name in columns),
         rows=(*_rows(ranks, columns, view.nodes),),
         host=(*_host(view.host),),
@@ -123,6 +130,11 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
         folder=facts.folder,
     )
+
+
+def tags_text(tags: Sequence[str]) -> tuple[str, ...]:
+    """The tags of a run as a fact of it, where it has any."""
+    return (f"{'tag' if len(tags) == 1 else 'tags'} {', '.join(map(plain, tags))}",) if tags else ()
 
 
 def curve_text(curve: MetricCurve) -> tuple[str, ...]:

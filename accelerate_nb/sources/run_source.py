@@ -8,16 +8,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from accelerate_nb.sources.call_arguments import call_lines
+from accelerate_nb.sources.call_arguments import call_lines, values_of
 from accelerate_nb.sources.cells import CellSources
 
 FILE_NAME = "source.txt"
 ARGUMENTS = "arguments"
 # The most that is kept of a run's source, in bytes.
 SIZE_LIMIT = 64 << 10
+_MOST_ARGUMENTS = 100
 _HEAD = re.compile(rf"^# -{{8}} ({ARGUMENTS}|function|launch|script): ?(.*)\n", re.MULTILINE)
 _CUT = "\n# … the rest was not kept\n"
 
@@ -44,12 +46,20 @@ class HasSource(Protocol):
         """The text that it runs, and its arguments, as far as there are any."""
 
 
-def keep_source(folder: Path, function: Callable[..., Any], args: Sequence[Any], sources: CellSources) -> None:
-    """Write the source of a run that is launched now into its folder; a run is worth more than this record."""
-    text = as_text(source_parts(function, args, sources))
-    if text:
+def keep_source(
+    folder: Path, function: Callable[..., Any], args: Sequence[Any], sources: CellSources
+) -> dict[str, str]:
+    """
+    Write the source of a run that is launched now into its folder; a run is worth more than this record.
+
+    Returns the first arguments of the function or script, as texts.
+    """
+    parts = source_parts(function, args, sources)
+    if text := as_text(parts):
         with suppress(OSError):
             (folder / FILE_NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
+    lines = next((part.text for part in parts if part.role == ARGUMENTS), "")
+    return dict(islice(values_of(lines).items(), _MOST_ARGUMENTS))
 
 
 def kept_source(folder: Path) -> tuple[SourcePart, ...]:

@@ -35,11 +35,38 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
         moves(other)
         other.get_by_role("button", name="Stop", exact=True).click()
         expect(other.locator(".anb-title .anb-chip")).to_have_text("■stopped")
-        # the table of runs opens it too, from its folder
-        second.give("accelerate_nb.runs()").run()
-        row = second.cell(0).get_by_role("button", name="train").first
+        # the table of runs opens it too, from its folder, between its row and the next
+        second.give(
+            "from accelerate_nb import launch\n"
+            "launch(print, num_processes=1, cpu=True, panel=False, name='later', tags='a,b').wait()\n"
+            "launch(print, num_processes=1, cpu=True, panel=False, name='first ' + 'x' * 90).wait()\n"
+            "accelerate_nb.runs()"
+        ).run()
+        cell = second.cell(0)
+        row = cell.get_by_role("button", name="later")
         row.press("Enter")
-        expect(second.cell(0).locator(".anb-title .anb-chip")).to_have_text("■stopped")
-        assert [output.output_type for output in second.save().cells[0].outputs] == ["execute_result", "display_data"]
+        title = cell.locator(".anb-title")
+        expect(title.locator(".anb-chip")).to_have_text("✓finished")
+        expect(title.locator(".anb-name")).to_have_text("later")
+        expect(title.locator(".anb-tags")).to_have_text("a · b")
+        tops = [cell.get_by_role("button", name=name).bounding_box()["y"] for name in ("first", "later", "train")]
+        assert tops[0] < tops[1] < title.bounding_box()["y"] < tops[2]
+        # one line a row, each column as wide in both parts
+        rows = cell.locator("tr[data-run]")
+        assert len({round(rows.nth(number).bounding_box()["height"]) for number in range(3)}) == 1
+        cells = cell.locator("td[data-name]")
+        assert (
+            len(
+                {
+                    (cells.nth(number).bounding_box()["x"], cells.nth(number).bounding_box()["width"])
+                    for number in range(3)
+                }
+            )
+            == 1
+        )
+        outputs = [output.output_type for output in second.save().cells[0].outputs]
+        assert outputs == ["execute_result", "display_data", "display_data"]
+        expect(row).to_be_focused()
         row.press("Enter")
         expect(second.page.locator(".anb")).to_have_count(0)
+        expect(rows).to_have_count(3)

@@ -17,6 +17,8 @@ from accelerate_nb.config.value_types import (
     DeviceIds,
     HostList,
     Integer,
+    Label,
+    LabelList,
     NamedValues,
     NodeCount,
     Number,
@@ -63,6 +65,10 @@ def other_than_default(setting):
             return "a,b:4"
         case MeshAxes():
             return "data=2,fsdp"
+        case Label():
+            return '-“it\'s”, "a\\b": # é'
+        case LabelList():
+            return "-a b,it's"
         case Text():
             return '-${rank} “it\'s”, "a\\b": '
     raise AssertionError(f"{setting.name} is of a kind that this test does not know")

@@ -55,6 +55,8 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         "Text": "",
         "DeviceIds": "0",
         "HostList": "a,b:4",
+        "Label": "a-name",
+        "LabelList": "a,b",
         "NodeCount": "1:2",
         "MeshAxes": "fsdp",
         "NamedValues": "a=b",

@@ -238,6 +238,8 @@ EXAMPLES = {
     "enable_cpu_affinity": "yes",
     "timeout": "2.5",
     "results": "all",
+    "name": "lr 0.1",
+    "tags": "a,b",
     "detach": "yes",
     "max_restarts": "1",
     "restart_delay": "0.5",

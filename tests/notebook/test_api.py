@@ -12,11 +12,14 @@ import accelerate_nb.launchers
 from accelerate_nb import (
     ConfigurationError,
     WorkerError,
+    attach,
     debug_launcher,
     launch,
     notebook_launcher,
+    runs,
 )
 from accelerate_nb.errors import LaunchError, NotYetError
+from accelerate_nb.reports.run_info import RunFacts
 
 VARIABLES = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 
@@ -100,6 +103,23 @@ def test_a_launch_does_not_wait(tmp_path):
     assert run.wait() == [7, 7]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"cpu": True, "num_processes": 1}, {"engine": "inline"}, {"cpu": True, "num_processes": 1, "detach": True}],
+    ids=["workers", "inline", "detached"],
+)
+def test_a_run_has_its_name_and_tags_wherever_it_is_shown(tmp_path, settings):
+    run = launch(wait_for, (str(tmp_path),), {"answer": 7}, name="lr 0.1 µ", tags=["paper", "bf16"], **settings)
+    assert run.wait() == 7
+    assert (run.name, run.tags) == ("lr 0.1 µ", ("paper", "bf16"))
+    (kept,) = runs()
+    assert (kept.name, kept.tags, kept.function) == ("lr 0.1 µ", ("paper", "bf16"), "wait_for")
+    assert kept.arguments["answer"] == "7"
+    assert kept.folder.name.endswith("_lr_0_1_µ")
+    assert attach("lr 0.1 µ", panel=False).tags == ("paper", "bf16")
+    assert RunFacts.of(run, "jupyter", background=False, can_act=True).message()["tags"] == ("paper", "bf16")
+
+
 def wait_for(path, *, answer):
     """Wait until a file is there."""
     import time
@@ -130,6 +150,16 @@ def fail():
         ({"rdzv_backend": "etcd"}, NotYetError, "not offered here yet"),
         ({"node_rank": 2}, ConfigurationError, "node_rank=2 was given for num_nodes=1"),
         ({"num_proceses": 2}, ConfigurationError, "Did you mean num_processes"),
+        ({"name": 3}, ConfigurationError, "name was given as 3, but name should be a text of 1 to 100"),
+        ({"name": " "}, ConfigurationError, "name should be a text"),
+        ({"name": "x" * 101}, ConfigurationError, "name should be a text of 1 to 100 printable characters"),
+        ({"name": "a\x1b[31m"}, ConfigurationError, "name should be a text of 1 to 100 printable characters"),
+        ({"name": "two\nlines"}, ConfigurationError, "name should be a text of 1 to 100 printable characters"),
+        ({"tags": 3}, ConfigurationError, "tags was given as 3, but tags should be at most 20 texts"),
+        ({"tags": ["a", 2]}, ConfigurationError, "tags should be at most 20 texts of 1 to 40"),
+        ({"tags": ["a,b"]}, ConfigurationError, "without commas"),
+        ({"tags": ["a\tb"]}, ConfigurationError, "printable"),
+        ({"tags": ",".join(map(str, range(21)))}, ConfigurationError, "at most 20 texts"),
         ({"args": 3}, ConfigurationError, r"one argument needs a comma: args=\(x,\)"),
         ({"args": "abc"}, ConfigurationError, "args should hold the function's arguments"),
         ({"config_file": "/no/such/file.yaml"}, ConfigurationError, "does not exist"),
@@ -170,7 +200,9 @@ def test_a_launcher_inside_a_worker_calls_its_function_there(launcher):
 
 def test_a_launch_inside_a_worker_is_a_run_in_the_workers_that_are_there():
     def outer():
-        run = launch(launch_environment, num_processes=2, cpu=True)
-        return [result["RANK"] for result in run.results], run.wait()["RANK"], run.logs(1)
+        run = launch(launch_environment, num_processes=2, cpu=True, name="inner", tags="a")
+        return [result["RANK"] for result in run.results], run.wait()["RANK"], run.logs(1), run.name, run.tags
 
-    assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == [(["0", "1"], "0", "")] * 2
+    found = notebook_launcher(outer, num_processes=2, cpu=True, results="all", name="outer")
+    assert found == [(["0", "1"], "0", "", "inner", ("a",))] * 2
+    assert {(run.name, run.tags) for run in runs()} == {("outer", ()), ("inner", ("a",))}

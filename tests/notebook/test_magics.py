@@ -261,8 +261,8 @@ def test_another_setting_starts_it_anew_and_reports_which(kept, capsys):
 
 def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsys):
     first = kept.ready({"num_processes": 2})
-    assert kept.ready({"panel": "widget", "stop_grace_period": 5.0, "num_processes": 2}) is first
-    assert first.adjusted == {"panel": "widget", "stop_grace_period": 5.0}
+    assert kept.ready({"panel": "widget", "stop_grace_period": 5.0, "name": "probe", "num_processes": 2}) is first
+    assert first.adjusted == {"panel": "widget", "stop_grace_period": 5.0, "name": "probe"}
     assert kept.ready(restart=True).config.launching.panel == "widget"  # it still holds
 
 

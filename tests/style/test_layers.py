@@ -209,9 +209,9 @@ def test_warnings_are_given_where_they_name_the_persons_line():
     assert calling == ["accelerate_nb.user_warnings"]
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     lengths = {module.name: len(module.path.read_text(encoding="utf-8").splitlines()) for module in ALL}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
 
 
 def test_no_class_name_occurs_twice() -> None:

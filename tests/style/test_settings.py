@@ -28,6 +28,8 @@ from accelerate_nb.config.value_types import (
     DeviceIds,
     HostList,
     Integer,
+    Label,
+    LabelList,
     NamedValues,
     NodeCount,
     Number,
@@ -75,6 +77,10 @@ def another(setting: Setting) -> Any:
             return "0,2"
         case NodeCount():
             return 3
+        case Label():
+            return "a name"
+        case LabelList():
+            return "a,b"
         case HostList():
             return "a,b:4"
         case MeshAxes():

@@ -153,7 +153,8 @@ def _folder_of_script(request: LaunchRequest, program: NotebookProgram, *, is_dr
     from accelerate_nb.events.run_folder import new_folder
 
     if request.config.launching.detach and not is_dry:
-        yield new_folder(runs_folder(os.environ, request.config.launching.folder), program.notebook.path.name)
+        launching = request.config.launching
+        yield new_folder(runs_folder(os.environ, launching.folder), launching.name or program.notebook.path.name)
         return
     with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as folder:
         yield Path(folder)

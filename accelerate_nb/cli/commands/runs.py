@@ -19,7 +19,7 @@ from accelerate_nb.cli.runs.report import show_report
 if TYPE_CHECKING:
     from accelerate_nb.events.run_reader import SavedRun
 
-_NEWEST = 20
+_NEWEST = 15
 _LINES = 20
 _RUN = "A number of the list (1 is the newest), a name or the beginning of one, a run's folder, or 'last' (default)."
 

@@ -263,11 +263,13 @@ class Session:
 
     def adjust(self, **launching: Any) -> None:
         """
-        Give settings of the launching another value from now on: `stop_grace_period`, and what front ends read.
+        Give settings of the launching another value from now on: `stop_grace_period`, its name, and what front ends read.
 
         >>> session.adjust(stop_grace_period=5.0)
         """
         self._tasks.config = replace(self._tasks.config, launching=replace(self._tasks.config.launching, **launching))
+        if not launching.keys().isdisjoint({"name", "tags"}):
+            self._run.rename(self.config.launching.name, self.config.launching.tags)
 
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it."""

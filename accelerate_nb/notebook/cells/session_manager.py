@@ -20,7 +20,9 @@ from accelerate_nb.notebook.cells.background_cell import BackgroundCell
 from accelerate_nb.notebook.cells.messages import print_message
 
 # What a session follows from the next cell on, as it is: nothing of it is in the workers.
-_FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
+_FOLLOWED = frozenset(
+    {"name", "tags", "panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"}
+)
 
 # Seconds of waiting without a message.
 _SOON = 0.5

@@ -1,10 +1,11 @@
-"""The rows of a table of runs as buttons: each opens its run below the table."""
+"""The rows of a table of runs as buttons: each opens its run under the row."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -35,7 +36,7 @@ class RunBrowser:
     """
     Opens runs of a table in the page that shows it: a report made from the run's folder, or the live panel of one that still runs.
 
-    The page puts it below the table, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
+    The page puts it under its row, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
 
     >>> browser = RunBrowser(kept_runs(parent), "jupyter", "interactive")
     >>> table.html(browser.element_id)
@@ -57,7 +58,7 @@ class RunBrowser:
         self._widget.close()
 
     def update(self, output: _OutputBelow, bundle: MimeBundle | None) -> None:
-        """Show a run below the table, or none, unless another one was opened meanwhile."""
+        """Show a run under its row, or none, unless another one was opened meanwhile."""
         if output is self._shown:
             content = {} if bundle is None else {"data": dict(bundle.data), "metadata": dict(bundle.metadata)}
             self._widget.send({"show": output.number, **content})
@@ -77,7 +78,9 @@ class RunBrowser:
             self.update(output, None)
             return
         try:
-            self._show(kept_run(self._runs[number].folder), output)
+            # its name may come from the other runs
+            found = kept_run(self._runs[number].folder)
+            self._show(None if found is None else replace(found, name=self._runs[number].name), output)
         except (AccelerateNbError, OSError) as error:
             output.update(MimeBundle({"text/plain": f"{type(error).__name__}: {error}"}))
 
@@ -93,7 +96,7 @@ class RunBrowser:
 
 
 class _OutputBelow:
-    """The output below the table, for the run of one row."""
+    """The output under a row, for its run."""
 
     cell = ""
 

@@ -17,12 +17,13 @@ export class Head {
     this.name = h("span", { class: "anb-name", role: "heading", "aria-level": "3" });
     this.chip = chip();
     this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
+    this.tags = span("anb-tags");
     this.facts = span("anb-facts");
     this.notes = span("anb-notes");
     this.buttons = div("anb-buttons"); // of the live parts
     this.element = div(
       "anb-head",
-      div("anb-title", this.name, this.chip.element, this.time, span("anb-space"), this.buttons),
+      div("anb-title", this.name, this.tags, this.chip.element, this.time, span("anb-space"), this.buttons),
       div("anb-sub", this.facts, this.notes),
     );
   }
@@ -31,6 +32,9 @@ export class Head {
     const { run, state, ranks, lineCount, lostAt, restarts } = this.store;
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
+    set(this.name, "title", run.name || "run");
+    setText(this.tags, (run.tags ?? []).join(" · "));
+    set(this.tags, "title", (run.tags ?? []).join(", "));
     this.chip.set(lostAt !== null ? "not connected" : this.view.stopPressed && !over ? "stopping" : state.state);
     set(this.facts, "title", [deviceNames(ranks), `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
     show(this.buttons, this.view.canAct && !over);

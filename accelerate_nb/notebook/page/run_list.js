@@ -1,50 +1,74 @@
-// The table of runs: a press on a row opens its run below the table, another one closes it.
+// The table of runs: a press on a row opens its run under the row, another one closes it.
 
-import { h, set } from "./elements.js";
+import { h, set, setText } from "./elements.js";
 import { matchingOutputs } from "./notebook_outputs.js";
 
-const MARK = "accelerate-nb-runs"; // in the metadata of the output with the run, with the id of its table
-const LINK = "background:none;border:0;padding:0;font:inherit;color:inherit;text-align:left;text-decoration:underline;cursor:pointer";
+const MARK = "accelerate-nb-runs"; // in the metadata of the outputs below the table's own: the run, and the rows after it
+const LINK =
+  "background:none;border:0;padding:0;font:inherit;color:inherit;text-align:left;text-decoration:underline;cursor:pointer;" +
+  "display:block;max-width:100%;overflow:hidden;text-overflow:ellipsis";
 const OPEN = "inset 3px 0 0 var(--jp-brand-color1, #1976d2)";
 
-/** A table whose rows open; `opened` is the number of the row whose run is below it. */
+/** A table whose rows open; `opened` is the number of the run that is under its row. */
 class RunList {
   constructor(model, notebook) {
     this.model = model;
     this.notebook = notebook;
     this.id = model.get("table");
     this.opened = null;
-    this.buttons = [];
+    this.waits = false;
+    this.focused = null; // the number of the row that a press has drawn anew
+    this.buttons = new Map();
     this.onMessage = (message) => this.show(message);
     model.on("msg:custom", this.onMessage);
     // the table comes after its widget, and anew where the notebook draws it again
     this.watch = new MutationObserver(() => this.dress());
     this.watch.observe(document.body, { childList: true, subtree: true });
+    this.clock = setInterval(() => this.age(), 30000);
     this.dress();
   }
 
   close() {
+    clearInterval(this.clock);
     this.watch.disconnect();
     this.model.off("msg:custom", this.onMessage);
-    for (const button of this.buttons) button.disabled = true;
+    for (const button of this.buttons.values()) button.disabled = true;
   }
 
+  /** Makes the rows of tables that are new in the page into buttons; a table is in two parts while a run is open. */
   dress() {
-    const table = document.getElementById(this.id);
-    if (!table || this.buttons[0]?.closest("table") === table) return;
-    const [head, ...rows] = table.rows;
-    for (const row of table.rows) row.lastElementChild.hidden = true; // the call that the press makes needless
-    const name = [...head.cells].findIndex((cell) => cell.textContent === "name");
-    // in a notebook keys of a button would insert and delete cells
-    set(table, "data-lm-suppress-shortcuts", "true");
-    table.addEventListener("keydown", (event) => event.stopPropagation());
-    this.buttons = rows.map((row, number) => this.button(row, row.cells[name], number));
+    const tables = document.querySelectorAll(`[data-runs="${this.id}"] table:not([data-lm-suppress-shortcuts])`);
+    for (const table of tables) {
+      // in a notebook keys of a button would insert and delete cells
+      set(table, "data-lm-suppress-shortcuts", "true");
+      table.addEventListener("keydown", (event) => event.stopPropagation());
+      table.querySelector("col:last-child").remove(); // the call that the press makes needless
+      for (const row of table.rows) {
+        const call = row.lastElementChild;
+        call.remove();
+        if (row.dataset.run) this.buttons.set(Number(row.dataset.run), this.button(row, call.textContent));
+      }
+    }
+    if (!tables.length) return;
+    this.age();
     this.draw();
+    if (this.focused !== null) this.buttons.get(this.focused)?.focus({ preventScroll: true });
   }
 
-  button(row, cell, number) {
-    const call = row.lastElementChild.textContent;
-    const button = h("button", { type: "button", style: LINK, title: `Show this run below the table\nfrom anywhere: ${call}` }, cell.textContent);
+  /** "12 min ago", as the kernel writes it; after a day, the date that it wrote. */
+  age() {
+    for (const cell of document.querySelectorAll(`[data-runs="${this.id}"] [data-at]`)) {
+      const seconds = Math.max(0, Math.floor(Date.now() / 1000 - Number(cell.dataset.at)));
+      if (seconds >= 86400) setText(cell, cell.title.slice(0, 16));
+      else setText(cell, `${seconds >= 3600 ? `${Math.floor(seconds / 3600)} h` : seconds >= 60 ? `${Math.floor(seconds / 60)} min` : `${seconds} s`} ago`);
+    }
+  }
+
+  button(row, call) {
+    const number = Number(row.dataset.run);
+    const cell = row.querySelector("[data-name]");
+    const title = `${cell.textContent}\nShow this run under the row\nfrom anywhere: ${call}`;
+    const button = h("button", { type: "button", style: LINK, title }, cell.textContent);
     cell.replaceChildren(button);
     row.style.cursor = "pointer";
     row.addEventListener("click", () => document.getSelection().isCollapsed && this.press(number));
@@ -52,39 +76,88 @@ class RunList {
   }
 
   press(number) {
-    const closes = number === this.opened;
-    this.opened = closes ? null : number;
-    this.draw(!closes);
+    this.focused = number;
+    this.opened = number === this.opened ? null : number;
+    this.waits = this.opened !== null;
+    this.draw();
     this.model.send({ open: this.opened });
   }
 
-  draw(waits = false) {
-    for (const [number, button] of this.buttons.entries()) {
+  draw() {
+    for (const [number, button] of this.buttons) {
       const isOpen = number === this.opened;
       set(button, "aria-expanded", isOpen);
-      set(button, "aria-busy", isOpen && waits);
-      button.closest("tr").style.boxShadow = isOpen ? OPEN : "";
+      set(button, "aria-busy", isOpen && this.waits);
+      const row = button.closest("tr");
+      if (row) row.style.boxShadow = isOpen ? OPEN : "";
     }
   }
 
-  /** Puts the run that the kernel sends into the notebook, so that it is saved with the table. */
+  /** Puts the run that the kernel sends into the notebook, between the rows, so that it is saved with the table. */
   show({ show, data, metadata }) {
     if (show !== this.opened) return;
+    this.waits = false;
     this.draw();
-    const isTable = (output) => String(output.data?.["text/html"] ?? "").includes(`id="${this.id}"`);
-    const [below] = matchingOutputs(this.notebook, (output) => output.metadata?.[MARK] === this.id);
-    const [table] = matchingOutputs(this.notebook, isTable);
-    const output = { output_type: "display_data", data: data ?? { "text/html": "" }, metadata: { ...metadata, [MARK]: this.id } };
+    const find = (matches) => matchingOutputs(this.notebook, matches)[0];
+    const below = (part) => find((output) => output.metadata?.[MARK] === `${this.id} ${part}`);
+    const table = find((output) => !output.metadata?.[MARK] && htmlOf(output).includes(`data-runs="${this.id}"`));
+    if (!table) return;
+    const put = (part, content) => {
+      const output = { output_type: "display_data", ...content, metadata: { ...content.metadata, [MARK]: `${this.id} ${part}` } };
+      const found = below(part);
+      if (found) found[0].set(found[1], output);
+      else table[0].add(output);
+    };
+    const [outputs, index] = table;
+    const rest = below("rest");
+    const rows = new Rows(htmlOf(outputs.get(index)), rest ? htmlOf(rest[0].get(rest[1])) : "");
+    const own = outputs.get(index).toJSON();
+    const split = data ? show + 1 : rows.count;
+    if (split !== rows.first) outputs.set(index, { ...own, data: { ...own.data, "text/html": rows.html(0, split) } });
     // an output that is removed stays in JupyterLab's file
-    if (below) below[0].set(below[1], output);
-    else if (table && data) table[0].add(output);
-    if (data) this.reveal();
+    if (data || below("run")) put("run", { data: data ?? { "text/html": "" }, metadata });
+    if (rest || split < rows.count) put("rest", { data: { "text/html": split < rows.count ? rows.html(split, rows.count) : "" } });
+  }
+}
+
+const htmlOf = (output) => String(output.data?.["text/html"] ?? "");
+
+/** The rows of a table that is in one or two parts, to be divided anew. */
+class Rows {
+  constructor(...parts) {
+    const [first, ...others] = parts.map((html) => new DOMParser().parseFromString(html, "text/html"));
+    const all = (part) => [...part.querySelectorAll("tr[data-run]")];
+    this.first = all(first).length;
+    this.rows = [first, ...others].flatMap(all);
+    this.count = this.rows.length;
+    this.box = first.querySelector("[data-runs]");
+    this.folded = Number(this.box.dataset.newest); // rows from this one on are folded
+    this.head = first.querySelector("tr:not([data-run])");
+    this.table = first.querySelector("table");
   }
 
-  /** Scrolls to a run that is out of sight, below a long table. */
-  reveal() {
-    const shown = this.buttons[0]?.closest(".jp-OutputArea")?.lastElementChild;
-    requestAnimationFrame(() => shown?.scrollIntoView({ block: "nearest" }));
+  /** A part of the table; the last row of the first part is the one whose run is open. */
+  html(start, end) {
+    const box = this.box.cloneNode(false);
+    const add = (parent, head, rows) => {
+      const table = this.table.cloneNode(false);
+      table.append(this.table.querySelector("colgroup").cloneNode(true), ...head, ...rows.map((row) => row.cloneNode(true)));
+      parent.append(table);
+    };
+    const newest = this.rows.slice(start, Math.min(end, this.folded));
+    const others = this.rows.slice(Math.max(start, this.folded), end);
+    box.append(...[...this.box.querySelectorAll("style")].map((style) => style.cloneNode(true)));
+    if (newest.length || start === 0) add(box, start === 0 ? [this.head.cloneNode(true)] : [], newest);
+    if (others.length && newest.length) {
+      const details = box.ownerDocument.createElement("details");
+      const summary = box.ownerDocument.createElement("summary");
+      summary.textContent = `show all ${this.count} runs`;
+      details.open = start === 0 && end < this.count; // it ends with the run that is open
+      details.append(summary);
+      add(details, [], others);
+      box.append(details);
+    } else if (others.length) add(box, [], others);
+    return box.outerHTML;
   }
 }
 

@@ -14,7 +14,7 @@ from accelerate_nb.reports.number_format import value_text
 from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.text import aligned
 
-RUN_HEAD = ("", "run", "state", "time", "ranks", "began")
+RUN_HEAD = ("", "run", "tags", "folder", "state", "time", "ranks", "began")
 METRIC_HEAD = ("metric", "run", "min", "max", "last", "difference")
 NO_SETTINGS = "All settings are the same."
 NO_METRICS = "No run logged a metric."
@@ -56,7 +56,8 @@ def _parts(comparison: Comparison) -> Iterator[Sequence[str]]:
 
 def _run_row(label: str, run: SavedRun) -> tuple[str, ...]:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
-    return label, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
+    name, tags = narrowed(plain(run.name), 60), ", ".join(run.tags)
+    return label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
 
 
 def _metric_rows(name: str, spans: Sequence[MetricSpan | None], labels: str) -> Iterator[tuple[str, ...]]:

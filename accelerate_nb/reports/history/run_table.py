@@ -1,28 +1,54 @@
-"""A table of runs: when, what, its state, how far it is, its newest metrics, the settings in which runs differ."""
+"""A table of runs: when, what, its state, how far it is, its newest metrics, the arguments and settings in which runs differ."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import overload
+from typing import NamedTuple, overload
 
 from accelerate_nb.events.metric_names import logged_names
-from accelerate_nb.events.run_reader import SavedRun
+from accelerate_nb.events.run_reader import SavedRun, argument_text, differing_arguments
 from accelerate_nb.reports.ansi import plain
-from accelerate_nb.reports.number_format import counted, time_text, value_text
+from accelerate_nb.reports.number_format import ago_text, counted, time_text, value_text
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import aligned
 
-_HEAD = ("", "when", "name", "state", "ranks", "time", "progress", "curve", "metrics", "settings", "error")
-_WIDEST_NAME, _WIDEST_ERROR, _WIDEST_SETTINGS = 40, 120, 60
-_MOST_METRICS = 3
-_LEFT = ' style="text-align:left"'
+# So many runs are in the table before the others are to be unfolded.
+NEWEST = 15
+_MOST_METRICS, _MOST_ARGUMENTS = 3, 6
+# A column is as wide as what is in it, in characters, up to this; those that share the rest of a page's width have the least.
+_NARROWEST, _WIDEST, _WIDEST_ARGUMENT = 10, 40, 14
+_WIDTHS = {"progress": 26, "settings": 60, "error": 120}
+_NAME_IN_PAGE = 28
+# Settings that are columns of their own.
+_SHOWN_ALONE = {"num_processes", "name", "tags"}
+# Where a page leaves styles out, a row may take several lines.
+_STYLE = """<style>
+table.accelerate-nb-runs { table-layout: fixed; border-collapse: collapse; margin: 0; width: 100%; }
+table.accelerate-nb-runs :is(th, td) { text-align: left !important; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; padding: 3px 6px; }
+</style>"""
+
+
+class _Column(NamedTuple):
+    """A column: its head, its cells from the newest run to the oldest, and whether it shares what a page's width leaves."""
+
+    head: str
+    cells: tuple[str, ...]
+    widest: int = _WIDEST
+    is_flexible: bool = False
+    # of each cell's element, beside its tooltip
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The characters that its cells may take in a page, with the space between columns."""
+        return min(max(map(len, (self.head, *self.cells))), self.widest) + 2
 
 
 class RunTable(Sequence[SavedRun]):
     """
-    Runs, the newest first: a sequence of what their folders say of them, which shows itself as a table.
+    Runs, the newest first: a sequence of what their folders hold, which shows itself as a table.
 
     >>> runs()[0].state
     'running'
@@ -48,13 +74,19 @@ class RunTable(Sequence[SavedRun]):
         return self.html()
 
     def html(self, element_id: str = "") -> str:
-        """The table as HTML, as an element with this id."""
+        """The table as HTML, one line a run: the newest runs, and the others folded; a page finds it by `element_id`."""
         if not self._runs:
             return "<div>There are no runs.</div>"
-        named = f' id="{element_id}"' if element_id else ""
-        head, *rows = _columns([*_HEAD, "to show it"], ((*row, show_call(run)) for row, run in _rows(self._runs)))
-        body = "".join(f"<tr>{''.join(f'<td{_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-        return f"<table{named}><tr>{''.join(f'<th{_LEFT}>{name}</th>' for name in head)}</tr>\n{body}</table>"
+        call = _Column("to show it", tuple(show_call(run) for run in self._runs), is_flexible=True)
+        columns = [*_columns(self._runs, time.time()), call]
+        head = "".join(f"<th>{escape(column.head)}</th>" for column in columns)
+        rows = [_html_row(columns, index) for index in range(len(self))]
+        parts = [_html_table(columns, [f"<tr>{head}</tr>", *rows[:NEWEST]])]
+        if len(rows) > NEWEST:
+            summary = f'<summary style="cursor:pointer">show all {len(rows)} runs</summary>'
+            parts.append(f"<details>{summary}{_html_table(columns, rows[NEWEST:])}</details>")
+        named = f' data-runs="{element_id}" data-newest="{NEWEST}"' if element_id else ""
+        return f"<div{named}>{_STYLE}{''.join(parts)}</div>"
 
 
 def show_call(run: SavedRun) -> str:
@@ -64,17 +96,73 @@ def show_call(run: SavedRun) -> str:
 
 def table_lines(runs: Sequence[SavedRun]) -> list[str]:
     """The table as lines of text; columns in which nothing stands are left out."""
-    return aligned(_columns(_HEAD, (row for row, _ in _rows(runs))))
+    columns = _columns(runs, time.time())
+    heads = [column.head for column in columns]
+    cells = ([_narrowed(cell, _WIDTHS.get(column.head, _WIDEST)) for cell in column.cells] for column in columns)
+    return aligned([heads, *zip(*cells, strict=True)])
 
 
-def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]]:
+def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
+    """The columns of a table, without those that no run needs to have."""
+    differing = {run.function: differing_arguments(run.function, runs) for run in runs}
+    arguments = list(dict.fromkeys(name for names in differing.values() for name in names))[:_MOST_ARGUMENTS]
     names = differing_settings(runs)
-    for number, run in enumerate(runs, 1):
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
-        name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
-        row = (str(number), when, name, state_text(run), str(run.ranks), lasted(run), _progress(run))
-        curve = "" if run.curve is None else run.curve[1]
-        yield (*row, curve, _metrics(run), _settings(run, names), error), run
+
+    def column(head: str, cells: Iterable[str], widest: int = _WIDEST, *, is_flexible: bool = False) -> _Column:
+        return _Column(head, tuple(map(_one_line, cells)), widest, is_flexible)
+
+    columns = [
+        column("", (str(number) for number in range(1, len(runs) + 1))),
+        column("when", (ago_text(run.started, now) for run in runs))._replace(
+            attributes=tuple(f'data-at="{run.started:.0f}" title="{_clock(run.started)}"' for run in runs)
+        ),
+        column("name", (run.name for run in runs), _NAME_IN_PAGE)._replace(attributes=("data-name",) * len(runs)),
+        column("state", map(state_text, runs)),
+        column("ranks", (str(run.ranks) for run in runs)),
+        column("time", map(lasted, runs)),
+    ]
+    optional = [
+        column("tags", (", ".join(run.tags) for run in runs), is_flexible=True),
+        column("progress", map(_progress, runs), is_flexible=True),
+        *(
+            column(
+                name,
+                (argument_text(run, name) if name in differing[run.function] else "" for run in runs),
+                _WIDEST_ARGUMENT,
+            )
+            for name in arguments
+        ),
+        column("metrics", map(_metrics, runs), is_flexible=True),
+        column("curve", ("" if run.curve is None else run.curve[1] for run in runs)),
+        column("settings", (_settings(run, names) for run in runs), is_flexible=True),
+        column("error", (run.error for run in runs), is_flexible=True),
+    ]
+    return [*columns, *(item for item in optional if any(item.cells))]
+
+
+def _html_table(columns: Sequence[_Column], rows: Iterable[str]) -> str:
+    """A table whose columns are as wide as those of another one with the same columns."""
+    widths = "".join(f'<col style="{"" if column.is_flexible else f"width:{column.width}ch"}">' for column in columns)
+    full = sum(column.width for column in columns)
+    least = sum(min(column.width, _NARROWEST) if column.is_flexible else column.width for column in columns)
+    size = f"max-width:{full}ch;min-width:{least}ch"
+    return f'<table class="accelerate-nb-runs" style="{size}"><colgroup>{widths}</colgroup>{"".join(rows)}</table>'
+
+
+def _html_row(columns: Sequence[_Column], index: int) -> str:
+    return f'<tr data-run="{index}">{"".join(_html_cell(column, index) for column in columns)}</tr>\n'
+
+
+def _html_cell(column: _Column, index: int) -> str:
+    text = column.cells[index]
+    attributes = [column.attributes[index]] if column.attributes else []
+    if len(text) > _NARROWEST and column.head != "when":
+        attributes.append(f'title="{escape(text)}"')
+    return f"<{' '.join(['td', *attributes])}>{escape(text)}</td>"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def state_text(run: SavedRun) -> str:
@@ -93,18 +181,10 @@ def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
     """
     The names of the settings in which these runs differ; where a run does not have one, its default counts.
 
-    The number of processes is left out: it is a column of its own.
+    The number of processes, the name and the tags are left out: they are columns of their own.
     """
-    names = dict.fromkeys(name for run in runs for name in run.settings if name != "num_processes")
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in _SHOWN_ALONE)
     return [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
-
-
-def _columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The table without those of its columns that no run needs to have."""
-    every = [tuple(head), *map(tuple, rows)]
-    optional = {"progress", "curve", "metrics", "settings"}
-    kept = [index for index, name in enumerate(head) if name not in optional or any(row[index] for row in every[1:])]
-    return [tuple(row[index] for index in kept) for row in every]
 
 
 def lasted(run: SavedRun) -> str:
@@ -119,12 +199,11 @@ def _progress(run: SavedRun) -> str:
         return ""
     label, done, total = run.progress
     percent = f" ({100 * done / total:.0f} %)" if total else ""
-    return f"{_one_line(label, 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
+    return f"{_narrowed(_one_line(label), 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
 
 
 def _settings(run: SavedRun, names: Sequence[str]) -> str:
-    chosen = [f"{name}={run.settings[name]}" for name in names if name in run.settings]
-    return _one_line(", ".join(chosen), _WIDEST_SETTINGS)
+    return ", ".join(f"{name}={run.settings[name]}" for name in names if name in run.settings)
 
 
 def _metrics(run: SavedRun) -> str:
@@ -139,6 +218,9 @@ def _metrics(run: SavedRun) -> str:
     return ", ".join(newest[:_MOST_METRICS]) + (" …" if len(newest) > _MOST_METRICS else "")
 
 
-def _one_line(text: str, width: int) -> str:
-    line = plain(text.strip().partition("\n")[0])
+def _one_line(text: str) -> str:
+    return _narrowed(plain(text.strip().partition("\n")[0]), 300)
+
+
+def _narrowed(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"

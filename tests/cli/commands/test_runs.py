@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -62,12 +63,52 @@ def test_runs_are_compared_by_their_curves_metrics_and_the_settings_that_differ(
     keep(tmp_path, "train", 2.0, settings={**same, "num_processes": 4, "mixed_precision": "bf16"}, **loss)
     table = runs(tmp_path)
     head, *rows = [re.split(r"\s{2,}", row) for row in repr(table).splitlines()]
-    assert head[-4:-1] == ["curve", "metrics", "settings"]
-    assert rows[0][-3:] == ["█▅▂▁", "loss 0.25, acc 0.9", "mixed_precision=bf16"]
+    assert head[-3:] == ["metrics", "curve", "settings"]
+    assert rows[0][-3:] == ["loss 0.25, acc 0.9", "█▅▂▁", "mixed_precision=bf16"]
     assert "timeout" not in repr(table)
-    assert '<td style="text-align:left">█▅▂▁</td>' in table._repr_html_()
+    assert "<td>█▅▂▁</td>" in table._repr_html_()
     # alone, a run differs from none
     assert "bf16" not in repr(table[:1])
+
+
+def test_a_run_without_a_name_is_named_by_the_arguments_in_which_runs_of_its_function_differ(tmp_path, capsys):
+    arguments = {"lr": "0.1", "epochs": "3", "model": "'resnet'", "config": "{'depth': 2}"}
+    keep(tmp_path, "train", 1.0, function="train", arguments=arguments)
+    keep(
+        tmp_path, "train", 2.0, function="train", arguments={**arguments, "lr": "0.30000000000000004", "model": "'vit'"}
+    )
+    keep(tmp_path, "best", 3.0, function="train", arguments=arguments, settings={"name": "best", "tags": "a,b c"})
+    keep(tmp_path, "evaluate", 4.0, function="evaluate", arguments={"lr": "7"})
+    table = runs(tmp_path)
+    assert [run.name for run in table] == ["evaluate", "best", "train lr=0.3 model=vit", "train lr=0.1 model=resnet"]
+    head, *rows = [re.split(r"\s{2,}", row) for row in repr(table).splitlines()]
+    assert head == ["", "when", "name", "state", "ranks", "time", "tags", "lr", "model"]
+    assert rows[1][-3:] == ["a, b c", "0.1", "resnet"]
+    assert rows[2][-2:] == ["0.3", "vit"]
+    assert rows[0][-1] == "01:01"  # no other run of its function
+    assert main(["runs", "compare", "best", "train lr=0.3 model=vit", "--folder", str(tmp_path)]) == 0
+    head, best, _, *_ = capsys.readouterr().out.splitlines()
+    assert re.split(r"\s{2,}", head)[:3] == ["", "run", "tags"]
+    assert best.startswith("A  best                    a, b c  ")
+    assert main(["runs", "show", "best", "--folder", str(tmp_path)]) == 0
+    assert re.match(r"best  ✔ finished  .*, tags a, b c$", capsys.readouterr().out.splitlines()[0])
+
+
+def test_a_table_shows_the_newest_runs_in_a_line_each_and_unfolds_the_others(tmp_path):
+    now = time.time()
+    for number in range(17):
+        name = f"run_{number}" + "_long" * number
+        keep(tmp_path, name, now - 60 * number - 5, folder=f"2024-01-01_{number:06}_{name}")
+    made = runs(tmp_path)._repr_html_()
+    newest, others = made.split("<details>")
+    assert (newest.count("<tr data-run"), others.count("<tr data-run")) == (15, 2)
+    assert '<summary style="cursor:pointer">show all 17 runs</summary>' in others
+    assert ">12 min ago</td>" in newest
+    assert f' title="{time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - 725))}"' in newest
+    name = "run_9" + "_long" * 9
+    assert f'<td data-name title="{name}">{name}</td>' in newest
+    # columns of both parts are equally wide
+    assert len(set(re.findall("<colgroup>.*?</colgroup>", made))) == 1
 
 
 def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_command):
@@ -105,7 +146,7 @@ def test_a_list_for_programs_holds_the_same(runs_command):
 def test_the_newest_are_listed_and_all_where_that_is_requested(runs_command, parent):
     for number in range(30):
         keep(parent, "many", 10.0 + number)
-    assert runs_command()[1].splitlines()[-1] == "… and 13 more; --all lists them"
+    assert runs_command()[1].splitlines()[-1] == "… and 18 more; --all lists them"
     assert len(runs_command("--all")[1].splitlines()) == 34
 
 

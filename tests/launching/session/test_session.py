@@ -17,6 +17,7 @@ import torch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
 from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.session.session import Session
 
 # Every rank takes part in a collective, and each sees the same sum.
@@ -101,6 +102,13 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
 def test_variables_stay_from_cell_to_cell(session):
     session.run("kept = rank * 10").wait()
     assert [end.result["text/plain"] for end in session.run("kept + 1").wait()] == ["1", "11"]
+
+
+def test_a_session_that_goes_on_takes_another_name(session):
+    session.adjust(name="probe", tags="a,b")
+    saved = kept_run(session.folder)
+    assert (session.name, saved.name, saved.tags, saved.state) == ("probe", "probe", ("a", "b"), "running")
+    works(session)
 
 
 def test_the_first_cell_finds_its_environment(session):
