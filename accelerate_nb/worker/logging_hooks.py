@@ -1,4 +1,4 @@
-"""The hooks that bring to the notebook what code logs by other libraries: `Trainer`, Lightning and the trackers."""
+"""The hooks that bring to the notebook what code logs by other libraries, and the steps that it makes on Hugging Face's own Accelerate."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def install() -> None:
         return
     for module in dict.fromkeys(entry[0] for entry in _LOGS):
         after_import(module, _report_calls_of)
+    after_import("accelerate.accelerator", _measure_steps_of)
+
+
+def _measure_steps_of(module: Any) -> None:
+    original = module.Accelerator.__init__
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        from accelerate_nb.runtime.observability.hf_accelerate import measure_steps
+
+        original(self, *args, **kwargs)
+        measure_steps(self)
+
+    module.Accelerator.__init__ = begin
 
 
 def _report_calls_of(module: Any) -> None:

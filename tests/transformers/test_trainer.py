@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerate_nb import notebook_launcher
+from accelerate_nb import launch, notebook_launcher
 from tests.ranks import run_on_ranks
 from tests.theirs.alias import install
 
@@ -110,3 +110,43 @@ def test_the_trainer_learns_the_same_on_two_processes(
     (alone,) = way(str(tmp_path), 1)
     assert alone["losses"] == pytest.approx(first["losses"], rel=1e-3)
     torch.testing.assert_close(alone["weights"], first["weights"], rtol=1e-2, atol=1e-3)
+
+
+def train_by_hand() -> None:
+    """A loop on Hugging Face's own Accelerate."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    assert type(accelerator).__module__ == "accelerate.accelerator"
+    model = torch.nn.Linear(8, 1)
+    rows = torch.utils.data.TensorDataset(torch.ones(160, 8))
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), torch.utils.data.DataLoader(rows, batch_size=4)
+    )
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).sum())
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["Trainer", "by hand"])
+def test_steps_on_accelerates_own_accelerator_have_phases_and_speed(loop: str, tmp_path: Path) -> None:
+    function, arguments = (train, (str(tmp_path), 4)) if loop == "Trainer" else (train_by_hand, ())
+    run = launch(function, arguments, num_processes=2, cpu=True, timeout=90, panel="off")
+    run.wait(90)
+    for rank in map(run.view.rank, (0, 1)):
+        assert rank.first_step is not None
+        parts = [getattr(rank.first_step, part) for part in ("data", "forward", "backward", "optimizer", "idle")]
+        assert min(parts) > 0
+        assert rank.memory is not None
+        assert rank.memory.optimizer > 0
+        assert {
+            "speed/step_time_s",
+            "speed/samples_per_s",
+            "optimizer/lr",
+            "optimizer/grad_norm",
+        } <= rank.metrics.keys()
+        assert 2 <= (rank.metrics["speed/step_time_s"].step or 0) <= (STEPS if loop == "Trainer" else 20)

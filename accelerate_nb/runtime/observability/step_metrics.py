@@ -39,7 +39,7 @@ class StepMetrics:
         self._rank, self._device, self._share = rank, device, share
         self._gpu: GpuGauge | None = None
         self._optimizer: ReferenceType[Any] | None = None
-        self._steps = 0
+        self.steps = 0
         self._since: float | None = None
         self._sent_at = 0.0
         self._norm: _PendingNumber | None = None
@@ -100,9 +100,9 @@ class StepMetrics:
             return
         self.phases.stepped()
         now = time.perf_counter()
-        self._steps += 1
+        self.steps += 1
         # the first step compiles, and allocates: it would be higher than all others
-        if self._since is not None and self._steps > 1:
+        if self._since is not None and self.steps > 1:
             self._seconds += now - self._since
             self._counted += 1
             self._samples += self._pending_samples
@@ -127,7 +127,7 @@ class StepMetrics:
             return
         moment, self._sent_at = time.time(), now
         for name, value in self._values(optimizer):
-            emit(Metric(self._rank, name, value, self._steps, moment))
+            emit(Metric(self._rank, name, value, self.steps, moment))
         self._restart()
         if self.memory is not None:
             self.memory.stepped()
