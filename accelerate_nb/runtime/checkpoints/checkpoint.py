@@ -27,11 +27,14 @@ from accelerate_nb.user_warnings import warn_user
 Hook = Callable[..., None]
 
 
-def rank_files(rank: int, step: int, loaders: Iterable[Any]) -> list[FileToWrite]:
+def rank_files(
+    rank: int, step: int, loaders: Iterable[Any], bucket_orders: Sequence[Sequence[int]] = ()
+) -> list[FileToWrite]:
     """The files of a process's own state: its random numbers and micro-steps, and where its loaders stand."""
+    state = {"step": step, **random_states(), "bucket_orders": bucket_orders}
     positions = [loader.position() for loader in loaders if hasattr(loader, "position")]
     return [
-        FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
+        FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, rank), state),
         FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, rank), positions),
     ]
 
@@ -68,7 +71,7 @@ class Checkpoint:
             self.bundle.models, weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe
         )
         files += self._shared() if self.writes else []
-        files += rank_files(self.world.rank, step, self.bundle.loaders)
+        files += rank_files(self.world.rank, step, self.bundle.loaders, self.strategy.bucket_orders(self.bundle.models))
         if in_window:
             gradients = [self.strategy.window_gradients(model) for model in self.bundle.models]
             files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), gradients))
@@ -105,6 +108,8 @@ class Checkpoint:
             item.give()
         for loader, position in zip(self.bundle.loaders, positions, strict=False):
             loader.resume(position)
+        # before there are gradients, which DDP would have moved into its buckets
+        self.strategy.set_bucket_orders(self.bundle.models, (states or {}).get("bucket_orders", ()))
         for model, saved in zip(self.bundle.models, gradients, strict=False):
             self.strategy.set_window_gradients(model, saved)
         self.strategy.settle()

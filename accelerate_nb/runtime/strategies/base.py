@@ -357,6 +357,13 @@ class Strategy:
             gradient = saved.get(name)
             weight.grad = None if gradient is None else gradient.to(weight.device)
 
+    def bucket_orders(self, models: Sequence[Any]) -> list[list[int]]:
+        """Of each model, the numbers of its weights in the order of their gradients' buckets, or nothing; all processes call it."""
+        return []
+
+    def set_bucket_orders(self, models: Sequence[Any], orders: Sequence[Sequence[int]]) -> None:
+        """Sum gradients in the orders that `bucket_orders` returned on rank 0; all processes call it, the others with any."""
+
     def _loaded_weights(self, folder: Path, index: int, model: Any, options: Mapping[str, Any]) -> LoadedFile:
         path, loaded = load_weights(folder, index)
 

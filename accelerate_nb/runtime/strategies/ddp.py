@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import OutOfMemoryError, Tensor
 from torch.distributed.algorithms.join import Join
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.operations.collective import broadcast_object_list
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import devices_of
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, is_compiled_module
@@ -76,6 +78,18 @@ class DDP(Strategy):
         copies = copies_in(model)
         return nullcontext() if copies is None else _sending(copies)
 
+    def bucket_orders(self, models: Sequence[Any]) -> list[list[int]]:
+        """The order in which gradients came in the first backward, after which DDP makes its buckets anew."""
+        return [_bucket_order(copies_in(model), is_main=self.world.is_main) for model in models]
+
+    def set_bucket_orders(self, models: Sequence[Any], orders: Sequence[Sequence[int]]) -> None:
+        """Make the buckets as they were made after a first backward, before there is one: the coming step sums as it would have."""
+        shared = [list(orders)]
+        broadcast_object_list(shared)
+        for model, order in zip(models, shared[0], strict=False):
+            if (copies := copies_in(model)) is not None and order:
+                _make_buckets(copies, order)
+
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """`torch.distributed.algorithms.Join`: a process without batches joins the others' collectives."""
         return Join([copies_in(joinable) or joinable for joinable in joinables], throw_on_early_termination=False)
@@ -106,6 +120,42 @@ class DDP(Strategy):
 
 def _has_any(model: Module, known: set[int]) -> bool:
     return any(id(parameter) in known for parameter in model.parameters())
+
+
+def _bucket_order(copies: DistributedDataParallel | None, *, is_main: bool) -> list[int]:
+    if copies is None or getattr(copies, "reducer", None) is None:
+        return []
+    # after the first backward: what the next forward would do, unless a gradient is still missing, which it raises an error for
+    with suppress(RuntimeError):
+        copies._has_rebuilt_buckets |= copies.reducer._rebuild_buckets()
+    if not copies._has_rebuilt_buckets or not is_main:
+        return []
+    numbers = {id(weight): number for number, weight in enumerate(copies._build_params_for_reducer()[0])}
+    try:
+        # it is how torch shows which weights are in a bucket, at the cost of zeros for all gradients
+        buckets = copies.reducer._get_zeros_like_grad_buckets()
+    except OutOfMemoryError:
+        return []
+    return [numbers[id(weight)] for bucket in buckets for weight in bucket.parameters()]
+
+
+def _make_buckets(copies: DistributedDataParallel, order: Sequence[int]) -> None:
+    """As unpickling does in `DistributedDataParallel.__setstate__`, with weights that are numbered in their order."""
+    weights, are_sparse = copies._build_params_for_reducer()
+    if sorted(order) != list(range(len(weights))) or copies.mixed_precision is not None:
+        return
+    weights, are_sparse = [weights[number] for number in order], [are_sparse[number] for number in order]
+    names = copies._build_debug_param_to_name_mapping(weights)
+    # the memory of the former buckets is released first
+    copies.__dict__.update(reducer=None, logger=None)
+    copies._ddp_init_helper(weights, are_sparse, names, copies.static_graph)
+    if copies.static_graph and copies.logger is not None:
+        copies.reducer._set_static_graph()
+        copies.logger._set_static_graph()
+    for hook, state in copies._comm_hooks:
+        dist._register_comm_hook(copies.reducer, state, hook)
+    copies.reducer._push_all_rebuilt_params()
+    copies._has_rebuilt_buckets = copies.reducer._rebuild_buckets()
 
 
 @contextmanager
