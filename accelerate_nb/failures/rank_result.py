@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.events.model import Failure
 from accelerate_nb.failures.hints import advice_on_death
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """A rank's end: its function's `value`, or a `failure` with the exception itself where it came along."""
+    """
+    A rank's end: its function's `value`, or a `failure` with the exception itself where it came along.
+
+    `left_out` says why a value is `None` that could not be brought along.
+    """
 
     rank: int
     value: Any = None
     failure: Failure | None = None
     error: BaseException | None = None
     modules: tuple[str, ...] = ()
+    left_out: str = ""
+
+
+def left_out_text(name: str, left_out: Mapping[int, str], instead: str = "None stands in its place") -> str:
+    """A sentence on values that could not be brought along, with the reason of each rank; empty where all were."""
+    found = {rank: reason for rank, reason in left_out.items() if reason}
+    if not found:
+        return ""
+    return (
+        f"The result of {name} on {of_ranks(list(found), listed)} stays in its process: {next(iter(found.values()))}. {instead}. "
+        "Return what can be pickled, or save it to a file."
+    )
 
 
 def died(

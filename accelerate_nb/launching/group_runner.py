@@ -23,7 +23,6 @@ from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.protocol.agent_messages import (
     HoldRanks,
     NodeLoad,
@@ -273,16 +272,14 @@ class GroupRunner:
     def _rank_result(self, rank: int) -> RankResult:
         file = self._outcomes.get(rank)
         outcome = None if file is None else self._run_context.read_outcome(rank, file)
-        if isinstance(outcome, Returned):
-            return RankResult(rank, value=outcome.value, modules=outcome.modules)
-        if isinstance(outcome, Raised):
-            return RankResult(rank, failure=outcome.failure, error=outcome.error, modules=outcome.modules)
+        if outcome is not None:
+            return outcome.rank_result(rank)
         if not self._agent_of[rank].has_outcomes:
             if self._group.states.get(rank) == "finished":
                 return RankResult(rank)
             if (reported := self._failures.get(rank)) is not None:
                 return RankResult(rank, failure=reported)
-        failure = outcome if outcome is not None else self._death(rank)
+        failure = self._death(rank)
         if rank not in self._group.reported:
             # nobody was left to report its end
             state: State = "stopped" if failure.ended_by_us else "failed"

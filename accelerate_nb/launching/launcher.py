@@ -94,11 +94,13 @@ def prepare(
     config: RunConfig,
     front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
+    *,
+    is_run_kept: bool = True,
 ) -> LaunchedRun:
     """
     A run of `function(*args)` on as many workers as the configuration requests, ready to be started.
 
-    `on_event` is called with every event but the lines of output, in the run's thread, once the view knows of it.
+    Of a run that is not kept, nobody reads the results that the configuration does not request; ranks don't send them. `on_event` is called with every event but the lines of output, in the run's thread, once the view knows of it.
 
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
@@ -106,12 +108,12 @@ def prepare(
     call = FunctionCall(function, tuple(args))
     config.launching.check_min_nodes()
     if config.launching.is_on_each_node:
-        return _on_each_node(call, config, front_end, on_event)
+        return _on_each_node(call, config, front_end, on_event, is_run_kept=is_run_kept)
     choice, nodes = choose_where(config)
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
         return _run_here(call, config, choice, front_end, on_event, inline)
-    return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
+    return run_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), LaunchedRun, front_end, on_event)
 
 
 def prepare_in_launched_process(
@@ -148,13 +150,19 @@ def _run_here(
 
 
 def _on_each_node(
-    call: FunctionCall, config: RunConfig, front_end: FrontEnd, on_event: Callable[[Event], None]
+    call: FunctionCall,
+    config: RunConfig,
+    front_end: FrontEnd,
+    on_event: Callable[[Event], None],
+    *,
+    is_run_kept: bool,
 ) -> LaunchedRun:
     """The run of several nodes, all of which launch it; returns when they have come."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     choice, nodes = join_nodes(config)
     try:
-        return run_of(_request(call, config, choice, nodes), nodes.run_kind, front_end, on_event)
+        request = _request(call, config, choice, nodes, is_run_kept=is_run_kept)
+        return run_of(request, nodes.run_kind, front_end, on_event)
     except BaseException:
         # the others learn that there is no run
         nodes.close()
@@ -258,6 +266,7 @@ def _request(
     folder: Path | None = None,
     *,
     can_inherit: bool = True,
+    is_run_kept: bool = True,
 ) -> RunRequest:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     launching_config = config.launching
@@ -275,6 +284,7 @@ def _request(
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
         node_sizes=() if nodes is None else nodes.sizes,
+        wants_all_results=is_run_kept or launching_config.results == "all",
     )
     if nodes is not None:
         nodes.check_payload(payload)

@@ -14,7 +14,7 @@ from accelerate_nb.errors import mark_in_panel, of_this_package
 from accelerate_nb.events.run_folder import whole_log
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
-from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.failures.rank_result import RankResult, left_out_text
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.user_warnings import warn_user
@@ -53,6 +53,7 @@ class Run(ABC):
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._is_followed = False
+        self._warned: set[str] = set()
 
     # its tags, as the setting has them
     tags: Sequence[str] = ()
@@ -75,7 +76,15 @@ class Run(ABC):
 
     @property
     def results(self) -> list[Any]:
-        """The return value of each rank's function, in the order of ranks; `None` for one that failed; empty while it runs."""
+        """
+        The return value of each rank's function, in the order of ranks; empty while it runs.
+
+        It is `None` for a rank that failed, and where a part of the value can't travel, which a warning names.
+        """
+        text = left_out_text(self.name, {item.rank: item.left_out for item in self._rank_results})
+        if text and text not in self._warned:
+            self._warned.add(text)
+            warn_user(text)
         return [rank_result.value for rank_result in self._rank_results]
 
     def wait_until_over(self, timeout: float | None) -> bool:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from accelerate_nb.events.model import Event, Failure
+from accelerate_nb.events.model import Event
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
+from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
 from accelerate_nb.transport.protocol.message import Message
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
@@ -37,7 +37,7 @@ class RunContext:
     # of a session: the ranks that have returned from its tasks, and the end of those that wait for them; whether there are such
     returned_from_task: Callable[[], Collection[int]] = tuple
     end_task: Callable[[StackSnapshot], bool] = lambda _: False
-    read_outcome: Callable[[int, int], Returned | Raised | Failure | None] = outcome_of
+    read_outcome: Callable[[int, int], Returned | Raised | None] = lambda _rank, descriptor: read_outcome(descriptor)
     fetched_logs: FetchedLogs = field(default_factory=FetchedLogs)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -22,7 +22,7 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
-from accelerate_nb.transport.payload import FunctionCall
+from accelerate_nb.transport.payload import FunctionCall, check_function
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.launched_call import launched_call
 
@@ -59,6 +59,10 @@ def notebook_launcher(
 
     The function may be written in the cell above: whatever it uses is sent with it. The output of the processes appears under
     their ranks, and all of it is kept in the run's folder.
+
+    Every process begins with this process's random state, and so draws the same numbers, at each launch again;
+    `set_seed(seed, device_specific=True)` in the function makes them differ. A result comes with tensors on the CPU and prepared models
+    as they were before `prepare`. One with a part that can't be pickled is `None`, with a warning that names the part.
 
     What is not given here is taken from the environment (`ACCELERATE_*`, `ACCELERATE_NB_*`), then from Accelerate's
     `default_config.yaml`, then has the default that the signature shows.
@@ -314,16 +318,13 @@ def _prepared(
     shown = front_end or select.front_end(config.launching, os.environ)
     if config.launching.detach:
         return launch_detached(_checked(function), _as_arguments(args), config, shown)
-    return launching.prepare(_checked(function), _as_arguments(args), config, shown)
+    is_run_kept = front_end is not None
+    return launching.prepare(_checked(function), _as_arguments(args), config, shown, is_run_kept=is_run_kept)
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    if not callable(function):
-        raise ConfigurationError(
-            f"A function is what a launcher runs, but {function!r} can't be called. "
-            "Pass the function itself, without parentheses, and its arguments as args=(...)."
-        )
+    check_function(function)
     return function
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
+import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from accelerate_nb.events.model import Failure
 from accelerate_nb.failures.exception_copy import message_of
 from accelerate_nb.failures.hints import advice_on
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.traceback_format import frames_of, traceback_text
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.exception_chain import portable
-from accelerate_nb.transport.memory_file import read_entries, write_entries
+from accelerate_nb.transport.memory_file import Bytes, read_entries, write_entries
 from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.transport.unpicklable import unpicklable_part
+
+# How long ranks that returned a sharded model wait for the others to return theirs.
+_LONGEST_GATHER = timedelta(minutes=10)
 
 # The messages of torch.distributed on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
@@ -27,10 +38,19 @@ _LOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The function returned `value`; `modules` are the installed modules that it loaded."""
+    """
+    The function returned `value`; `modules` are the installed modules that it loaded.
+
+    Where the value could not be brought along it is `None`, and `left_out` says why.
+    """
 
     value: Any
     modules: tuple[str, ...] = ()
+    left_out: str = ""
+
+    def rank_result(self, rank: int) -> RankResult:
+        """This outcome as that of a rank."""
+        return RankResult(rank, value=self.value, modules=self.modules, left_out=self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +61,87 @@ class Raised:
     error: BaseException | None
     modules: tuple[str, ...] = ()
 
+    def rank_result(self, rank: int) -> RankResult:
+        """This outcome as that of a rank."""
+        return RankResult(rank, failure=self.failure, error=self.error, modules=self.modules)
 
-def write_returned(descriptor: int, value: Any, modules: tuple[str, ...]) -> None:
-    """Leave a value for the kernel; raises what the pickler raises."""
-    write_entries(descriptor, dump_homeward(Returned(value, modules)))
+
+def write_returned(descriptor: int, value: Any, modules: tuple[str, ...], *, is_wanted: bool = True) -> None:
+    """
+    Leave a value for the kernel, or `None` in its place where it can't travel.
+
+    All ranks of a process group call it; one whose value nobody receives writes none, and helps to put sharded weights together.
+    """
+    entries, left_out = pack_result(value, is_wanted=is_wanted)
+    _write(descriptor, Returned(None, modules, left_out), entries)
+
+
+def pack_result(value: Any, known: frozenset[str] | None = None, *, is_wanted: bool = True) -> tuple[list[Bytes], str]:
+    """A returned value as bytes; or `None` as bytes, and the part of the value that can't travel. Nothing where none is wanted."""
+    whole = _gathered(value)
+    if not is_wanted:
+        return [], ""
+    try:
+        return dump_homeward(value, known, whole=whole), ""
+    except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        return dump_homeward(None), why_left_out(value, error, known, whole)
+
+
+def why_left_out(
+    value: Any, error: Exception, known: frozenset[str] | None = None, whole: Callable[[Any], Any] | None = None
+) -> str:
+    """The part of a returned value that can't travel, and the `error` of an attempt to pickle it."""
+    part = unpicklable_part(value, "result", partial(dump_homeward, known=known, whole=whole))
+    return f"{part} ({type(error).__name__}: {error})"
+
+
+def _gathered(value: Any) -> Callable[[Any], Any] | None:
+    """
+    The whole tensors, on the CPU, of those in a returned value that are sharded over ranks.
+
+    All ranks of the process group call it. `None` where there are none, or not all ranks returned the same ones.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or "torch.distributed.tensor" not in sys.modules or not dist.is_initialized():
+        return None
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    found: list[DTensor] = []
+
+    def reference(part: Any) -> int | None:
+        if isinstance(part, DTensor):
+            found.append(part)
+        return 0 if isinstance(part, torch.Tensor) else None
+
+    with suppress(Exception):
+        dump_homeward(value, None, reference)
+    store = dist.PrefixStore("accelerate_nb/returned", dist.distributed_c10d._get_default_store())
+    # a group may last for several functions
+    store = dist.PrefixStore(str(store.add(f"rank {dist.get_rank()}", 1)), store)
+    shapes = str([(tuple(tensor.shape), tensor.placements) for tensor in found])
+    store.add(shapes, 1)
+    if store.add("ranks", 1) == dist.get_world_size():
+        store.set("all", "")
+    if not found:
+        return None
+    with suppress(RuntimeError):
+        store.wait(["all"], _LONGEST_GATHER)
+        if store.add(shapes, 0) == dist.get_world_size():
+            gathered = {id(tensor): tensor.full_tensor().detach().cpu() for tensor in found}
+            return lambda tensor: gathered[id(tensor)]
+    return None
 
 
 def write_raised(descriptor: int, raised: Raised) -> None:
     """Leave an exception for the kernel, with as much of it as can be pickled."""
-    os.ftruncate(descriptor, 0)
     error = None if raised.error is None else portable(raised.error)
-    write_entries(descriptor, dump_homeward(replace(raised, error=error)))
+    _write(descriptor, replace(raised, error=error))
+
+
+def _write(descriptor: int, outcome: Returned | Raised, entries: Sequence[Bytes] = ()) -> None:
+    os.ftruncate(descriptor, 0)
+    write_entries(descriptor, [pickle.dumps(outcome), *entries])
 
 
 def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure:
@@ -70,20 +160,21 @@ def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure
 
 
 def read_outcome(descriptor: int) -> Returned | Raised | None:
-    """The outcome that a worker left; `None` where it left nothing, or not all of it."""
+    """The outcome that a worker left; `None` where it left nothing, or not all of it. A value that can't be unpickled is left out."""
     entries = read_entries(descriptor)
     if not entries:
         return None
-    outcome: Returned | Raised = load(entries)
-    return outcome
-
-
-def outcome_of(rank: int, descriptor: int) -> Returned | Raised | Failure | None:
-    """The outcome that a rank left; a `Failure` where it can't be unpickled, `None` where there is none."""
+    head, *value = entries
+    outcome: Returned | Raised = pickle.loads(head)
+    if isinstance(outcome, Raised) or not value:
+        return outcome
     try:
-        return read_outcome(descriptor)
+        return replace(outcome, value=load(value))
     except Exception as error:  # noqa: BLE001 - unpickling runs anybody's code
-        return unpickling_failure(rank, "result", error)
+        return replace(
+            outcome,
+            left_out=f"it can't be unpickled in this process ({type(error).__name__}: {error}): run the cell that defines what is missing",
+        )
 
 
 def unpickling_failure(rank: int, what: str, error: BaseException) -> Failure:

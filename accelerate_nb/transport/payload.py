@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.main_module import install_main
@@ -16,6 +19,25 @@ from accelerate_nb.transport.serializer import dump, load
 from accelerate_nb.transport.shared_handles import TransferredFd, collecting
 from accelerate_nb.transport.unpicklable import explain
 from accelerate_nb.transport.worker_spec import PayloadReference
+
+
+def check_function(function: Any) -> None:
+    """Raise a `ConfigurationError` for what is no function that a rank can call and wait for."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    if not callable(function):
+        raise ConfigurationError(
+            f"A function is what a launcher runs, but {function!r} can't be called. "
+            "Pass the function itself, without parentheses, and its arguments as args=(...)."
+        )
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    codes = (inner, getattr(type(inner), "__call__", None))  # noqa: B004 - of an object that is called it is the method
+    if any(inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code) for code in codes):
+        raise ConfigurationError(
+            f"{getattr(inner, '__name__', type(inner).__name__)} is an async function, and a launcher calls it without awaiting it: "
+            "nothing of it would run. Pass a function that is none, such as one that calls asyncio.run(...)."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.errors import NeedsForkError, PayloadError
 from accelerate_nb.failures.exception_copy import reduced
 from accelerate_nb.transport.main_module import is_of_main
 from accelerate_nb.transport.memory_file import Bytes
@@ -21,35 +22,41 @@ from accelerate_nb.transport.memory_file import Bytes
 PROTOCOL = 5
 
 
-def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
+def dump(value: Any, names: dict[str, Any] | None = None, *, main_by_name: bool = False) -> list[Bytes]:
     """
     A value as a pickle, followed by the buffers that it refers to.
 
     Arrays and the storages of tensors are given as views of their own memory. Tensors that share a storage share it
     afterwards too; views and strides are kept. `names` is filled, as they come by, with the functions and classes of
-    `__main__`, which travel by value; it may itself be the last part of the value.
+    `__main__`, which travel by value; it may itself be the last part of the value. With
+    `main_by_name` they go by their names.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _PayloadPickler(file, buffers, {} if names is None else names).dump(value)
+    found = {} if names is None else names
+    _PayloadPickler(file, buffers, None if main_by_name else found).dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
 def dump_homeward(
-    value: Any, known: frozenset[str] | None = None, reference: Callable[[Any], Any] | None = None
+    value: Any,
+    known: frozenset[str] | None = None,
+    reference: Callable[[Any], Any] | None = None,
+    whole: Callable[[Any], Any] | None = None,
 ) -> list[Bytes]:
     """
     The same for a value on its way to the notebook.
 
     Functions and classes of the notebook's `__main__`, which workers have from there, go by their names: a forked worker's
     would else be another class than the notebook's. Where a worker has a `__main__` of its own, `known` holds the names that the
-    notebook has too; and then tensors go to the CPU, without what autograd knows of them.
+    notebook has too. Tensors go to the CPU, without what autograd knows of them, and prepared models as they were before.
 
-    What `reference` returns for a part of the value stands in its place, where that is not `None`; `load` has to know it.
+    What `reference` returns for a part of the value stands in its place, where that is not `None`; `load` has to know it. What
+    `whole` returns stands in the place of a tensor that is sharded over ranks.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    pickler = _ResultPickler(file, buffers, {}) if known is None else _SessionPickler(file, buffers, known)
+    pickler = _HomewardPickler(file, buffers, known, whole)
     if reference is not None:
         pickler.persistent_id = reference
     pickler.dump(value)
@@ -73,12 +80,14 @@ class _PayloadUnpickler(pickle.Unpickler):
 
 
 class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any] | None) -> None:
         super().__init__(file, protocol=PROTOCOL, buffer_callback=buffers.append)
         self._names = names
 
     def reducer_override(self, obj: Any) -> Any:
         if is_of_main(obj):
+            if self._names is None:
+                return obj.__qualname__
             self._names[obj.__qualname__] = obj
         if isinstance(obj, CodeType):
             # cloudpickle 3.1.3 leaves out the name of the file, by which a traceback finds the cell's lines
@@ -100,28 +109,95 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return super().reducer_override(obj)
 
 
-class _ResultPickler(_PayloadPickler):
-    def reducer_override(self, obj: Any) -> Any:
-        return obj.__qualname__ if is_of_main(obj) else super().reducer_override(obj)
-
-
-class _SessionPickler(_PayloadPickler):
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: frozenset[str]) -> None:
+class _HomewardPickler(_PayloadPickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffers: list[pickle.PickleBuffer],
+        known: frozenset[str] | None,
+        whole: Callable[[Any], Any] | None,
+    ) -> None:
         super().__init__(file, buffers, {})
-        self._known = known
+        self._known, self._whole = known, whole
 
     def reducer_override(self, obj: Any) -> Any:
-        if is_of_main(obj) and obj.__qualname__ in self._known:
+        if is_of_main(obj) and (self._known is None or obj.__qualname__ in self._known):
             return obj.__qualname__
         if (torch := sys.modules.get("torch")) is not None:
-            if type(obj) is torch.Tensor and (obj.requires_grad or obj.device.type not in ("cpu", "meta")):
-                return _itself, (obj.detach().cpu(),)
+            if isinstance(obj, torch.Tensor) and (reduced := self._reduce_tensor(obj)) is not None:
+                return reduced
             if type(obj) is torch.UntypedStorage and obj.device.type not in ("cpu", "meta"):
                 return _itself, (obj.cpu(),)
-            if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
-                # the notebook has no group to average over
-                return _itself, (obj.module,)
+            if isinstance(obj, torch.nn.Module):
+                return _reduce_module(obj) or super().reducer_override(obj)
         return super().reducer_override(obj)
+
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        parameter = torch.nn.Parameter
+        if hasattr(tensor, "device_mesh") and hasattr(
+            tensor, "full_tensor"
+        ):  # torch's DTensor, whose module may not be loaded
+            if self._whole is None:
+                raise PayloadError(
+                    "It is sharded over ranks, each of which has a part. Take accelerator.get_state_dict(model)."
+                )
+            found = self._whole(tensor)
+            return (parameter, (found, tensor.requires_grad)) if isinstance(tensor, parameter) else (_itself, (found,))
+        if type(tensor) is torch.Tensor and (tensor.requires_grad or tensor.device.type not in ("cpu", "meta")):
+            return _itself, (tensor.detach().cpu(),)
+        if type(tensor) is parameter and tensor.device.type == "xla":
+            # it has no storage
+            return parameter, (tensor.detach().cpu(), tensor.requires_grad)
+        return None
+
+
+# The hooks of modules by which strategies, and torch's and Accelerate's own, take part in a step.
+_HOOKS = ("_hooks", "_pre_hooks", "_post_hooks")
+_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+_OF_PREPARING = ("accelerate_nb.", "torch.distributed.", "accelerate.")
+
+
+def _reduce_module(module: Any) -> Any:
+    """A module as it was before it was prepared; `None` where nothing of that is known of it."""
+    torch: Any = sys.modules["torch"]
+    inside = module._modules.get("_orig_mod", vars(module).get("_orig_mod"))
+    if isinstance(module, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)) or (
+        getattr(type(module), "is_model_wrapper", False)
+    ):
+        inside = module.module
+    if inside is not None:
+        # the notebook has no groups to average over, and compiles for itself
+        return _itself, (inside,)
+    function, arguments, *state = module.__reduce_ex__(PROTOCOL)
+    if function is not copyreg.__newobj__ or not state or not isinstance(state[0], dict):  # type: ignore[attr-defined]
+        return None
+    kind = arguments[0]
+    attributes = {name: value for name, value in state[0].items() if not name.startswith(_SHARDING)}
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        # torch makes a class of its own from the model's
+        kind = kind.__bases__[-1]
+    if (forward := attributes.pop("_original_forward", None)) is not None:
+        attributes["forward"] = forward
+        if getattr(forward, "__func__", None) is kind.forward:
+            del attributes["forward"]
+    for name, hooks in attributes.items():
+        if name.endswith(_HOOKS) and isinstance(hooks, dict):
+            kept = ((key, hook) for key, hook in hooks.items() if not _is_of_preparing(hook))
+            attributes[name] = type(hooks)(kept)
+    return _new_object, (kind, *arguments[1:]), attributes, *state[1:]
+
+
+def _new_object(kind: type, *arguments: Any) -> Any:
+    # pickle takes `copyreg.__newobj__` for an object's class alone
+    return kind.__new__(kind, *arguments)
+
+
+def _is_of_preparing(hook: Any) -> bool:
+    hook = getattr(hook, "hook", hook)  # torch's wrapper of hooks that get the module, too
+    hook = getattr(hook, "func", hook)
+    return str(getattr(hook, "__module__", "")).startswith(_OF_PREPARING)
 
 
 def _itself(value: Any) -> Any:

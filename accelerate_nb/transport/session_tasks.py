@@ -72,7 +72,8 @@ class TaskReply:
 
     `result` is the MIME bundle of a cell's last expression with its `metadata`, `value` holds, by name, what was pulled or returned; `error` is the
     exception behind `failure`, as far as it can travel. `groups` counts the collectives that each process group has begun, and
-    `in_collective` is whether torch's communication raised; `names` are the person's variables that there are now.
+    `in_collective` is whether torch's communication raised; `names` are the person's variables that there are now. `left_out` says why a
+    returned value is `None` that could not be brought along.
     """
 
     seconds: float
@@ -84,3 +85,4 @@ class TaskReply:
     in_collective: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    left_out: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
     if isinstance(error, NeedsForkError):
         return error
     seen: set[int] = set()
-    searches = (_search(value, (name,), None, seen, 0) for name, value in values.items())
+    searches = (_search(value, (name,), None, seen, 0, dump) for name, value in values.items())
     unpicklable_value = next((found for found in searches if found is not None), None)
     if unpicklable_value is None:
         return PayloadError(
@@ -40,11 +40,27 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
     value_type = type(unpicklable_value.value)
     kind = f"{value_type.__module__}.{value_type.__qualname__}".removeprefix("builtins.")
     name = unpicklable_value.path[-1]
+    name = name[2:-2] if name.startswith("['") else name
     return PayloadError(
         f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(unpicklable_value.path)}"
         f"{_where(unpicklable_value, sources)} ({type(error).__name__}: {error}). "
         f"Make {name!r} inside the function, or pass what it is made from."
     )
+
+
+def unpicklable_part(value: Any, name: str, dump_value: Callable[[Any], object]) -> str:
+    """
+    The part of a value that `dump_value` can't pickle, as Python would reach it from `name`, with its type.
+
+    >>> unpicklable_part({"lock": threading.Lock()}, "result", dump)
+    "result['lock'] is a lock"
+    """
+    found = _search(value, (name,), None, set(), 0, dump_value)
+    if found is None:
+        return f"{name} is more than can be pickled"
+    path = "".join(part if part.startswith(("[", ".")) else f" → {part}" for part in found.path[1:])
+    kind = type(found.value).__qualname__
+    return f"{name}{path} is {'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
 def _where(unpicklable_value: UnpicklableValue, sources: CellSources) -> str:
@@ -55,24 +71,29 @@ def _where(unpicklable_value: UnpicklableValue, sources: CellSources) -> str:
 
 
 def _search(
-    value: Any, path: tuple[str, ...], owner: types.CodeType | None, seen: set[int], depth: int
+    value: Any,
+    path: tuple[str, ...],
+    owner: types.CodeType | None,
+    seen: set[int],
+    depth: int,
+    dump_value: Callable[[Any], object],
 ) -> UnpicklableValue | None:
     """The innermost thing that fails, depth first; `None` where all parts can travel."""
-    if id(value) in seen or depth > _DEEPEST or _travels(value):
+    if id(value) in seen or depth > _DEEPEST or _travels(value, dump_value):
         return None
     seen.add(id(value))
     if _refuses(value):
         return UnpicklableValue(value, path, owner)
     for name, part, holder in _parts(value):
-        found = _search(part, (*path, name), holder or owner, seen, depth + 1)
+        found = _search(part, (*path, name), holder or owner, seen, depth + 1, dump_value)
         if found is not None:
             return found
     return UnpicklableValue(value, path, owner)
 
 
-def _travels(value: Any) -> bool:
+def _travels(value: Any, dump_value: Callable[[Any], object]) -> bool:
     try:
-        dump(value)
+        dump_value(value)
     except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
         return False
     return True
@@ -100,7 +121,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:
             held = {"func": value.func, **dict(_numbered(value.args, "args")), **value.keywords}
             return _named(held.items())
         case Mapping():
-            return _named((str(key), part) for key, part in value.items())
+            return _named((f"[{key!r}]", part) for key, part in value.items())
         case list() | tuple() | set() | frozenset():
             return _named(_numbered(value, ""))
         case type():

@@ -79,6 +79,7 @@ class WorkerSpec:
     # whether torch_xla's runtime is to wake before the function is there; the environment alone does not show that
     # it is wanted, since a launch on the CPU may be requested where it names TPUs
     through_xla: bool = False
+    is_result_wanted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 from accelerate_nb.config.environment import set_variables
 from accelerate_nb.errors import OperationError
+from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import current_random_states
 from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.transport.outcome import pack_result
 from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.transport.serializer import load
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_group_keys import separate_groups
 
@@ -48,7 +50,7 @@ def launched_call(
             background_tasks.finish()
         if size == 1:
             return [value], [facts()]
-        reports = _gather(number, value if results == "all" or rank == 0 else None, facts())
+        reports = _gather(number, value, facts(), is_wanted=results == "all" or rank == 0)
         return [value for value, _ in reports][: None if results == "all" else 1], [found for _, found in reports]
     except BaseException:
         background_tasks.salvage()
@@ -64,8 +66,8 @@ def launched_call(
         states.install()
 
 
-def _gather(number: int, value: Any, facts: Any) -> list[tuple[Any, Any]]:
-    """The values and facts of all ranks, in their order; one that can't be pickled is `None`."""
+def _gather(number: int, value: Any, facts: Any, *, is_wanted: bool) -> list[tuple[Any, Any]]:
+    """The wanted values and the facts of all ranks, in their order; a value that can't be pickled is `None`, and the main process warns."""
     from accelerate_nb.runtime.operations.collective import gather_object
     from accelerate_nb.runtime.world.registry import current_world
     from accelerate_nb.runtime.world.world import Rendezvous
@@ -75,24 +77,21 @@ def _gather(number: int, value: Any, facts: Any) -> list[tuple[Any, Any]]:
     was_joined, world = _is_joined(), current_world(Rendezvous(cpu=not xla.is_requested(os.environ)))
     # every process runs the same script, and finds its functions and classes under the same names
     names = frozenset(vars(sys.modules["__main__"]))
-    try:
-        entries = dump_homeward((value, facts), names)
-    except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-        warn_user(
-            f"What rank {world.rank} returned, {type(value).__name__}, can't be pickled ({error}): the result is None in its place. "
-            "Return what can be pickled."
-        )
-        entries = dump_homeward((None, facts), names)
-    gathered = gather_object([(number, [bytearray(entry) for entry in entries])])
+    entries, left_out = pack_result(value, names, is_wanted=is_wanted)
+    report = (number, [bytearray(entry) for entry in entries], facts, left_out)
+    gathered = gather_object([report])
     if not was_joined:
         _leave()
-    if len({number for number, _ in gathered}) > 1:
+    if len({number for number, *_ in gathered}) > 1:
         raise OperationError(
             f"The result of a launcher's call was to be shared, but the processes have made different numbers of calls: "
-            f"{', '.join(f'rank {rank} {count + 1}' for rank, (count, _) in enumerate(gathered))}. Make each call in all processes; "
+            f"{', '.join(f'rank {rank} {count + 1}' for rank, (count, *_) in enumerate(gathered))}. Make each call in all processes; "
             "where a function may fail, let all ranks end."
         )
-    return [load(entries) for _, entries in gathered]
+    text = left_out_text("the function", {rank: left_out for rank, (*_, left_out) in enumerate(gathered)})
+    if text and world.rank == 0:
+        warn_user(text)
+    return [(load(entries) if entries else None, found) for _, entries, found, _ in gathered]
 
 
 def _is_joined() -> bool:

@@ -66,7 +66,8 @@ class RankConnection:
         finally:
             current_step_profiler().end_function()
         background_tasks.finish()
-        write_returned(self._worker.descriptors.outcome, value, loaded_since(self._before))
+        is_wanted = self._worker.spec.is_result_wanted
+        write_returned(self._worker.descriptors.outcome, value, loaded_since(self._before), is_wanted=is_wanted)
 
     def finish(self) -> None:
         """Report that the function has returned, after all that it wrote."""

@@ -14,7 +14,7 @@ import pytest
 from accelerate_nb import HangError, WorkerError
 from accelerate_nb.errors import PayloadError
 from tests.contracts import functions
-from tests.contracts.places import wait_for_ranks
+from tests.contracts.places import SessionExecutor, wait_for_ranks
 
 # What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
 ENDED = (WorkerError, KeyboardInterrupt, HangError)
@@ -155,10 +155,22 @@ def test_arguments_that_cannot_travel_are_named(apart):
         apart.run(functions.leaves_early, threading.Lock())
 
 
-def test_a_value_that_cannot_come_back_is_an_error_of_its_rank(apart):
-    with pytest.raises((WorkerError, PayloadError), match="pickle"):
-        apart.run(functions.returns_a_lock)
-    assert apart.run(functions.leaves_early, 0) == [None] * apart.size
+def test_a_result_that_cannot_come_back_is_none_and_the_part_of_it_is_named(apart):
+    run = apart.launch(functions.returns_a_lock)
+    if isinstance(apart, SessionExecutor):
+        ends = run.wait()
+        assert {(end.ok, end.value, end.left_out.partition(" (")[0]) for end in ends} == {
+            (True, None, "result['lock'] is a lock")
+        }
+        return
+    with pytest.warns(UserWarning, match=r"result\['lock'\] is a lock .*cannot pickle") as warned:
+        assert run.wait(60) == [None] * apart.size
+    assert (len(warned), run.view.state, run.results) == (1, "finished", [None] * apart.size)
+
+
+def test_a_result_that_stays_in_this_process_is_returned_as_it_is(executor):
+    if not executor.isolated:
+        assert isinstance(executor.run(functions.returns_a_lock)[0]["loss"], float)
 
 
 GONE = """

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+from pathlib import Path
 
 import accelerate
 import pytest
+import torch
 
 import accelerate_nb.launchers
 from accelerate_nb import (
+    Accelerator,
     ConfigurationError,
+    FullyShardedDataParallelPlugin,
     WorkerError,
     attach,
     debug_launcher,
@@ -55,6 +60,68 @@ def test_the_launchers_stand_under_accelerates_module_name_too():
 
 def test_rank_0s_value_comes_back():
     assert notebook_launcher(lambda x, y: (x + y, launch_environment()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
+
+
+class Recorded:
+    """A value that leaves a file where it is pickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        Path(self.folder, os.environ["RANK"]).touch()
+        return str, ("brought back",)
+
+
+def test_a_rank_whose_result_nobody_receives_does_not_send_it(tmp_path):
+    def train(folder):
+        return Recorded(folder)
+
+    assert notebook_launcher(train, (str(tmp_path),), 2, cpu=True) == "brought back"
+    assert (tmp_path / "0").exists()
+    assert not (tmp_path / "1").exists()
+
+
+def prepared_models(plugin):
+    """A model of each kind of wrapper after a step, and the output that it has."""
+    accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
+    torch.manual_seed(accelerator.process_index)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+    optimizer.step()
+    weights = accelerator.get_state_dict(model)
+    return {"model": model, "compiled": [torch.compile(model, backend="eager")], "weights": weights}
+
+
+@pytest.mark.parametrize(
+    "plugin", [None, pytest.param(FullyShardedDataParallelPlugin(fsdp_version=2), marks=pytest.mark.slow)]
+)
+def test_a_prepared_model_comes_back_unwrapped_and_whole_on_the_cpu(plugin):
+    result = notebook_launcher(prepared_models, (plugin,), 2, cpu=True)
+    for model in (result["model"], *result["compiled"]):
+        assert type(model) is torch.nn.Sequential
+        assert "forward" not in vars(model)
+        assert all(type(weight) is torch.nn.Parameter and weight.device.type == "cpu" for weight in model.parameters())
+        torch.testing.assert_close(dict(model.state_dict()), result["weights"])
+        model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher, launch])
+def test_an_async_function_is_refused_before_the_launch(launcher):
+    async def train(rate):
+        return rate
+
+    async def steps():
+        yield 1
+
+    class Trainer:
+        async def __call__(self):
+            return 1
+
+    for function in (train, functools.partial(train, 0.1), steps, Trainer(), functools.partial(Trainer())):
+        with pytest.raises(ConfigurationError, match=r"(train|steps|Trainer) is an async function"):
+            launcher(function, num_processes=2)
 
 
 def test_every_ranks_value_comes_back_where_that_was_requested():

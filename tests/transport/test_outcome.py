@@ -41,12 +41,40 @@ def test_nothing_written_is_no_outcome(file):
     assert read_outcome(file) is None
 
 
-def test_a_value_that_can_t_travel_leaves_room_for_the_error(file):
-    with pytest.raises(TypeError) as caught:
-        write_returned(file, [b"x" * 10_000, threading.Lock()], ())
-    found = brought_back(file, caught.value)
-    assert isinstance(found.error, TypeError)
-    assert found.failure.type == "TypeError"
+class Unreadable:
+    def __reduce__(self):
+        return int, ("of another process",)
+
+
+class Model:
+    def __init__(self):
+        self.layers = [threading.Lock()]
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ([b"x" * 10_000, threading.Lock()], "result[1] is a lock (TypeError: cannot pickle"),
+        ({"loss": 1.0, "lock": threading.Lock()}, "result['lock'] is a lock (TypeError: cannot pickle"),
+        ({"a": [1, Model()]}, "result['a'][1].layers[0] is a lock"),
+        ((number for number in range(3)), "result is a generator"),
+        (Unreadable(), "it can't be unpickled in this process (ValueError: invalid literal"),
+    ],
+)
+def test_of_a_value_that_can_t_travel_the_part_is_named_and_the_value_is_none(file, value, part):
+    write_returned(file, value, ("numpy",))
+    found = read_outcome(file)
+    assert (found.value, found.modules) == (None, ("numpy",))
+    assert found.left_out.startswith(part)
+
+
+def test_a_value_that_is_not_wanted_is_not_pickled(file):
+    class Picklable:
+        def __reduce__(self):
+            raise AssertionError("it was pickled")
+
+    write_returned(file, Picklable(), (), is_wanted=False)
+    assert read_outcome(file) == Returned(None)
 
 
 def test_an_exception_comes_back_with_what_it_holds(file):

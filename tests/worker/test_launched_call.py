@@ -316,10 +316,10 @@ def test_large_results_come_whole(found):
     assert both(found, "large") == 3_000_000.0
 
 
-def test_a_result_that_cant_be_pickled_is_none_on_every_process_with_a_warning_on_its_own(found):
+def test_a_result_that_cant_be_pickled_is_none_on_every_process_with_a_warning_on_the_main_one(found):
     assert both(found, "kept") == [None, [3, None]]
-    assert [len(item["kept warnings"]) for item in found] == [1, 1]
-    assert "What rank 0 returned, Kept, can't be pickled (it stays)" in found[0]["kept warnings"][0]
+    assert [len(item["kept warnings"]) for item in found] == [2, 0]
+    assert "The result of the function on rank 0 stays in its process: result is a Kept" in found[0]["kept warnings"][0]
 
 
 def test_a_function_that_ends_its_group_has_a_result_too(found):

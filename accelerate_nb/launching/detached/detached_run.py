@@ -13,7 +13,6 @@ from typing import Any
 from accelerate_nb.errors import LaunchError, StateError, of_this_package
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
-from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
 from accelerate_nb.launching.detached.control_tunnel import tunnel_command
@@ -202,7 +201,7 @@ class DetachedRun(Run):
 
     def _read_outcome(self) -> None:
         """Unpickle the results, again where that failed before: a cell that defines a class may have run since."""
-        if not self.done or (self._rank_results and not any(map(_is_unreadable, self._rank_results))):
+        if not self.done or (self._rank_results and not any(item.left_out for item in self._rank_results)):
             return
         with suppress(OSError):
             self.main_rank = int((status_of(self.folder) or {}).get("main_rank") or 0)
@@ -216,19 +215,4 @@ class DetachedRun(Run):
             # its results and its error went to the process that launched it
             failed = self.view.state != "finished"
             return LaunchError(f"{self.name} {self.view.state}: {self._end_text}") if failed else None
-        error = read_error(self.folder, self._rank_results, self.view)
-        unreadable = [item for item in self._rank_results if _is_unreadable(item)]
-        if error is not None or not unreadable:
-            return error
-        first = unreadable[0]
-        assert first.failure is not None
-        return LaunchError(
-            f"{self.name} has finished, but the result of rank {first.rank} can't be read in this process: "
-            f"{first.failure.message}. Run the cell that defines what is missing, then wait again."
-        )
-
-
-def _is_unreadable(rank_result: RankResult) -> bool:
-    """Whether a rank returned a value that could not be unpickled here."""
-    failure = rank_result.failure
-    return failure is not None and failure.exit_code is None and not failure.traceback
+        return read_error(self.folder, self._rank_results, self.view)

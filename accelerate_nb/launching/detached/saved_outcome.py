@@ -13,7 +13,7 @@ from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, Stop
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
-from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
+from accelerate_nb.transport.outcome import read_outcome
 
 _ERROR = "error.json"
 _AT_ONCE = 1 << 20
@@ -42,7 +42,7 @@ def save_error(folder: Path, error: BaseException | None) -> None:
 
 
 def read_results(folder: Path, view: RunState) -> tuple[RankResult, ...]:
-    """Each rank's result, unpickled in this process; of a rank that left none, its failure."""
+    """Each rank's result, as far as this process can unpickle it; of a rank that left none, its failure."""
     return tuple(_result(folder, rank, view) for rank in view.ranks)
 
 
@@ -62,16 +62,10 @@ def _result(folder: Path, rank: int, view: RunState) -> RankResult:
     except OSError:
         return RankResult(rank, failure=failure)
     try:
-        outcome = outcome_of(rank, descriptor)
+        outcome = read_outcome(descriptor)
     finally:
         os.close(descriptor)
-    match outcome:
-        case Returned():
-            return RankResult(rank, value=outcome.value)
-        case Raised():
-            return RankResult(rank, failure=outcome.failure, error=outcome.error)
-        case _:
-            return RankResult(rank, failure=failure or outcome)
+    return RankResult(rank, failure=failure) if outcome is None else outcome.rank_result(rank)
 
 
 def error_kind(error: BaseException) -> str:

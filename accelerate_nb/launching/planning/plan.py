@@ -28,6 +28,8 @@ class LaunchPlan:
     through_xla: bool = False
     # how many ranks are on each node, where there are several
     node_sizes: tuple[int, ...] = ()
+    # whether the results of other ranks than the first of each node are received, too
+    wants_all_results: bool = True
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
         """The same plan, with more variables in the environment of its workers."""
@@ -58,6 +60,7 @@ class LaunchPlan:
                         process_environment=self.process_environment,
                         payload=self.payload.reference,
                         through_xla=self.through_xla,
+                        is_result_wanted=self.wants_all_results or rank in (0, first),
                     )
                     for rank in range(start, min(start + self.ranks_per_process, first + size))
                 )

@@ -26,7 +26,7 @@ class CellResult:
 
     `result` is the MIME bundle of its last expression (`None` where it has none) and `metadata` what goes with it, `value` what was pulled, or returned by
     a call; `seconds` is the worker's own time. Where it is not `ok` there is a `failure`, and the exception itself in
-    `error`, where it could travel.
+    `error`, where it could travel. `left_out` names the part of a returned value that can't travel, and `value` is `None` then.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class CellResult:
     failure: Failure | None = None
     error: BaseException | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    left_out: str = ""
 
 
 class CellHost(RunHandle, Protocol):

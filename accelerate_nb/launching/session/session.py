@@ -26,6 +26,7 @@ from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.node_task_dispatcher import NodeTaskDispatcher
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.payload import check_function
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import CloseSession
 from accelerate_nb.transport.protocol.node_messages import EndSession, RebuildGroups
@@ -222,6 +223,7 @@ class Session:
         Returns at once. Raises `PayloadError` where function or arguments can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
+        check_function(function)
         invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
         name = str(getattr(function, "__name__", type(function).__name__))
         parts = {name: function, **{f"args[{index}]": value for index, value in enumerate(args)}, **invoke.kwargs}

@@ -255,7 +255,9 @@ class TaskDispatcher:
         failure = reply.failure
         value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
         ok, metadata = failure is None, dict(reply.metadata)
-        end = CellResult(event.rank, ok, reply.seconds, reply.result, value, failure, reply.error, metadata)
+        end = CellResult(
+            event.rank, ok, reply.seconds, reply.result, value, failure, reply.error, metadata, reply.left_out
+        )
         self.names[event.rank] = reply.names
         if failure is not None and (failure.ended_by_us or failure.lost_connection or reply.in_collective):
             self._broken = True

@@ -18,6 +18,7 @@ from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.model import OVER
 from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
@@ -29,6 +30,7 @@ from accelerate_nb.notebook.runs import compared_runs, runs
 from accelerate_nb.reports.history.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text import aligned
+from accelerate_nb.user_warnings import warn_user
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class SessionCommands:
         finally:
             output.closed()
             self.kept.cursor = output.cursor
+        if text := left_out_text(run.name, {ends[0].rank: ends[0].left_out}):
+            warn_user(text)
         return ends[0].value
 
     def _call(self, text: str) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:

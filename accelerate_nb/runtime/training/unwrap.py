@@ -15,6 +15,9 @@ from accelerate_nb.runtime.training.compile import is_compiled_module
 class ModelWrapper(Module):
     """The base of modules of ours that stand around a model; `module` is the model."""
 
+    # results are brought back without it
+    is_model_wrapper = True
+
     def __init__(self, module: Module) -> None:
         super().__init__()
         self.module = module

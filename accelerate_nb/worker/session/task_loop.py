@@ -23,7 +23,7 @@ from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
-from accelerate_nb.transport.outcome import failure_of
+from accelerate_nb.transport.outcome import failure_of, why_left_out
 from accelerate_nb.transport.protocol.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.serializer import dump_homeward, load
 from accelerate_nb.transport.session_tasks import (
@@ -275,6 +275,9 @@ class TaskLoop:
         try:
             return dump_homeward(reply, self._known)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+            if reply.value is not None and RETURNED in reply.value:
+                left_out = why_left_out(reply.value[RETURNED], error, self._known)
+                return dump_homeward(replace(reply, value={RETURNED: None}, left_out=left_out), self._known)
             failed = self._failed(explain(reply.value or {}, error, self._sources()))
             failed_reply = replace(failed, seconds=reply.seconds, groups=reply.groups, names=reply.names)
             return dump_homeward(failed_reply, self._known)
