@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from accelerate_nb.sources.warning_format import in_words, name_in_warnings
+from accelerate_nb.transport.spawned_processes import send_main_by_value
 
 if TYPE_CHECKING:
     from traceback import FrameSummary, TracebackException
@@ -23,7 +24,12 @@ _RUNNERS = {
 
 
 def name_in_tracebacks(file: str) -> None:
-    """From now on, let warnings, and an exception that ends the script at `file`, name the notebook's cells and lines."""
+    """
+    From now on, let warnings, and an exception that ends the script at `file`, name the notebook's cells and lines.
+
+    As in a notebook's ranks, loader workers and pools that start anew get functions without a name, too.
+    """
+    send_main_by_value()
     name_in_warnings()
     before = sys.excepthook
 

@@ -17,6 +17,7 @@ from accelerate_nb.rank import first_step
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.protocol.framing import message_of
 from accelerate_nb.transport.protocol.messages import BeginWorker
+from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import display, logging_hooks, rank_threads as threads, stdio, tqdm_hook, xla
 from accelerate_nb.worker.process_group_keys import separate_groups
@@ -95,6 +96,7 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     tqdm_hook.install()
     logging_hooks.install()
     first_step.install()
+    send_main_by_value()
 
 
 def _host_store(worker: LocalWorker) -> Any:

@@ -313,3 +313,18 @@ def check_has_accelerator(engine):
         pytest.skip(
             "torch_xla's CPU backend takes each of the two processes for the only one, which an Accelerator refuses"
         )
+
+
+def test_pools_that_start_anew_find_what_a_cell_defines(isolated, cell, monkeypatch):
+    # as a kernel's; a forked worker has this process's
+    for name in ("__file__", "__spec__"):
+        monkeypatch.setattr(sys.modules["__main__"], name, None, raising=False)
+    main = cell(
+        "import multiprocessing\n"
+        "class Sample:\n    number = 7\n"
+        "def sample(_):\n    return Sample()\n"
+        "def train():\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        return [type(found) is Sample and found.number for found in pool.map(sample, [1])]\n"
+    )
+    assert isolated.run(main.train) == [[7]] * isolated.size

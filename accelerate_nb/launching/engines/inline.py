@@ -24,6 +24,7 @@ from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.outcome import failure_of
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.worker.launched_call import launched_call
 
 
@@ -44,6 +45,7 @@ class InlineWorkers:
 
     def follow(self) -> tuple[RankResult, ...]:
         """Call the function."""
+        send_main_by_value()
         stop_request = current_stop_request()
         stop_request.reset()
         try:

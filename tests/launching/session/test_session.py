@@ -528,3 +528,66 @@ def test_no_worker_outlives_the_kernel(tmp_path, busy, killed):
     assert len(workers) == 2
     _, left = psutil.wait_procs(workers, timeout=10)
     assert not left
+
+
+POOL = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+class Sample:
+    def __init__(self, number):
+        self.number = number
+
+def square(sample):
+    return Sample(sample.number ** 2)
+
+def squares(how):
+    context = multiprocessing.get_context(how)
+    with context.Pool(1) as pool, ProcessPoolExecutor(1, mp_context=context) as executor:
+        found = [*pool.map(square, [Sample(2)]), *executor.map(square, [Sample(3)]), *pool.map(lambda number: Sample(number), [5])]
+    return [sample.number for sample in found if type(sample) is Sample]
+"""
+LOADER = """
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+class Backwards(Sampler):
+    def __init__(self, size):
+        self.size = size
+    def __iter__(self):
+        return iter(range(self.size)[::-1])
+    def __len__(self):
+        return self.size
+
+class Samples(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return Sample(index)
+
+def batches(how):
+    loader = DataLoader(
+        Samples(), 2, num_workers=1, sampler=Backwards(4), collate_fn=lambda samples: [sample.number + 0.5 for sample in samples],
+        worker_init_fn=lambda number: None, multiprocessing_context=how,
+    )
+    return list(loader)
+"""
+
+
+@pytest.mark.parametrize("how", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow), "fork"])
+def test_pools_of_any_start_method_find_what_a_cell_defines(session, how):
+    ends = session.run(f"{POOL}\nsquares({how!r})").wait()
+    assert [end.result["text/plain"] for end in ends] == ["[4, 9, 5]"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_loader_workers_that_start_anew_find_what_a_cell_defines(session, how):
+    ends = session.run(f"{POOL}{LOADER}\nbatches({how!r})").wait()
+    assert [end.result["text/plain"] for end in ends] == ["[[3.5, 2.5], [1.5, 0.5]]"] * 2
+
+
+def test_what_a_cell_s_function_captures_and_a_new_process_can_t_get_is_named(session):
+    text = f"{POOL}\nimport threading\nlock = threading.Lock()\ndef locked():\n    return lock\n"
+    call = "multiprocessing.get_context('spawn').Process(target=locked).start()"
+    assert "'lock', a _thread.lock, can't be sent" in str(error_of(session.run(f"{text}\n{call}")))
