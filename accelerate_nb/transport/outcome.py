@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -23,10 +20,8 @@ from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, read_entries, write_entries
 from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.transport.sharded_results import whole_tensors
 from accelerate_nb.transport.unpicklable import unpicklable_part
-
-# How long ranks that returned a sharded model wait for the others to return theirs.
-_LONGEST_GATHER = timedelta(minutes=10)
 
 # The messages of torch.distributed on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
@@ -78,7 +73,7 @@ def write_returned(descriptor: int, value: Any, modules: tuple[str, ...], *, is_
 
 def pack_result(value: Any, known: frozenset[str] | None = None, *, is_wanted: bool = True) -> tuple[list[Bytes], str]:
     """A returned value as bytes; or `None` as bytes, and the part of the value that can't travel. Nothing where none is wanted."""
-    whole = _gathered(value)
+    whole = whole_tensors(value)
     if not is_wanted:
         return [], ""
     try:
@@ -93,44 +88,6 @@ def why_left_out(
     """The part of a returned value that can't travel, and the `error` of an attempt to pickle it."""
     part = unpicklable_part(value, "result", partial(dump_homeward, known=known, whole=whole))
     return f"{part} ({type(error).__name__}: {error})"
-
-
-def _gathered(value: Any) -> Callable[[Any], Any] | None:
-    """
-    The whole tensors, on the CPU, of those in a returned value that are sharded over ranks.
-
-    All ranks of the process group call it. `None` where there are none, or not all ranks returned the same ones.
-    """
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or "torch.distributed.tensor" not in sys.modules or not dist.is_initialized():
-        return None
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    found: list[DTensor] = []
-
-    def reference(part: Any) -> int | None:
-        if isinstance(part, DTensor):
-            found.append(part)
-        return 0 if isinstance(part, torch.Tensor) else None
-
-    with suppress(Exception):
-        dump_homeward(value, None, reference)
-    store = dist.PrefixStore("accelerate_nb/returned", dist.distributed_c10d._get_default_store())
-    # a group may last for several functions
-    store = dist.PrefixStore(str(store.add(f"rank {dist.get_rank()}", 1)), store)
-    shapes = str([(tuple(tensor.shape), tensor.placements) for tensor in found])
-    store.add(shapes, 1)
-    if store.add("ranks", 1) == dist.get_world_size():
-        store.set("all", "")
-    if not found:
-        return None
-    with suppress(RuntimeError):
-        store.wait(["all"], _LONGEST_GATHER)
-        if store.add(shapes, 0) == dist.get_world_size():
-            gathered = {id(tensor): tensor.full_tensor().detach().cpu() for tensor in found}
-            return lambda tensor: gathered[id(tensor)]
-    return None
 
 
 def write_raised(descriptor: int, raised: Raised) -> None:
