@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import (
     ForkSupervisor,
     ForkWorker,
@@ -51,6 +52,8 @@ class ForkedGroup:
     workers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # process number to ranks
     # whether its workers were signalled to end, some of which may take their time
     is_stopping: bool = False
+    # the reports for which the channel has no room yet
+    unsent: deque[Message] = field(default_factory=deque)
 
     @property
     def is_left(self) -> bool:
@@ -72,6 +75,24 @@ class ForkedGroup:
         for pid, process_ranks in self.workers.items():
             if not set(process_ranks).isdisjoint(ranks):
                 os.kill(pid, number)
+
+    def report(self, message: Message) -> None:
+        """Report to the kernel, which reads in its turn: it may be sending as many messages itself."""
+        self.unsent.append(message)
+        self.send_unsent()
+
+    def send_unsent(self) -> None:
+        """Send the reports that there is room for."""
+        while self.unsent:
+            try:
+                self.channel.send(self.unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                # the kernel has gone: the end of the channel is handled in its turn
+                self.unsent.clear()
+                return
+            self.unsent.popleft()
 
     def receive(self) -> None:
         """Carry out what the kernel has sent; where it has left, end the workers."""
@@ -165,7 +186,9 @@ class Supervisor:
         message, descriptors = received
         match message:
             case OpenGroup(run):
-                self._open_group(run, Channel(socket.socket(fileno=descriptors[0])))
+                sock = socket.socket(fileno=descriptors[0])
+                sock.setblocking(False)
+                self._open_group(run, Channel(sock))
             case ForkWorker():
                 self._start_worker(message, descriptors)
             case ForkSupervisor():
@@ -182,8 +205,19 @@ class Supervisor:
         self._groups[run] = ForkedGroup(channel)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._on_group(run))
 
+    def _report(self, run: str, message: Message) -> None:
+        group = self._groups[run]
+        group.report(message)
+        if group.unsent and not group.is_left:
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(group.channel, events, lambda: self._on_group(run))
+
     def _on_group(self, run: str) -> None:
         group = self._groups[run]
+        if group.unsent:
+            group.send_unsent()
+            if not group.unsent:
+                self._selector.modify(group.channel, selectors.EVENT_READ, lambda: self._on_group(run))
         group.receive()
         if group.channel.is_ended:
             self._selector.unregister(group.channel)
@@ -206,8 +240,7 @@ class Supervisor:
             return
         group.workers[pid] = request.ranks
         self._prefork_pool.expect(len(group.workers))
-        # where the kernel has gone, the end of the channel is handled in its turn
-        group.channel.try_send(WorkerStarted(request.ranks, pid))
+        self._report(request.run, WorkerStarted(request.ranks, pid))
 
     def _fork_supervisor(self, control: int) -> None:
         """Fork a supervisor for another process; it ends with that one, and not with this one."""
@@ -257,7 +290,7 @@ class Supervisor:
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
                 kill_session(pid)
-                group.channel.try_send(WorkerExited(ranks, code))
+                self._report(run, WorkerExited(ranks, code))
                 if group.is_left and not group.workers:
                     del self._groups[run]
 

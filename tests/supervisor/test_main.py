@@ -44,3 +44,21 @@ def test_a_kernel_of_another_version_must_restart(handle: SupervisorHandle, monk
     told = rf"version {known + 1} of the protocol, and {known} is understood here.*Restart its kernel"
     with pytest.raises(LaunchError, match=told):
         notebook_launcher(os.getppid, **ONE)
+
+
+def test_a_launch_ends_that_has_more_messages_than_its_sockets_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = socket.socketpair
+
+    def small_pair() -> tuple[socket.socket, socket.socket]:
+        ends = pair()
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ends
+
+    engine.cool()
+    monkeypatch.setattr(socket, "socketpair", small_pair)
+    try:
+        parents = notebook_launcher(os.getppid, num_processes=16, cpu=True, config_file="", results="all")
+        assert parents == [engine.warm().pid] * 16
+    finally:
+        engine.cool()
