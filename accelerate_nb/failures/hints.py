@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
+
+from accelerate_nb.failures.process_limits import limit_reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ _CASES = (
 def advice_on(error: BaseException) -> str:
     """A sentence on what to do about an exception, its causes or the exceptions of a group; empty for what is not known."""
     for link in _all_of(error):
+        if reached := limit_reached(link, int(os.environ.get("WORLD_SIZE", "1"))):
+            return f"{reached[0].upper()}{reached[1:]}"
         calls = "\n".join(f"{frame.filename} {frame.name}" for frame in extract_tb(link.__traceback__))
         if found := _found(f"{type(link).__name__}: {_text_of(link)}", calls):
             return found

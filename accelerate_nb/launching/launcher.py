@@ -21,6 +21,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
 from accelerate_nb.events.model import Event, NodeRanks
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.process_limits import check_limits
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.base import Engine
@@ -251,11 +252,13 @@ def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
     Of a run that is launched on each of several machines it is the placement of this one. Raises `LaunchError` where it doesn't fit
     the machine, a node can't be reached, or has other versions than this process.
     """
-    if config.launching.is_on_each_node:
-        return local_placement(config, probe()), None
-    if config.launching.names_hosts or config.launching.num_nodes > 1:
+    if config.launching.names_hosts or (config.launching.num_nodes > 1 and not config.launching.is_on_each_node):
         return find_nodes(config)
-    return choose_placement(config, probe(), can_fork=hasattr(os, "fork")), None
+    is_part = config.launching.is_on_each_node
+    placement = local_placement(config, probe()) if is_part else choose_placement(config, probe(), hasattr(os, "fork"))
+    if placement.start != "inline":
+        check_limits(placement.size // placement.ranks_per_process)
+    return placement, None
 
 
 def _request(

@@ -21,6 +21,7 @@ from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import (
+    ForkFailed,
     ForkSupervisor,
     ForkWorker,
     ImportModules,
@@ -233,7 +234,10 @@ class Supervisor:
             self._on_group(request.run)
         pid = 0
         if group is not None and not group.is_left:
-            pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
+            try:
+                pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
+            except OSError as error:
+                self._report(request.run, ForkFailed(request.ranks, error.errno or 0))
         for descriptor in arrived:
             os.close(descriptor)
         if group is None or not pid:

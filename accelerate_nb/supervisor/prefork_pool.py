@@ -37,8 +37,13 @@ class PreforkPool:
     def add(self, forget: Callable[[], None]) -> None:
         """Fork one more; `forget` closes, in the new process, what belongs to this one."""
         parent = os.getpid()
-        near, far = socket.socketpair()
-        pid = os.fork()
+        try:
+            near, far = socket.socketpair()
+            pid = os.fork()
+        except OSError:
+            # a limit of the system's is reached, which a launch reports
+            self._target = len(self._waiting)
+            return
         if pid == 0:
             forget()
             near.close()

@@ -16,9 +16,11 @@ import psutil
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.launching.engines.supervisor_handle import AdoptedProcess, SupervisorHandle, SupervisorOffer
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.messages import (
+    ForkFailed,
     KillGroup,
     SignalRanks,
     SupervisorStarted,
@@ -176,6 +178,8 @@ class SupervisorWorkers:
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._codes: dict[int, int] = {}
         self._lost = self._withdrawn = False
+        # the system's reason why a worker could not be forked
+        self._not_forked: int | None = None
 
     def exit_descriptors(self) -> Sequence[int]:
         """The channel's, while it is open."""
@@ -189,6 +193,8 @@ class SupervisorWorkers:
             match received.message:
                 case WorkerStarted(ranks, pid):
                     self._ranks[pid] = ranks
+                case ForkFailed(_, number):
+                    self._not_forked = number
                 case WorkerExited(ranks, code):
                     self._codes.update(dict.fromkeys(ranks, code))
                 case _:
@@ -220,13 +226,18 @@ class SupervisorWorkers:
 
     def lost(self) -> str | None:
         """The supervisor's end, where it has ended; a `LaunchError` is raised where no other one would do better."""
+        if self._not_forked is not None:
+            error, count = OSError(self._not_forked, os.strerror(self._not_forked)), len(self._requested)
+            raise LaunchError(
+                f"num_processes={count} was requested, but {limit_reached(error, count) or f'a fork failed: {error}'}"
+            )
         if not self._lost:
             return None
         code, last = self._handle.ended(), self._handle.log()[-2000:].strip()
         if (why := self._handle.broken_module()) is not None:
             raise LaunchError(
                 f"{len(self._requested)} worker{'s were' if len(self._requested) > 1 else ' was'} requested, and in the Python that they start "
-                f"from ({sys.executable}) {why}. Mend the installation until `import torch` raises nothing there, and launch "
+                f"from ({sys.executable}) {why}. {limit_reached(ImportError(why), len(self._requested))} Mend the installation until `import torch` raises nothing there, and launch "
                 "again."
             )
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
+from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import crash_dump, process_state
 from accelerate_nb.launching.engines.base import Engine, Workers
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
@@ -145,17 +147,23 @@ class NodeAgent:
         self.ranks = request.ranks
         if request.log_folder:
             self._logs = open_logs(request.log_folder, os.environ)
-        for rank in self.ranks:
-            self._connections[rank] = connection = Connection.open()
-            self._readers[rank] = EventReader()
-            self._loop.register(connection.events, partial(self._on_events, rank))
-            self._output.listen(rank, connection)
         # a process writes about its crash where its first rank writes its stacks
         for specs in request.processes:
             self._first_ranks.update((spec.rank_info.rank, specs[0].rank_info.rank) for spec in specs)
-        self._workers = self._engine.start(local_workers(request, self._connections, descriptors))
-        for connection in self._connections.values():
-            connection.close()
+        try:
+            for rank in self.ranks:
+                self._connections[rank] = connection = Connection.open()
+                self._readers[rank] = EventReader()
+                self._loop.register(connection.events, partial(self._on_events, rank))
+                self._output.listen(rank, connection)
+            self._workers = self._engine.start(local_workers(request, self._connections, descriptors))
+        except OSError as error:
+            if reached := limit_reached(error, len(self.ranks)):
+                raise LaunchError(f"num_processes={len(self.ranks)} was requested, but {reached}") from None
+            raise
+        finally:
+            for connection in self._connections.values():
+                connection.close()
         self._exit_descriptors = set(self._workers.exit_descriptors())
         for descriptor in self._exit_descriptors:
             self._loop.register(descriptor, self._on_exits)

@@ -130,6 +130,14 @@ class WorkerStarted(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ForkFailed(Message):
+    """A worker with these ranks could not be forked, for a reason of the system's (`errno`)."""
+
+    ranks: tuple[int, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited(Message):
     """The worker with these ranks has ended; a negative code is the signal that ended it."""
 
@@ -302,6 +310,7 @@ TAGS: Mapping[str, type[Message]] = {
     "kill_group": KillGroup,
     "supervisor_started": SupervisorStarted,
     "worker_started": WorkerStarted,
+    "fork_failed": ForkFailed,
     "worker_exited": WorkerExited,
     "begin_worker": BeginWorker,
     "hold_at_boundary": HoldAtBoundary,
