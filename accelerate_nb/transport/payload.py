@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.sources.cells import CellSources, current_sources
+from accelerate_nb.transport.logging_state import current_logging
 from accelerate_nb.transport.main_module import install_main
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
 from accelerate_nb.transport.serializer import dump, load
@@ -116,9 +117,10 @@ class PackedCall:
         _, *pickled = map_entries(self.descriptor)
         self.sources.install()
         TransferredFd.arrived = self.more
-        states, call, names = load(pickled)
+        states, logging_state, call, names = load(pickled)
         install_main(names)
         states.install()
+        logging_state.install()
         unpacked: Callable[[], Any] = call
         return unpacked
 
@@ -154,7 +156,7 @@ def pack(call: FunctionCall) -> PackedCall:
     with collecting() as collector:
         try:
             names: dict[str, Any] = {}
-            entries = dump((current_random_states(), call, names), names)
+            entries = dump((current_random_states(), current_logging(), call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
         descriptor = memory_file("accelerate_nb_payload")

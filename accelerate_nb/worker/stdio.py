@@ -7,18 +7,18 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, TextIO
 
 from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.transport.logging_state import StreamName, stream_name
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 
 
 def take_over(stdout: int, stderr: int) -> None:
     """Make these pipes descriptors 1 and 2, and Python's streams; descriptor 0 becomes empty."""
-    before = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
+    handlers = _handlers_on_streams()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(stdout, 1)
@@ -26,7 +26,7 @@ def take_over(stdout: int, stderr: int) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # final for others; this process has just begun
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-    _repoint_logging(before)
+    _repoint_logging(handlers)
     _line_buffer_c()
 
 
@@ -87,11 +87,11 @@ class RankStream(io.TextIOBase):
 
 def separate() -> tuple[RankStream, RankStream]:
     """Make Python's streams each rank's own; until a rank calls `lead`, they are this process's."""
-    before = {sys.stdout, sys.stderr}
+    handlers = _handlers_on_streams()
     out, err = RankStream(sys.stdout), RankStream(sys.stderr)
     sys.stdout = sys.__stdout__ = out  # type: ignore[assignment,misc]  # as in `take_over`
     sys.stderr = sys.__stderr__ = err  # type: ignore[assignment,misc]
-    _repoint_logging(before)
+    _repoint_logging(handlers)
     return out, err
 
 
@@ -110,12 +110,20 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
-def _repoint_logging(before: Collection[TextIO | None]) -> None:
+def _handlers_on_streams() -> list[tuple[Any, StreamName]]:
+    """The handlers of logging that write to a standard stream, with its name."""
+    # the only list of all handlers
+    handlers = [reference() for reference in list(logging._handlerList)]  # type: ignore[attr-defined]
+    found = [(handler, stream_name(getattr(handler, "stream", None))) for handler in handlers]
+    return [(handler, name) for handler, name in found if name is not None]
+
+
+def _repoint_logging(handlers: list[tuple[Any, StreamName]]) -> None:
     """Handlers made before the streams changed write to the new ones."""
-    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # the only list of all handlers
-        handler = reference()
-        if isinstance(handler, logging.StreamHandler) and handler.stream in before:
-            handler.stream = sys.stderr
+    for handler, name in handlers:
+        with suppress(AttributeError):
+            # some look it up each time
+            handler.stream = getattr(sys, name)
 
 
 def _line_buffer_c() -> None:

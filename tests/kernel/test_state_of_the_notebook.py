@@ -357,3 +357,18 @@ def test_a_rank_computes_with_its_share_of_the_cores_and_a_port_of_zero_is_any(k
     share = max(1, cores() // 2)
     """)
     assert kernel.value("shares == [(share, str(share))] * 2")
+
+
+@pytest.mark.parametrize("method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_logging_that_the_notebook_configured_holds_in_ranks(kernel: Kernel, method: str) -> None:
+    kernel.ok("""
+    import logging, sys
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s of %(name)s: %(message)s", force=True)
+    logging.getLogger("verbose").setLevel(logging.DEBUG)
+    def logs():
+        logging.info("hello")
+        logging.getLogger("verbose").debug("detail")
+        logging.getLogger("other").debug("hidden")
+    """)
+    kernel.ok(f"run = launch(logs, num_processes=2, start_method={method!r}, panel=False)\nrun.wait()")
+    assert kernel.value("run.logs(1)").splitlines() == ["INFO of root: hello", "DEBUG of verbose: detail"]

@@ -1,0 +1,161 @@
+"""Logging as the notebook configured it: levels, and what writes to its standard streams."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accelerate_nb.rank.import_hook import after_import
+from accelerate_nb.transport.serializer import dump
+
+StreamName = Literal["stdout", "stderr"]
+_LEVELS = {
+    logging.CRITICAL: "CRITICAL",
+    logging.ERROR: "ERROR",
+    logging.WARNING: "WARNING",
+    logging.INFO: "INFO",
+    logging.DEBUG: "DEBUG",
+    logging.NOTSET: "NOTSET",
+}
+# What a handler of Python's own is made of, besides its lock and its stream.
+_ATTRIBUTES = ("level", "formatter", "filters", "terminator", "_name")
+# Of a console that takes the place of a stream: rich's prints to it.
+_CONSOLE = "console"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerState:
+    """A handler that writes to a standard stream, or to none by itself, as tqdm's do."""
+
+    handler_class: type[logging.Handler]
+    attributes: dict[str, Any]
+    stream: StreamName | None
+
+    def made(self) -> logging.Handler:
+        """The same handler, on this process's streams."""
+        handler = self.handler_class.__new__(self.handler_class)
+        logging.Handler.__init__(handler)
+        vars(handler).update(self.attributes)
+        if self.stream is not None:
+            handler.stream = getattr(sys, self.stream)  # type: ignore[attr-defined]  # a `StreamHandler` has one
+        return handler
+
+
+@dataclass(frozen=True, slots=True)
+class LoggerState:
+    """A logger that was configured; `package` is the module that configures it when it is imported, where it is a library's."""
+
+    name: str
+    level: int
+    propagate: bool
+    disabled: bool
+    handlers: tuple[HandlerState, ...]
+    filters: tuple[Any, ...]
+    package: str | None
+
+    def install(self, _: object = None) -> None:
+        """Configure this process's logger of the name; its handlers on standard streams are the notebook's, others stay."""
+        logger = logging.getLogger(self.name or None)
+        logger.setLevel(self.level)
+        logger.propagate, logger.disabled = self.propagate, self.disabled
+        for handler in list(logger.handlers):
+            if type(handler) is logging.StreamHandler and stream_name(handler.stream) is not None:
+                logger.removeHandler(handler)
+        for state in self.handlers:
+            logger.addHandler(state.made())
+        for chosen in self.filters:
+            logger.addFilter(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingState:
+    """
+    The configuration of logging, for processes that have their own: it holds there as environment variables do.
+
+    Handlers on files, sockets and queues, and those that can't be pickled, stay where they are: two processes can't write one file.
+    """
+
+    loggers: tuple[LoggerState, ...] = ()
+    level_names: dict[int, str] = field(default_factory=dict)
+    disabled_up_to: int = 0
+    captures_warnings: bool = False
+
+    def install(self) -> None:
+        """Configure this process's logging; that of a library once it is imported, which configures itself then."""
+        for level, name in self.level_names.items():
+            logging.addLevelName(level, name)
+        logging.disable(self.disabled_up_to)
+        logging.captureWarnings(self.captures_warnings)
+        for logger in self.loggers:
+            if logger.package is None:
+                logger.install()
+            else:
+                after_import(logger.package, logger.install)
+
+
+def current_logging() -> LoggingState:
+    """The configuration of this process."""
+    names = logging._levelToName
+    return LoggingState(
+        loggers=tuple(_loggers()),
+        level_names={level: name for level, name in names.items() if _LEVELS.get(level) != name},
+        disabled_up_to=logging.root.manager.disable,
+        captures_warnings=getattr(logging, "_warnings_showwarning", None) is not None,
+    )
+
+
+def stream_name(stream: Any) -> StreamName | None:
+    """The standard stream that a stream is, in this process or, where a kernel has put its own there, at any earlier time."""
+    name = str(getattr(stream, "name", "")).strip("<>")
+    if stream in (sys.stdout, sys.__stdout__) or (name == "stdout" and hasattr(stream, "pub_thread")):
+        return "stdout"
+    if stream in (sys.stderr, sys.__stderr__) or (name == "stderr" and hasattr(stream, "pub_thread")):
+        return "stderr"
+    return None
+
+
+def _loggers() -> Iterator[LoggerState]:
+    for name, logger in [("", logging.root), *list(logging.root.manager.loggerDict.items())]:
+        if not isinstance(logger, logging.Logger):
+            continue
+        has_level = logger.level != logging.NOTSET
+        if has_level or logger.handlers or logger.filters or logger.disabled or not logger.propagate:
+            package = name.partition(".")[0]
+            yield LoggerState(
+                name,
+                logger.level,
+                logger.propagate,
+                logger.disabled,
+                tuple(state for state in map(_handler, logger.handlers) if state is not None),
+                tuple(filter(_travels, logger.filters)),
+                package if package in sys.modules and package != "__main__" else None,
+            )
+
+
+def _handler(handler: logging.Handler) -> HandlerState | None:
+    """A handler's state, where it can travel."""
+    stream = stream_name(getattr(handler, "stream", None))
+    is_of_cell = type(handler).__module__ == "__main__" and not hasattr(handler, "baseFilename")
+    if is_of_cell:
+        attributes = {name: value for name, value in vars(handler).items() if name not in ("lock", "stream")}
+        if stream is None and hasattr(handler, "stream"):
+            return None
+        state = HandlerState(type(handler), attributes, stream)
+    elif stream is not None or hasattr(handler, _CONSOLE):
+        attributes = {name: vars(handler)[name] for name in _ATTRIBUTES if name in vars(handler)}
+        state = HandlerState(logging.StreamHandler, attributes, stream or "stderr")
+    else:
+        return None
+    is_plain = not attributes["filters"] and type(attributes["formatter"]) in (logging.Formatter, type(None))
+    return state if (is_plain and not is_of_cell) or _travels(state) else None
+
+
+def _travels(value: Any) -> bool:
+    try:
+        dump(value)
+    except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        return False
+    return True
