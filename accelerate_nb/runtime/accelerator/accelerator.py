@@ -55,7 +55,7 @@ from accelerate_nb.runtime.trackers.registry import filter_trackers
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, choose_plugin
 from accelerate_nb.runtime.training.memory import release_memory
-from accelerate_nb.runtime.training.metrics import gather_for_metrics
+from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metrics
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
 from accelerate_nb.runtime.world.mesh import Axis
@@ -203,8 +203,10 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         """
         Every process's tensors, joined along dimension 0; nested in lists, tuples or mappings, on any device.
 
+        Samples that were repeated to even out a loader's last step are among them, with a warning; `gather_for_metrics` leaves them out.
         With an `axis` of the mesh, or several ("dp_replicate", "dp_shard", "tp", ...), the processes are those along it.
         """
+        check_gather(tensor, self.gradient_state)
         return collective.gather(tensor, axis=axis)  # type: ignore[no-any-return]  # as nested as it came
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:

@@ -130,6 +130,7 @@ class StepMethods(ProcessMethods):
 
     def _begin_backward(self) -> None:
         self.has_gone_backward = True
+        self.gradient_state.training_calls += 1
         current_stop_request().went_backward()
 
     def _backward_phase(self, loss: Tensor | None) -> AbstractContextManager[Any]:

@@ -125,6 +125,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         start = self._states()
         done = self.skip_batches or pending.get("batches", 0)
         self.begin()
+        training_calls = self.gradient_state.training_calls
         try:
             self.set_epoch(self.iteration)
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
@@ -133,7 +134,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             cut = shown if self.cut is None else _each(shown, self.cut)
             counted = cut if self.step_metrics is None else self.step_metrics.through(self, cut)
             yield from (counted if self.between is None else _with_breaks(counted, self.between))
-            self._warn_of_repeated()
+            if self.gradient_state.training_calls == training_calls:
+                # of a training's batches a repeated sample is no wrong number
+                self.warn_of_repeated()
         finally:
             self._course.end()
             self.end()
@@ -228,7 +231,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Whether this process reports for all that read."""
         return True
 
-    def _warn_of_repeated(self) -> None:
+    def warn_of_repeated(self) -> None:
+        """Warn once, on the main process, where samples of this epoch are repeated and may be counted twice."""
         last = self.last_step
         if last is None or last.repeated == 0 or self.warned_of_repeated:
             return

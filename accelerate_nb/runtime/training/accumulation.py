@@ -88,6 +88,8 @@ class GradientState:
     sync_gradients: bool = True
     active_dataloader: Any = None
     is_xla_gradients_synced: bool = False
+    # how often a gradient was computed or an optimizer stepped: a loader that sees none of it is read to evaluate
+    training_calls: int = 0
     plugin_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:

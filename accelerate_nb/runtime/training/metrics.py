@@ -52,6 +52,18 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves), is_column)
 
 
+def check_gather(data: Any, gradients: GradientState) -> None:
+    """Warn where `gather` joins samples of a loader's last step, some of which are repeated."""
+    loader = gradients.active_dataloader
+    if not (isinstance(loader, PreparedLoader) and gradients.end_of_dataloader):
+        return
+    last = loader.last_step
+    share = 0 if last is None or last.whole else last.dealt // along((*DATA_AXES, *loader.more_axes)).size
+    # one row may be a number of each process
+    if share > 1 and any(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == share for leaf in leaves_of(data)):
+        loader.warn_of_repeated()
+
+
 def _columns_of(data: Any) -> Callable[[Any], bool]:
     """The function that recognises a column of samples in `data`: lists of tensors alone are none where all is tensors (as Accelerate)."""
     return is_column if _is_of_tensors(data) else _is_column_of_samples

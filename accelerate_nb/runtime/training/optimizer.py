@@ -71,6 +71,7 @@ class AcceleratedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
         """Step, if gradients are synchronised."""
+        self.gradient_state.training_calls += 1
         if not self.gradient_state.sync_gradients:
             return
         if self._before_first_step is not None:

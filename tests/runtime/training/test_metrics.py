@@ -291,19 +291,54 @@ def test_what_has_not_one_row_a_sample_is_kept_whole_with_a_warning() -> None:
         assert "given 3 rows for the 4 samples" in messages[0]
 
 
-def epochs(counted: bool) -> list[str]:
-    """What is said in two epochs of training on repeated samples."""
+def epochs() -> dict[str, list[str]]:
+    """The warnings of two epochs with repeated samples, by what each step does with its batch."""
     accelerator = Accelerator()
-    loader = accelerator.prepare(DataLoader(torch.arange(11), batch_size=4))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            for batch in loader:
-                if counted:
-                    accelerator.gather_for_metrics(batch)
-    return [str(item.message).split(",")[0] for item in caught]
+    model, optimizer = accelerator.prepare(layer := torch.nn.Linear(1, 1), torch.optim.SGD(layer.parameters()))
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch.float().unsqueeze(1)).square()
+        return loss
+
+    def trains(batch: torch.Tensor) -> None:
+        loss = loss_of(batch).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        accelerator.gather(loss.detach())
+        accelerator.reduce(loss.detach())
+
+    def trains_by_torch(batch: torch.Tensor) -> None:
+        loss_of(batch).mean().backward()
+        optimizer.step()
+
+    def trains_and_gathers(batch: torch.Tensor) -> None:
+        trains(batch)
+        accelerator.gather({"loss": loss_of(batch).detach()})
+
+    steps: dict[str, Any] = {
+        "trains": trains,
+        "trains by torch": trains_by_torch,
+        "trains and gathers": trains_and_gathers,
+        "evaluates": accelerator.gather_for_metrics,
+        "gathers": accelerator.gather,
+        "sums": lambda batch: accelerator.reduce(batch.sum()),
+        "counts": len,
+    }
+    found = {}
+    for name, step in steps.items():
+        loader = accelerator.prepare(DataLoader(torch.arange(11), batch_size=4))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                for batch in loader:
+                    step(batch)
+        found[name] = [str(item.message).split(",")[0] for item in caught]
+    return found
 
 
-def test_repeated_samples_are_reported_once_by_the_main_process_unless_they_are_left_out() -> None:
-    assert run_on_ranks(epochs, 2, False) == [["5 of the 16 samples of this epoch were repeated ones"], []]
-    assert run_on_ranks(epochs, 2, True) == [[], []]
+def test_repeated_samples_are_reported_once_by_the_main_process_where_a_number_may_count_them() -> None:
+    main, other = run_on_ranks(epochs, 2)
+    once = ["5 of the 16 samples of this epoch were repeated ones"]
+    calm = {"trains": [], "trains by torch": [], "evaluates": []}
+    assert main == {**calm, "trains and gathers": once, "gathers": once, "sums": once, "counts": once}
+    assert set(map(len, other.values())) == {0}
