@@ -34,7 +34,7 @@ ANSWER_EXPRESSIONS = {
     "04_panel.ipynb": "[result, later]",
     "05_cells_on_every_rank.ipynb": "[accuracy, losses]",
     "06_pick_a_configuration.ipynb": "[result, from_file, [check.state for check in checks]]",
-    "07_tpu.ipynb": "{key: result[key] for key in ('losses', 'right', 'seen', 'ranks')}",
+    "07_tpu.ipynb": "{key: result[key] for key in ('losses', 'correct', 'total', 'ranks')}",
     "08_larger_models.ipynb": "{name: [result['losses'], result['megabytes']] for name, result in results.items()}",
     "09_deepspeed_and_megatron.ipynb": "results",
     "10_many_machines.ipynb": "[places, float((alone - together).abs().max())]",
