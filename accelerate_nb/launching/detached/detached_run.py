@@ -65,6 +65,8 @@ class DetachedRun(Run):
         self._client = None if control is None else ControlClient(Path(control), tunnel_command(status))
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
         self._thread: threading.Thread | None = None
+        # whether the run host has replied that the run goes on
+        self._is_replying = False
         self._follower.update()
         if saved.is_over:
             self._end(saved)
@@ -163,7 +165,8 @@ class DetachedRun(Run):
             if is_over or now >= next_check:
                 next_check = now + _BETWEEN_CHECKS
                 saved = kept_run(self.folder)
-                is_over = saved is None or saved.is_over
+                # a run host that replies is there, whatever became of the folder
+                is_over = not self._is_replying and (saved is None or saved.is_over)
             # first the state, then the lines: what was written before the end is not missed
             self._follower.update()
             if is_over:
@@ -178,7 +181,9 @@ class DetachedRun(Run):
         try:
             reply = self._client.request(QueryLiveState())
         except OSError:
+            self._is_replying = False
             return True
+        self._is_replying = isinstance(reply, LiveState) and not reply.done
         if not isinstance(reply, LiveState):
             return False
         # an event that only another version of this package knows
@@ -209,6 +214,10 @@ class DetachedRun(Run):
             self._error = self._what_ended_it()
 
     def _what_ended_it(self) -> BaseException | None:
+        if not self.folder.is_dir():
+            return LaunchError(
+                f"{self.name} has ended, and its results are gone: {self._end_text or 'its folder was removed'}."
+            )
         if self._is_lost:
             return LaunchError(f"{self.name} was lost: {self._end_text}. All output: {self.folder}")
         if not self._is_hosted:

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from accelerate_nb.events.run_folder import hold_lock
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.run_folder import hold_lock, status_of
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.detached.control_tunnel import job_facts
 from accelerate_nb.launching.detached.host_start import reported_start
-from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
+from accelerate_nb.launching.detached.saved_outcome import error_kind, save_error, save_result
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
@@ -35,7 +36,7 @@ from accelerate_nb.launching.rendezvous.joined_run import JoinedNodeRun, JoinedN
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.host_messages import HostReady
+from accelerate_nb.transport.protocol.host_messages import HostFailed, HostReady
 from accelerate_nb.transport.serializer import load
 
 # How often the run's status is brought up to date, for those who only read the folder.
@@ -146,7 +147,7 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun
 
     When the block ends, its outcome is in its folder.
     """
-    lock = hold_lock(request.folder)
+    locks = [hold_lock(request.folder)]
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
     facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
@@ -155,10 +156,11 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun
     run = run_of(request, _kind(request), front_end, facts=facts)
     with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
-        threading.Thread(target=_keep_status, args=(run,), name="accelerate_nb status", daemon=True).start()
+        threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
         yield run, signals
-        _save_at_last(run)
-    os.close(lock)
+        _save_at_last(run, signals)
+    for lock in locks:
+        os.close(lock)
 
 
 def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) -> int:
@@ -168,6 +170,13 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
     `launcher` gets to know when processes can attach to the run; an offered supervisor is taken.
     """
     with hosted(request, NoFrontEnd()) as (run, signals):
+        if not status_of(request.folder):
+            error = LaunchError(
+                f"{request.name} was to be launched detached, and nothing can be written into {request.folder}: is its disk full? Name "
+                "another folder: folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+            )
+            launcher.try_send(HostFailed(error_kind(error), str(error)))
+            raise error
         # raises where nobody waits for it any more
         launcher.send(HostReady())
         launcher.close()
@@ -180,18 +189,30 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
     return exit_code_after(signals, run.stopped_at) or 0
 
 
-def _keep_status(run: HostedRun) -> None:
+def _keep_status(run: HostedRun, locks: list[int]) -> None:
+    """Keep the status up to date, and the lock in place; where the run's folder was removed, the run is stopped."""
     seen = -1
     while not run.wait_until_over(_BETWEEN_STATUS):
-        if run.view.changes != seen:
+        if not run.folder.is_dir():
+            sys.stderr.write(
+                f"{run.name} is stopped: its folder {run.folder} was removed while it ran, and nothing of it can be kept.\n"
+            )
+            sys.stderr.flush()
+            run.request_stop("finish")
+            return
+        is_unlocked = os.fstat(locks[-1]).st_nlink == 0
+        if is_unlocked:
+            locks.append(hold_lock(run.folder))
+        if run.view.changes != seen or is_unlocked:
             seen = run.view.changes
             run.update_status()
 
 
-def _save_at_last(run: HostedRun) -> None:
+def _save_at_last(run: HostedRun, signals: list[int]) -> None:
+    """Try again to write what the folder could not take, as long as the folder is there and no signal has come."""
     deadline = time.monotonic() + _LONGEST_TRY
-    is_kept = run.is_kept
-    while not is_kept and time.monotonic() < deadline:
+    is_kept, known = run.is_kept, len(signals)
+    while not is_kept and run.folder.is_dir() and len(signals) == known and time.monotonic() < deadline:
         time.sleep(_BETWEEN_TRIES)
         is_kept = run.finish_again()
 

@@ -54,8 +54,7 @@ def launch_detached(
     saved = kept_run(wanted.folder)
     if saved is None:
         raise LaunchError(
-            f"{wanted.name} was launched detached, and its status can't be read in {wanted.folder}: is its disk full? Name "
-            "another folder: folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+            f"{wanted.name} was launched detached, and its folder {wanted.folder} was removed: the run ends."
         )
     return DetachedRun(saved, front_end)
 
