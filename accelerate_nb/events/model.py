@@ -262,7 +262,8 @@ class StepBreakdown:
 
     `data` is what the loop waited for its loader, `communication` what it waited for other ranks after its last gradient was computed,
     `idle` what is none of the others. The first step has an event of its own; `compiled`: `torch.compile` made a graph in it. `workers` is
-    the loader's `num_workers`.
+    the loader's `num_workers`. `preempted` is what the rank's thread waited for one of the `cores` of its machine, in any of the parts;
+    `None` where the system does not count it.
     """
 
     rank: int
@@ -276,6 +277,8 @@ class StepBreakdown:
     time: float
     workers: int | None = None
     compiled: bool = False
+    preempted: float | None = None
+    cores: int | None = None
 
     @property
     def total(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
@@ -28,6 +30,9 @@ Fact: TypeAlias = (
 )
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
+# Shorter windows of steps say more about the moment than about the rank.
+_WINDOW_STEPS, _WINDOW_SECONDS = 50, 5.0
+_MOST_WINDOWS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class RankSummary:
     """
     One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar.
 
-    `first_step` and `steps` are the parts of its first step's time, and of its newest steps'. `requested_profile` is one that it has not
+    `first_step` and `steps` are the parts of its first step's time, and of its newest steps', `windows` their means over the newest
+    windows of at least 50 steps and 5 seconds of steps, each up to its `step`. `requested_profile` is one that it has not
     sent yet, `profile` the newest that it has.
     """
 
@@ -52,9 +58,25 @@ class RankSummary:
     memory: MemoryUse | None
     first_step: StepBreakdown | None
     steps: StepBreakdown | None
+    windows: tuple[StepBreakdown, ...]
     requested_profile: ProfileRequested | None
     profile: StepProfile | None
     failure: Failure | None
+
+
+def mean_steps(steps: Sequence[StepBreakdown], weights: Sequence[float]) -> StepBreakdown:
+    """The mean of these steps, as the newest of them."""
+    total = sum(weights)
+    parts = ("data", "forward", "backward", "communication", "optimizer", "idle")
+    means: dict[str, Any] = {
+        part: sum(weight * getattr(step, part) for step, weight in zip(steps, weights, strict=True)) / total
+        for part in parts
+    }
+    if all(step.preempted is not None for step in steps):
+        means["preempted"] = (
+            sum(weight * (step.preempted or 0.0) for step, weight in zip(steps, weights, strict=True)) / total
+        )
+    return replace(steps[-1], **means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +103,9 @@ class RankFold:
     memory: MemoryUse | None = None
     first_step: StepBreakdown | None = None
     steps: StepBreakdown | None = None
+    windows: deque[StepBreakdown] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOWS))
+    # the steps of the window that is not full yet, each with the number of steps that it is the mean of
+    window: list[tuple[int, StepBreakdown]] = field(default_factory=list)
     requested_profile: ProfileRequested | None = None
     profile: StepProfile | None = None
     failure: Failure | None = None
@@ -88,6 +113,8 @@ class RankFold:
     def take_state(self, change: StateChange) -> None:
         if change.state == "starting":  # also when it restarts: the end of the former one is over
             self.failure = self.first_step = self.steps = None
+            self.windows.clear()
+            self.window.clear()
             self.open_lines.clear()
             self.knobs = {}
             self.requested_profile = None
@@ -103,7 +130,7 @@ class RankFold:
         elif isinstance(fact, StepBreakdown) and fact.step == 1:
             self.first_step = fact
         elif isinstance(fact, StepBreakdown):
-            self.steps = fact
+            self._take_steps(fact)
         elif isinstance(fact, MeshCoordinates):
             self.coordinates = fact.coordinates
         elif isinstance(fact, ProfileRequested):
@@ -112,6 +139,15 @@ class RankFold:
             self._take_profile(fact)
         else:
             self.failure = fact
+
+    def _take_steps(self, steps: StepBreakdown) -> None:
+        before = self.steps or self.first_step
+        self.steps = steps
+        self.window.append((max(steps.step - (before.step if before is not None else 0), 1), steps))
+        counts, means = zip(*self.window, strict=True)
+        if sum(counts) >= _WINDOW_STEPS and sum(count * mean.total for count, mean in self.window) >= _WINDOW_SECONDS:
+            self.windows.append(mean_steps(means, counts))
+            self.window.clear()
 
     def _take_profile(self, profile: StepProfile) -> None:
         # it comes again, perhaps behind others, where its trace was fetched from another machine
@@ -161,6 +197,7 @@ class RankFold:
             "memory": self.memory,
             "first_step": self.first_step,
             "steps": self.steps,
+            "windows": tuple(self.windows),
             "requested_profile": self.requested_profile,
             "profile": self.profile,
             "failure": self.failure,

@@ -147,7 +147,7 @@ def summary(run: RunInfo) -> list[str]:
     """The summary of a run that has ended, if it logged metrics: its state and time, and the course of each metric."""
     ranks = [run.view.rank(rank) for rank in run.view.ranks]
     lines = metric_lines(ranks)
-    causes = [f"  {cause}" for cause in step_causes(ranks)]
+    causes = [f"  {cause}" for cause in step_causes(ranks, run.view.nodes, is_over=run.view.ended is not None)]
     return [head_of(run, ranks), *lines, *causes] if run.view.ended is not None and lines else []
 
 

@@ -124,7 +124,7 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         # a number that was logged once has no course
         pictures=tuple(curve for curve in curves if curve.points > 1)[:_MOST_PICTURES],
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
-        step_causes=step_causes(ranks),
+        step_causes=step_causes(ranks, view.nodes, is_over=ended is not None),
         profile=profile_table(ranks),
         cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
         tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),

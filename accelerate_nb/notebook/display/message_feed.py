@@ -178,9 +178,11 @@ class MessageFeed:
             "host": self._new_host(),
         }
         message = {name: value for name, value in found.items() if value}
-        if steps and (causes := step_causes(glances)) != self._causes:
-            self._causes = causes
-            message["causes"] = [*causes]
+        if steps or "state" in message:
+            causes = step_causes(glances, self._view.nodes, is_over=self._view.ended is not None)
+            if causes != self._causes:
+                self._causes = causes
+                message["causes"] = [*causes]
         failures, hang = self._failures_of(glances), self._view.hang
         if (failures, hang) != (self._failures, self._hang):
             # a restarted rank has not failed any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 import sys
 import time
@@ -28,6 +29,7 @@ _BETWEEN_GPU_STEPS = 0.1
 # A step of more marks than these, of very many accumulated batches, is not measured.
 _MOST_MARKS = 4000
 _MOST_PENDING = 16
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 class PhaseTimer:
@@ -51,6 +53,8 @@ class PhaseTimer:
         self._workers: int | None = None
         self._sums = dict.fromkeys(_PHASES, 0.0)
         self._summed = 0
+        # the newest step that was sent, and what had been waited for a core until then
+        self._sent_step, self._preempted = 0, _preempted()
 
     # ------------------------------------------------------------------------------------------------------ what happens
 
@@ -165,7 +169,15 @@ class PhaseTimer:
     def _send(self, step: int, seconds: dict[Phase, float], steps: int) -> None:
         means = {phase: value / steps for phase, value in seconds.items()}
         compiled = step == 1 and _has_compiled()
-        emit(StepBreakdown(self._rank, step, **means, workers=self._workers, compiled=compiled, time=time.time()))
+        until, since = _preempted(), self._preempted
+        preempted = None if until is None or since is None else (until - since) / max(step - self._sent_step, 1)
+        self._sent_step, self._preempted = step, until
+        emit(
+            StepBreakdown(
+                self._rank, step, **means, workers=self._workers, compiled=compiled, time=time.time(), preempted=preempted,
+                cores=_CORES,
+            )
+        )  # fmt: skip
 
 
 _PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer", "idle")
@@ -268,6 +280,15 @@ def unwatch(model: Any) -> None:
         for key in [key for key, hook in hooks.items() if isinstance(hook, _ForwardHook)]:
             del hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _preempted() -> float | None:
+    """The seconds that this thread was ready to run and had no core, by Linux's /proc; `None` elsewhere."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return None
 
 
 def _has_compiled() -> bool:

@@ -256,7 +256,7 @@ view.apply(StateChange(None, "finished", 3.0))
 front_end.closed()
 """
 
-SUMMED_UP = ["train finished after 00:02", "  loss  █▅▁  min 1  max 3  last 1  step 2"]
+SUMMED_UP = ["train finished after 00:02", "  loss  █▅▁  min 1  max 3  last 1 mean of 2  step 2"]
 
 
 def test_a_terminal_draws_metrics_below_the_lines_and_ends_with_a_summary():
