@@ -35,13 +35,16 @@ def install() -> None:
 
 def _measure_steps_of(module: Any) -> None:
     original = module.Accelerator.__init__
+    measured: list[Any] = []
 
     @functools.wraps(original)
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        from accelerate_nb.runtime.observability.hf_accelerate import measure_steps
-
         original(self, *args, **kwargs)
-        measure_steps(self)
+        if not measured:
+            from accelerate_nb.runtime.observability.hf_accelerate import AccelerateSteps
+
+            measured.append(AccelerateSteps())
+        measured[0].measure(self)
 
     module.Accelerator.__init__ = begin
 

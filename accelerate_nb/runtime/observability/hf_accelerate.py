@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from torch.nn import Module
@@ -14,111 +14,108 @@ from accelerate_nb.runtime.observability.memory_use import MemoryReporter
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 
-# What measures the steps of an accelerator, and of the optimizers and loaders that it has prepared.
-_metrics: WeakKeyDictionary[Any, StepMetrics] = WeakKeyDictionary()
-_wrapped: set[type] = set()
-_Method = Callable[..., Any]
+_Method: TypeAlias = Callable[..., Any]
 
 
-def measure_steps(accelerator: Any) -> None:
-    """Measure the steps of an `accelerate.Accelerator` from its first `prepare` on, where somebody listens."""
-    device, size = accelerator.device, accelerator.num_processes
-    if outlet() is None or device.type == "xla":
-        return
-    _wrap(type(accelerator))
-    parallelism = getattr(accelerator, "parallelism_config", None)
-    rank, share = accelerator.process_index, 1 / getattr(parallelism, "non_data_parallel_size", 1)
-    _metrics[accelerator] = StepMetrics(rank, device, share, PhaseTimer(rank, device, size))
+class AccelerateSteps:
+    """Measures the steps of every `accelerate.Accelerator` of this process that it is given, from the first `prepare` on."""
 
+    def __init__(self) -> None:
+        # what measures an accelerator, and the optimizers and loaders that it has prepared
+        self._metrics: WeakKeyDictionary[Any, StepMetrics] = WeakKeyDictionary()
+        self._wrapped: set[type] = set()
+        self._wrappers: dict[str, Callable[[_Method], _Method]] = {
+            "backward": self._going_backward,
+            "clip_grad_norm_": self._clipping,
+            "prepare_model": self._preparing,
+            "prepare_optimizer": self._preparing,
+            "prepare_data_loader": self._preparing,
+            # of optimizers, and of loaders
+            "step": self._stepping,
+            "__iter__": self._reading,
+        }
 
-def _wrap(kind: type) -> None:
-    """Have the methods of one of Hugging Face's classes tell when a part of a step begins and ends; once in a process."""
-    for owner in kind.__mro__:
-        if owner in _wrapped or not owner.__module__.startswith("accelerate."):
-            continue
-        _wrapped.add(owner)
-        for name in _WRAPPERS.keys() & vars(owner).keys():
-            setattr(owner, name, _WRAPPERS[name](getattr(owner, name)))
+    def measure(self, accelerator: Any) -> None:
+        """Send the metrics and the parts of its steps, where somebody listens."""
+        device, size = accelerator.device, accelerator.num_processes
+        if outlet() is None or device.type == "xla":
+            return
+        self._wrap(type(accelerator))
+        parallelism = getattr(accelerator, "parallelism_config", None)
+        rank, share = accelerator.process_index, 1 / getattr(parallelism, "non_data_parallel_size", 1)
+        self._metrics[accelerator] = StepMetrics(rank, device, share, PhaseTimer(rank, device, size))
 
+    def _wrap(self, kind: type) -> None:
+        """Have the methods of one of Hugging Face's classes tell when a part of a step begins and ends; once in a process."""
+        for owner in kind.__mro__:
+            if owner in self._wrapped or not owner.__module__.startswith("accelerate."):
+                continue
+            self._wrapped.add(owner)
+            for name in self._wrappers.keys() & vars(owner).keys():
+                setattr(owner, name, self._wrappers[name](getattr(owner, name)))
 
-def _prepares(original: _Method) -> _Method:
-    @functools.wraps(original)
-    def prepare(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(self, item, *args, **kwargs)
-        if (metrics := _metrics.get(self)) is None or made in _metrics:
+    def _preparing(self, original: _Method) -> _Method:
+        @functools.wraps(original)
+        def prepare(accelerator: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(accelerator, item, *args, **kwargs)
+            if (metrics := self._metrics.get(accelerator)) is None or made in self._metrics:
+                return made
+            if isinstance(made, Module):
+                metrics.phases.watch(made)
+            else:
+                self._metrics[made] = metrics
+                metrics.memory = MemoryReporter(accelerator._models, accelerator._optimizers, accelerator.device)
+                self._wrap(type(made))
             return made
-        if isinstance(made, Module):
-            metrics.phases.watch(made)
-        else:
-            _metrics[made] = metrics
-            metrics.memory = MemoryReporter(self._models, self._optimizers, self.device)
-            _wrap(type(made))
-        return made
 
-    return prepare
+        return prepare
 
+    def _going_backward(self, original: _Method) -> _Method:
+        @functools.wraps(original)
+        def backward(accelerator: Any, loss: Any, **kwargs: Any) -> Any:
+            metrics = self._metrics.get(accelerator)
+            if metrics is None:
+                return original(accelerator, loss, **kwargs)
+            with metrics.phases.backward(loss):
+                return original(accelerator, loss, **kwargs)
 
-def _steps(original: _Method) -> _Method:
-    @functools.wraps(original)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        metrics = _metrics.get(self)
-        if metrics is None or not self.gradient_state.sync_gradients:
-            return original(self, *args, **kwargs)
-        metrics.phases.begin("optimizer")
-        made = original(self, *args, **kwargs)
-        if metrics.steps == 0 and metrics.memory is not None:
-            metrics.memory.first_step()
-        metrics.stepped(self)
-        return made
+        return backward
 
-    return step
+    def _clipping(self, original: _Method) -> _Method:
+        @functools.wraps(original)
+        def clip_grad_norm_(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            norm = original(accelerator, *args, **kwargs)
+            if (metrics := self._metrics.get(accelerator)) is not None:
+                metrics.clipped(norm)
+            return norm
 
+        return clip_grad_norm_
 
-def _reads(original: _Method) -> _Method:
-    @functools.wraps(original)
-    def batches(self: Any) -> Iterator[Any]:
-        metrics = _metrics.get(self)
-        if metrics is None:
-            return original(self)  # type: ignore[no-any-return]  # a generator
-        position = _LoaderPosition(self)
-        return metrics.through(position, position.counted(original(self)))
+    def _stepping(self, original: _Method) -> _Method:
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            metrics = self._metrics.get(optimizer)
+            if metrics is None or not optimizer.gradient_state.sync_gradients:
+                return original(optimizer, *args, **kwargs)
+            metrics.phases.begin("optimizer")
+            made = original(optimizer, *args, **kwargs)
+            if metrics.steps == 0 and metrics.memory is not None:
+                metrics.memory.first_step()
+            metrics.stepped(optimizer)
+            return made
 
-    return batches
+        return step
 
+    def _reading(self, original: _Method) -> _Method:
+        @functools.wraps(original)
+        def batches(loader: Any) -> Iterator[Any]:
+            metrics = self._metrics.get(loader)
+            if metrics is None:
+                return original(loader)  # type: ignore[no-any-return]  # a generator
+            position = _LoaderPosition(loader)
+            return metrics.through(position, position.counted(original(loader)))
 
-def _goes_backward(original: _Method) -> _Method:
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
-        metrics = _metrics.get(self)
-        if metrics is None:
-            return original(self, loss, **kwargs)
-        with metrics.phases.backward(loss):
-            return original(self, loss, **kwargs)
-
-    return backward
-
-
-def _clips(original: _Method) -> _Method:
-    @functools.wraps(original)
-    def clip_grad_norm_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        norm = original(self, *args, **kwargs)
-        if (metrics := _metrics.get(self)) is not None:
-            metrics.clipped(norm)
-        return norm
-
-    return clip_grad_norm_
-
-
-_WRAPPERS: dict[str, Callable[[_Method], _Method]] = {
-    "backward": _goes_backward,
-    "clip_grad_norm_": _clips,
-    "prepare_model": _prepares,
-    "prepare_optimizer": _prepares,
-    "prepare_data_loader": _prepares,
-    # of optimizers, and of loaders
-    "step": _steps,
-    "__iter__": _reads,
-}
+        return batches
 
 
 class _LoaderPosition:
@@ -131,9 +128,13 @@ class _LoaderPosition:
         self.iteration = loader.iteration
         self.batches_read = 0
         try:
-            self.batches_left: int | None = len(loader)
+            self._length: int | None = len(loader)
         except TypeError:
-            self.batches_left = None
+            self._length = None
+
+    @property
+    def batches_left(self) -> int | None:
+        return None if self._length is None else self._length - self.batches_read
 
     def counted(self, batches: Iterator[Any]) -> Generator[Any, None, None]:
         for batch in batches:
