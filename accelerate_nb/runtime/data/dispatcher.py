@@ -189,13 +189,31 @@ class DataLoaderDispatcher(PreparedLoader):
             yield BatchMessage(placed(batch, world.exchange_world.device, self._non_blocking), is_last)
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
-        if self.split_batches:
-            yield from batches
-            return
+        """The batches of each step as one, of which all but the last can be cut into equal parts."""
         parts = self._replica(world)[1]
-        for round_ in in_rounds(batches, parts):
-            if len(round_) == parts or not self._drop_last:
-                yield _concatenated(round_)
+        rounds = in_rounds(batches, self.stride)
+        joined_rounds = (
+            _concatenated(round_) for round_ in rounds if len(round_) == self.stride or not self._drop_last
+        )
+        return joined_rounds if parts == 1 or self.slice_fn is not None else self._divisible(joined_rounds, parts)
+
+    def _divisible(self, batches: Iterator[Any], parts: int) -> Iterator[Any]:
+        """The batches, of which one that does not divide, as the last one of a loader's worker may be, waits for rows of the next one."""
+        held: Any = None
+        for batch in batches:
+            sizes = [size_of(item) for item in (held, batch) if item is not None]
+            count, whole = sum(sizes), batch if held is None else _concatenated([held, batch])
+            if held is None and count % parts == 0:
+                yield batch
+                continue
+            # no step has more rows than a full one, or than what was read at a time
+            given = 0 if held is None else min(count, max(self.step_size or 0, *sizes))
+            given -= given % parts
+            if given > 0:
+                yield cut(whole, slice(0, given), count)
+            held = None if given == count else cut(whole, slice(given, count), count)
+        if held is not None:
+            yield held
 
 
 def _after(first: BatchMessage | None, others: Iterator[BatchMessage], skip: int) -> Iterator[BatchMessage]:

@@ -222,9 +222,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return self._course.batches
 
     @property
-    def may_repeat_unseen(self) -> bool:
-        """Whether samples may be repeated in the last step without this process knowing."""
-        return False
+    def filled_step(self) -> LastStep | None:
+        """The real part of the current step, where it may have repeated samples."""
+        return self.last_step if self.end_of_dataloader else None
+
+    @property
+    def repeats(self) -> LastStep | None:
+        """The samples of the epoch that were repeated, as those of one step."""
+        return self.last_step
 
     @property
     def leads(self) -> bool:
@@ -233,7 +238,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def warn_of_repeated(self) -> None:
         """Warn once, on the main process, where samples of this epoch are repeated and may be counted twice."""
-        last = self.last_step
+        last = self.repeats
         if last is None or last.repeated == 0 or self.warned_of_repeated:
             return
         self.warned_of_repeated = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -21,6 +22,18 @@ from accelerate_nb.runtime.data.samplers import SeedableRandomSampler, drawn_fro
 from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
 from accelerate_nb.runtime.training.seed import synchronize_rng_states
 from accelerate_nb.runtime.world.registry import current_world
+
+
+class BatchOfWorker(NamedTuple):
+    """A batch as a worker process sends it that deals out samples, with the real part of a step that it filled up."""
+
+    batch: Any
+    step: LastStep | None
+
+
+def _collated(collate: Callable[[Any], Any], dataset: Any, samples: Any) -> BatchOfWorker:
+    return BatchOfWorker(collate(samples), dataset.last_step)
+
 
 # Samplers of torch that draw from their generator alone, which is made equal on all ranks when an epoch begins.
 _SYNCHRONIZED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -48,6 +61,12 @@ class DataLoaderShard(PreparedLoader):
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
+        # of batches that workers deal out: the real part of the current step, those read ahead, and how many samples were repeated
+        self._step: LastStep | None = None
+        self._steps: deque[LastStep | None] = deque()
+        self._repeated = 0
+        if self._dealt_by_workers:
+            self.collate_fn = partial(_collated, self.collate_fn, self.dataset)
 
     def _synchronize(self, *, resumed: bool) -> None:
         wanted = [rng_type_ for rng_type_ in self.rng_types or () if not resumed or named(rng_type_) == "generator"]
@@ -61,12 +80,25 @@ class DataLoaderShard(PreparedLoader):
         with drawn_from(begun):
             batches = self._read(skip)
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
-        with closing(self._moved(marked)) as moved:
+        self._steps.clear()
+        self._repeated = 0
+        with closing(self._moved(self._unpacked(marked))) as moved:
             for batch, is_last in moved:
                 course.batches += 1
+                self._step = self._steps.popleft() if self._steps else None
+                self._repeated += 0 if self._step is None else self._step.repeated
                 if is_last:
                     self._ends()
                 yield batch
+
+    def _unpacked(self, marked: Iterator[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+        """The batches alone, where workers send more with them."""
+        for item, is_last in marked:
+            if isinstance(item, BatchOfWorker):
+                self._steps.append(item.step)
+                yield item.batch, is_last
+            else:
+                yield item, is_last
 
     def _longest_order(self) -> int | None:
         """The number of batches up to which an order is sent to all ranks; `None` where all have the same order."""
@@ -134,18 +166,24 @@ class DataLoaderShard(PreparedLoader):
     @property
     def last_step(self) -> LastStep | None:
         if self._dealt_by_workers:
-            dealt = self.step_size
-            return LastStep(self.remainder, dealt) if dealt is not None and self.remainder > 0 else None
+            return self._step
         dealer = self._dealer
         return dealer.last_step if hasattr(dealer, "last_step") else self._undealt_last_step()
 
     @property
-    def may_repeat_unseen(self) -> bool:
-        return self._dealt_by_workers and self.remainder == -1 and not self._drop_last
+    def filled_step(self) -> LastStep | None:
+        return self._step if self._dealt_by_workers else super().filled_step
+
+    @property
+    def repeats(self) -> LastStep | None:
+        if not self._dealt_by_workers or self._repeated == 0:
+            return self.last_step
+        dealt = self.step_size or 1
+        return LastStep(dealt - self._repeated, dealt, whole=self.batch_size is None)
 
     @property
     def _dealt_by_workers(self) -> bool:
-        """Whether what deals out the data is a copy in another process, which doesn't report its last step."""
+        """Whether what deals out the data are copies in other processes, each of which fills up its own last step."""
         return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
 
     def _undealt_last_step(self) -> LastStep | None:

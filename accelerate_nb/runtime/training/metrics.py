@@ -196,17 +196,10 @@ class LastStepCut:
 
 
 def _last_step(gradients: GradientState) -> LastStep | None:
-    """The real part of the last step, if the current batch is that; `None` for a full one."""
+    """The real part of the current step, where it is an epoch's last or was filled up; `None` for a full one."""
     loader = gradients.active_dataloader
-    if not gradients.end_of_dataloader:
-        return None
-    if not isinstance(loader, PreparedLoader):
-        # a loader of another library that gives the number of samples left, and no more
-        return LastStep(loader.remainder, 0) if loader.remainder > 0 else None
-    loader.warned_of_repeated = True
-    if loader.last_step is None and loader.may_repeat_unseen:
-        warn_user(
-            "The last batch may hold repeated samples, and gather_for_metrics can't recognise them: the data set has no length, and "
-            "is read by worker processes. Give it a `__len__`, or pass num_workers=0 or drop_last=True to the loader."
-        )
-    return loader.last_step
+    if isinstance(loader, PreparedLoader):
+        loader.warned_of_repeated |= loader.end_of_dataloader
+        return loader.filled_step
+    # a loader of another library that gives the number of samples left, and no more
+    return LastStep(loader.remainder, 0) if gradients.end_of_dataloader and loader.remainder > 0 else None

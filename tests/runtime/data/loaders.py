@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 Pair = namedtuple("Pair", ["number", "square"])
 
@@ -52,6 +52,23 @@ class Shuffled(Stream):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.from_numpy(np.random.default_rng(self.epoch).permutation(len(self.numbers))))
+
+
+class OfWorkers(IterableDataset[Any]):
+    """A stream of which each worker process reads so many numbers: from 0 on the first, from 100 on the second, and so on."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = counts
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        number = 0 if worker is None else worker.id
+        return (torch.tensor(100 * number + index) for index in range(self.counts[number]))
+
+    @property
+    def numbers(self) -> list[int]:
+        """All numbers."""
+        return [100 * number + index for number, count in enumerate(self.counts) for index in range(count)]
 
 
 class Broken(Stream):

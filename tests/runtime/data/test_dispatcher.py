@@ -16,7 +16,7 @@ from accelerate_nb.runtime.data.skip import skip_first_batches
 from accelerate_nb.runtime.operations.collective import gather
 from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import ONE_OR_TWO, RanksFailed, run_on_ranks
-from tests.runtime.data.loaders import Broken, Numbers, Shuffled, Stream, plain
+from tests.runtime.data.loaders import Broken, Numbers, OfWorkers, Shuffled, Stream, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*were repeated ones")
 CPU = torch.device("cpu")
@@ -144,6 +144,36 @@ def test_what_cannot_travel_is_an_error_on_all() -> None:
         RanksFailed, match=r"(?s)rank 0:.*not the same in all, and no row a sample.*rank 1:.*a generator"
     ):
         run_on_ranks(unpicklable, 2)
+
+
+# The numbers of samples of each worker, the batch size, and split_batches.
+UNEQUAL: list[tuple[tuple[int, ...], int, bool]] = [
+    ((6, 3), 2, False), ((1, 1, 1), 2, False), ((7, 1), 4, True), ((5, 4, 3), 6, False),
+]  # fmt: skip
+
+
+def read_by_unequal_workers() -> list[Any]:
+    from accelerate_nb import Accelerator
+    from accelerate_nb.utils import DataLoaderConfiguration
+
+    found = []
+    for counts, size, split in UNEQUAL:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=split))
+        loader = accelerator.prepare(DataLoader(OfWorkers(*counts), size, num_workers=len(counts)))
+        batches = [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader]
+        rest = [plain(batch) for batch in accelerator.skip_first_batches(loader, 1)]
+        found.append((batches, rest))
+    return found
+
+
+def test_no_sample_is_lost_where_a_worker_ends_before_another() -> None:
+    first, second = run_on_ranks(read_by_unequal_workers, 2)
+    for (counts, size, split), (batches, rest), (others, _) in zip(UNEQUAL, first, second, strict=True):
+        numbers = OfWorkers(*counts).numbers
+        assert {number for batch, _ in batches + others for number in batch} == set(numbers)
+        assert sorted(number for _, gathered in batches for number in gathered) == numbers
+        assert rest == [batch for batch, _ in batches[1:]]
+        assert all(len(batch) <= (size // 2 if split else size) for batch, _ in batches + others)
 
 
 class Uneven(Stream):

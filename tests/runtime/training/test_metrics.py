@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
+from accelerate_nb.utils import DataLoaderConfiguration
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
-from tests.runtime.data.loaders import Stream
+from tests.runtime.data.loaders import OfWorkers, Stream
 
 
 def gathered(length: int, batch: int, kind: str) -> list[Any]:
@@ -199,6 +200,42 @@ def test_samples_with_tensors_are_gathered_one_entry_each_as_under_accelerate(wo
             assert ours[f"{name} in a batch"] == repr(
                 [[numbers, {"found": samples}, ids_of(ids)] for samples, numbers, ids in values]
             )
+
+
+class SizedOfWorkers(OfWorkers):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+
+def dealt_by_workers() -> dict[str, list[int]]:
+    """What is gathered in two epochs of streams that each process reads with workers, which fill up their last steps."""
+    loaders: dict[str, DataLoader[Any]] = {
+        "stay": DataLoader(OfWorkers(3, 6), 2, num_workers=2, persistent_workers=True),
+        "single samples": DataLoader(OfWorkers(3, 6), None, num_workers=2),
+        "with a length": DataLoader(SizedOfWorkers(3, 3), 2, num_workers=2),
+        "three": DataLoader(OfWorkers(1, 5, 0), 4, num_workers=3),
+    }
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    return {
+        name: [
+            number
+            for prepared in [accelerator.prepare(loader)]
+            for _ in range(2)
+            for batch in prepared
+            for number in accelerator.gather_for_metrics(batch).tolist()
+        ]
+        for name, loader in loaders.items()
+    }
+
+
+def test_samples_that_workers_repeat_are_left_out_wherever_they_come() -> None:
+    first, second = run_on_ranks(dealt_by_workers, 2)
+    assert first == second
+    numbers = {"with a length": OfWorkers(3, 3).numbers, "three": OfWorkers(1, 5, 0).numbers}
+    for name, found in first.items():
+        assert sorted(found) == sorted(numbers.get(name, OfWorkers(3, 6).numbers) * 2)
 
 
 class Grouped:
