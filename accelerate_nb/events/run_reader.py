@@ -23,7 +23,7 @@ from accelerate_nb.events.run_state import RunState
 _LINES, _BYTES = 1000, 4_000_000
 _AT_ONCE = 1 << 20
 # What a default name holds of a run's arguments.
-_MOST_NAMED, _LONGEST_VALUE = 3, 24
+_MOST_NAMED, _LONGEST_VALUE, _LONGEST_NUMBER = 3, 24, 9
 # How `new_folder` names them.
 _NAMED = re.compile(r"(\d{4}-\d\d-\d\d_\d{6})_(.*)")
 _LOG = re.compile(r"rank_(\d+)\.log")
@@ -95,13 +95,14 @@ def differing_arguments(function: str, runs: Iterable[SavedRun]) -> list[str]:
 
 def argument_text(run: SavedRun, name: str) -> str:
     """
-    The value of an argument as a person writes it: a text without its quotes, a number in six digits.
+    The value of an argument as a person writes it: a text without its quotes, 0.30000000000000004 as 0.3.
 
     It is empty where the run was not given one.
     """
     value = run.arguments.get(name, "")
-    with suppress(ValueError):
-        return value if value.lstrip("-").isdecimal() else f"{float(value):g}"
+    if len(value) > _LONGEST_NUMBER and "." in value:
+        with suppress(ValueError):
+            return f"{float(value):g}"
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
@@ -142,7 +143,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         curve=_pair(facts.get("curve")),
         settings=facts["settings"] if isinstance(facts.get("settings"), dict) else {},
         function=str(facts.get("function") or facts.get("name") or name),
-        arguments=facts["arguments"] if isinstance(facts.get("arguments"), dict) else {},
+        arguments=_texts(facts.get("arguments")),
         tags=tags_of(facts),
     )
 
@@ -386,6 +387,10 @@ def _end(facts: Mapping[str, Any], state: State) -> float | None:
     # a run of an earlier version has only the time of its status, which was written at its end
     end = _number(facts.get("ended", facts.get("time")), math.nan)
     return None if math.isnan(end) else end
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
 
 
 def _pair(value: object) -> tuple[str, str] | None:
