@@ -18,9 +18,9 @@ from accelerate_nb.reports.text import aligned
 NEWEST = 15
 _MOST_METRICS, _MOST_ARGUMENTS = 3, 6
 # A column is as wide as what is in it, in characters, up to this; those that share the rest of a page's width have the least.
-_NARROWEST, _WIDEST, _WIDEST_ARGUMENT = 10, 40, 14
+_NARROWEST, _SHORT, _WIDEST, _WIDEST_ARGUMENT = 10, 14, 40, 14
 _WIDTHS = {"progress": 26, "settings": 60, "error": 120}
-_NAME_IN_PAGE = 28
+_NAME_IN_PAGE, _LONGEST_CURVE = 28, 16
 # Settings that are columns of their own.
 _SHOWN_ALONE = {"num_processes", "name", "tags"}
 # Where a page leaves styles out, a row may take several lines.
@@ -109,7 +109,8 @@ def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
     names = differing_settings(runs)
 
     def column(head: str, cells: Iterable[str], widest: int = _WIDEST, *, is_flexible: bool = False) -> _Column:
-        return _Column(head, tuple(map(_one_line, cells)), widest, is_flexible)
+        texts = tuple(map(_one_line, cells))
+        return _Column(head, texts, widest, is_flexible and max(map(len, texts)) > _SHORT)
 
     columns = [
         column("", (str(number) for number in range(1, len(runs) + 1))),
@@ -133,7 +134,7 @@ def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
             for name in arguments
         ),
         column("metrics", map(_metrics, runs), is_flexible=True),
-        column("curve", ("" if run.curve is None else run.curve[1] for run in runs)),
+        column("curve", map(_curve, runs))._replace(attributes=('style="font-size:75%"',) * len(runs)),
         column("settings", (_settings(run, names) for run in runs), is_flexible=True),
         column("error", (run.error for run in runs), is_flexible=True),
     ]
@@ -200,6 +201,12 @@ def _progress(run: SavedRun) -> str:
     label, done, total = run.progress
     percent = f" ({100 * done / total:.0f} %)" if total else ""
     return f"{_narrowed(_one_line(label), 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
+
+
+def _curve(run: SavedRun) -> str:
+    course = "" if run.curve is None else run.curve[1]
+    # every second value, or third, up to the newest
+    return course[:: -(-(-len(course) // _LONGEST_CURVE) or 1)][::-1]
 
 
 def _settings(run: SavedRun, names: Sequence[str]) -> str:

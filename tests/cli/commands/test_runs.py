@@ -66,7 +66,7 @@ def test_runs_are_compared_by_their_curves_metrics_and_the_settings_that_differ(
     assert head[-3:] == ["metrics", "curve", "settings"]
     assert rows[0][-3:] == ["loss 0.25, acc 0.9", "█▅▂▁", "mixed_precision=bf16"]
     assert "timeout" not in repr(table)
-    assert "<td>█▅▂▁</td>" in table._repr_html_()
+    assert ">█▅▂▁</td>" in table._repr_html_()
     # alone, a run differs from none
     assert "bf16" not in repr(table[:1])
 
