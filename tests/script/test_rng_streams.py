@@ -17,6 +17,17 @@ from accelerate_nb.script import rng_streams
 from accelerate_nb.script.rng_streams import drawn_on_ranks, in_the_notebook, on_ranks, session_begins
 from tests.export.making import exported
 
+SAMPLER = """class Drawn(torch.utils.data.Sampler):
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(random.sample(range(8), 8))
+
+def orders():
+    from accelerate_nb import Accelerator
+    loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, sampler=Drawn())
+    return [batch.tolist() for loader in [Accelerator(cpu=True).prepare(loader)] for _ in range(2) for batch in loader]"""
 DRAW = "json.dumps([random.random(), np.random.rand(), torch.rand(1).item()])"
 CELLS = [
     "%load_ext accelerate_nb\nimport json, random\nfrom accelerate_nb import notebook_launcher\nimport numpy as np\nimport torch",
@@ -25,6 +36,7 @@ CELLS = [
     f"def draw():\n    import json, random\n    import numpy as np, torch\n    return {DRAW}",
     "print('own =', notebook_launcher(draw, num_processes=2, cpu=True, results='all'))",
     "random.seed(3)\nnp.random.seed(4)\ntorch.manual_seed(5);",
+    f"{SAMPLER}\nprint('=', notebook_launcher(orders, num_processes=2, cpu=True, results='all'))",
     "print('=', draw())",
     "print('=', notebook_launcher(draw, num_processes=2, cpu=True, results='all'))",
     "print('=', draw())\n%accelerate restart -n 2 --cpu\n%accelerate push labels\nprint('=', draw())",
@@ -77,7 +89,7 @@ def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Pa
     first, second = map(number_lines, logs["stdout"])
     assert first == second
     kernel = drawn_in_a_kernel(tmp_path / "train.ipynb")
-    assert len(kernel) == 13
+    assert len(kernel) == 14
     assert first[2:] == kernel[2:]
 
 

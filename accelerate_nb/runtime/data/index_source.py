@@ -7,11 +7,13 @@ from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.data.sharding import BatchSamplerShard, with_last
 from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, exchange_rows
 from accelerate_nb.runtime.world.registry import current_world
 
 # Of an order so many batches, and so many indices, are compared: with fewer of them, shuffled orders may begin alike.
@@ -76,8 +78,11 @@ class IndexSource:
         indices = iter(sampler if self.order is None else self.order)
         if self.longest is not None:
             first = _beginning(indices)
-            digest = blake2b(repr(first).encode(), digest_size=8).digest()
-            digests = collective.gather_object([digest])
+            call = CollectiveCall("iter", f"a loader with a {type(_drawing(sampler)).__name__}")
+            digest = torch.frombuffer(
+                bytearray(blake2b(repr(first).encode(), digest_size=16).digest()), dtype=torch.uint8
+            )
+            digests = [row.tolist() for row in exchange_rows(current_world(), call, digest)]
             other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
             indices = chain(first, indices)
             if other is not None:
@@ -86,7 +91,7 @@ class IndexSource:
 
     def _sent(self, sampler: Any, indices: Iterator[Any], other: int, longest: int) -> Iterator[Any]:
         """The main process's order, on all ranks; `ConfigurationError` where it does not end."""
-        whose = sampler.sampler if type(sampler) is BatchSampler else sampler
+        whose = _drawing(sampler)
         problem = f"{type(whose).__name__} gives rank {other} other samples than the main process, "
         if getattr(whose, "num_replicas", 1) > 1:
             raise ConfigurationError(
@@ -105,6 +110,11 @@ class IndexSource:
                 "the order from a generator that has the same seed on all ranks, or pass dispatch_batches=True."
             )
         return iter(sent)
+
+
+def _drawing(sampler: Any) -> Any:
+    """The sampler that draws an order: the one inside, where batches are torch's own."""
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
 def _beginning(indices: Iterator[Any]) -> list[Any]:

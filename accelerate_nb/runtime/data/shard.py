@@ -80,13 +80,16 @@ class DataLoaderShard(PreparedLoader):
         with drawn_from(begun):
             batches = self._read(skip)
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
+        self._step, self._repeated = None, 0
         self._steps.clear()
-        self._repeated = 0
-        with closing(self._moved(self._unpacked(marked))) as moved:
+        if self._dealt_by_workers:
+            marked = self._unpacked(marked)
+        with closing(self._moved(marked)) as moved:
             for batch, is_last in moved:
                 course.batches += 1
-                self._step = self._steps.popleft() if self._steps else None
-                self._repeated += 0 if self._step is None else self._step.repeated
+                if self._steps:
+                    self._step = self._steps.popleft()
+                    self._repeated += 0 if self._step is None else self._step.repeated
                 if is_last:
                     self._ends()
                 yield batch
