@@ -155,7 +155,7 @@ class _ProcessShare:
         dataset: Any = dataloader.dataset
         if isinstance(dataset, IterableDataset):
             sharded_by_itself = not self.split_batches and _parts(dataset) >= self.processes
-            return None if sharded_by_itself else getattr(dataset, "generator", None)
+            return None if sharded_by_itself else _torch_generator(dataset)
         sampler = dataloader.sampler if sampler is None else sampler
         if seedable or not hasattr(sampler, "generator"):
             return None
@@ -163,7 +163,13 @@ class _ProcessShare:
             # drawn here, from torch's global generator, whatever is drawn later depends on the same seed on every process
             sampler.generator = new_generator()
             sampler.generator.manual_seed(drawn_seed())
-        return sampler.generator
+        return _torch_generator(sampler)
+
+
+def _torch_generator(owner: Any) -> torch.Generator | None:
+    """The generator of a sampler or a data set, where it is one whose state can be sent; numpy's goes by the same name."""
+    found = getattr(owner, "generator", None)
+    return found if isinstance(found, torch.Generator) else None
 
 
 def _loader_options(dataloader: DataLoader[Any]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def _misfit(world: World, call: CollectiveCall, calls: Sequence[str]) -> Operati
     error = OperationError(
         f"The processes made calls that don't fit together, at {call.operation} on rank {world.rank}:\n{item}\n"
         "All of them have to make the same calls in the same order, with tensors of the same shapes and types; "
-        "`pad_across_processes` makes shapes equal."
+        "`pad_across_processes` makes shapes equal, and `gather_for_metrics(..., use_gather_object=True)` takes any."
     )
     error.calls = tuple(calls)
     return error

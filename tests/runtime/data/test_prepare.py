@@ -229,6 +229,16 @@ class DrawnOfLength(Drawn):
         return SIZE
 
 
+class DrawnByNumpy(DrawnOfLength):
+    """An order of numpy's generator, under the name that torch's samplers give theirs."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.generator.permutation(SIZE).tolist())
+
+
 class DrawnBatches:
     """Batches that are drawn when an epoch begins."""
 
@@ -255,6 +265,7 @@ def drawn_loaders(workers: int) -> dict[str, DataLoader[Any]]:
     return {
         **{how: DataLoader(data, 2, sampler=DrawnOfLength(how), **options) for how in ORDERS},
         "no length": DataLoader(data, 2, sampler=Drawn("default_rng"), **options),
+        "numpy's generator": DataLoader(data, 2, sampler=DrawnByNumpy(), **options),
         "batches": DataLoader(data, batch_sampler=DrawnBatches(), **options),  # type: ignore[arg-type]  # as people write them
         "subclass": DataLoader(data, 2, sampler=Subclassed(data), **options),
         "weighted": DataLoader(data, 2, sampler=WeightedRandomSampler([1.0] * SIZE, SIZE, False), **options),
