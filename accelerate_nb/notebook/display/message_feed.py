@@ -104,6 +104,7 @@ class MessageFeed:
         self._metrics = self._view.metrics_since(2**62).cursor
         first: Message = {"reset": True, "run": facts.message(), **self._small()}
         first["metrics"] = [*series_rows(self._view, MOST_POINTS)]
+        first["moved"] = max((bar.time for bar in self._progress.values()), default=None)
         parts = [*_parts([*map(_row, _lines_of(news.shown))])]
         for number, lines in enumerate(parts or [[]]):
             yield self.numbered({**(first if number == 0 else {}), "lines": lines, "skipped": skipped})

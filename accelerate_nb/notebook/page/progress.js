@@ -12,9 +12,12 @@ export function progressOf(rankState) {
 
 export function progressText(bar, moving = true) {
   const parts = [`${count(bar.done)}${bar.ahead > bar.done ? `–${count(bar.ahead)}` : ""}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
-  if (bar.rate) parts.push(bar.rate >= 1 ? `${bar.rate.toFixed(bar.rate < 100 ? 1 : 0)} ${bar.unit}/s` : `${(1 / bar.rate).toFixed(1)} s/${bar.unit}`);
+  if (bar.rate) parts.push(rateText(bar));
   if (moving && bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
   return parts.join(" · ");
 }
+
+/** 16.5 it/s, or 4.2 s/it. */
+export const rateText = ({ rate, unit }) => (rate >= 1 ? `${rate.toFixed(rate < 100 ? 1 : 0)} ${unit}/s` : `${(1 / rate).toFixed(1)} s/${unit}`);
 
 export const shareOf = (bar) => (bar?.total ? Math.min(1, bar.done / bar.total) : bar?.closed ? 1 : 0);

@@ -4,6 +4,7 @@ import { div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { bytes, isKnown, number, ofBytes } from "./format.js";
 import { chip, meter } from "./controls.js";
 import { progressOf, progressText, shareOf } from "./progress.js";
+import { labelOf } from "./run_progress.js";
 import { END_STATES } from "./states.js";
 import { memoryStrip, phaseStrip } from "./step_phases.js";
 
@@ -47,12 +48,12 @@ export class RankRow {
     );
   }
 
-  /** `late` says how far it is behind the others. */
-  draw(rankState, names, late = "") {
+  /** `late` says how far it is behind the others; a `silent` run has no speed. */
+  draw(rankState, names, late = "", silent = false) {
     this.chip.set(rankState.state);
     set(this.chip.element, "title", rankState.detail || rankState.state);
     this.element.classList.toggle("anb-late", late !== "");
-    this.drawBar(rankState, late);
+    this.drawBar(rankState, late, silent);
     this.drawMetrics(rankState, names);
     show(this.steps.element, Boolean(rankState.steps));
     if (rankState.steps) this.steps.set(rankState.steps);
@@ -61,16 +62,16 @@ export class RankRow {
     this.drawDevice(rankState);
   }
 
-  drawBar(rankState, late) {
+  drawBar(rankState, late, silent) {
     const { bar, outer } = progressOf(rankState);
     const share = shareOf(bar);
     this.bar.classList.toggle("anb-none", !bar);
     this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
-    const prefix = outer ? `${outer.label} ${progressText({ ...outer, rate: null })} · ` : "";
+    const prefix = outer ? `${labelOf(outer, true)} · ` : "";
     // its process is in the tooltip of its state
     const detail = rankState.detail.startsWith("process ") ? "" : rankState.detail;
     setText(this.label, bar ? `${prefix}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : detail);
-    const text = bar ? progressText(bar, !END_STATES.has(rankState.state)) : "";
+    const text = bar ? progressText(silent ? { ...bar, rate: null } : bar, !END_STATES.has(rankState.state)) : "";
     setText(this.text, late ? `${late} · ${text}` : text);
     setStyle(this.fill, "transform", `scaleX(${share.toFixed(4)})`);
     set(this.bar, "aria-valuenow", Math.round(share * 100));

@@ -8,7 +8,7 @@ import { NodeRow, ranksOfNodes } from "./node_row.js";
 import { progressOf, shareOf } from "./progress.js";
 import { merged, rankGroups } from "./rank_groups.js";
 import { RankRow } from "./rank_row.js";
-import { stragglers } from "./run_progress.js";
+import { silence, stragglers } from "./run_progress.js";
 import { SYMBOLS } from "./states.js";
 import { StepNotes } from "./step_phases.js";
 
@@ -85,6 +85,7 @@ export class Ranks {
     // of many rows only those in sight are painted
     const first = many ? Math.floor(this.box.scrollTop / this.rowHeight) - 2 : 0;
     const late = stragglers(this.store);
+    this.silent = silence(this.store) > 0;
     this.canFold = false;
     const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
     show(this.fold, this.canFold);
@@ -114,7 +115,7 @@ export class Ranks {
     this.canFold ||= isUnfolded && folded.length < ranks.length;
     for (const group of isUnfolded ? ranks.map((rankState) => [rankState]) : folded) {
       const row = this.rowOf(group);
-      rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(group[0].rank)) });
+      rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(group[0].rank), this.silent) });
     }
     return rows;
   }

@@ -1,7 +1,12 @@
 // How far the whole run is, from bars that stand inside of each other, and when it will be over.
 
 import { count, isKnown, number } from "./format.js";
+import { rateText } from "./progress.js";
 import { END_STATES } from "./states.js";
+import { kernelNow } from "./store.js";
+
+const SILENT_AFTER = 8; // seconds
+const SILENT_STEPS = 4; // and so many steps' time
 
 const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
 
@@ -50,15 +55,25 @@ export function runProgress(store) {
   if (!open.length) return { texts: ofSteps(store), share: null, left: null };
   const bars = withLabelled(open);
   const [outer, inner] = [bars[0], bars.at(-1)];
-  const [share, left] = [shareDone(bars), secondsLeft(bars)];
+  const silent = silence(store) > 0;
+  const [share, left] = [shareDone(bars), silent ? null : secondsLeft(bars)];
   const texts = [labelOf(outer, bars.length > 1)];
   if (share !== null) texts.push(`${Math.floor(share * 100)} %`);
-  if (inner.rate > 0) texts.push(inner.rate >= 1 ? `${inner.rate.toFixed(inner.rate < 100 ? 1 : 0)} ${inner.unit}/s` : `${(1 / inner.rate).toFixed(1)} s/${inner.unit}`);
+  if (inner.rate > 0 && !silent) texts.push(rateText(inner));
   return { texts, share, left };
 }
 
+/** Seconds without a step of any rank, where that is long for this run; 0 otherwise. */
+export function silence(store) {
+  if (store.movedAt === null || store.state.state !== "running" || store.lostAt !== null) return 0;
+  const seconds = kernelNow(store) - store.movedAt;
+  const rates = slowest(store).map(({ rate }) => rate).filter((rate) => rate > 0);
+  const step = Math.max(secondsOfStep(store) ?? 0, rates.length ? 1 / Math.max(...rates) : 0);
+  return seconds >= Math.max(SILENT_AFTER, SILENT_STEPS * step) ? seconds : 0;
+}
+
 /** epoch 6/14: while something moves inside of it, the unit that is being done. */
-function labelOf(bar, isOuter) {
+export function labelOf(bar, isOuter) {
   const name = bar.label === "progress" ? "" : bar.label;
   if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
   const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
@@ -66,11 +81,13 @@ function labelOf(bar, isOuter) {
 }
 
 /** What is known without a bar: the epoch, and steps a second. */
-function ofSteps({ metrics }) {
-  const last = (name) => metrics.get(name)?.values().next().value?.last?.[1];
-  const [epoch, seconds] = [last("epoch"), last("speed/step_time_s")];
-  return [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
+function ofSteps(store) {
+  const [epoch, seconds] = [lastOf(store, "epoch"), secondsOfStep(store)];
+  return [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 && !silence(store) ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
 }
+
+const lastOf = ({ metrics }, name) => metrics.get(name)?.values().next().value?.last?.[1];
+const secondsOfStep = (store) => lastOf(store, "speed/step_time_s");
 
 /** Ranks that are behind the others, each with how far: by a unit of the bar around others, or by a twentieth of a bar alone. */
 export function stragglers(store) {
@@ -86,8 +103,8 @@ export function stragglers(store) {
   return new Map(late.map(({ rank, bar, done }) => [rank, `−${count(Math.floor(middle - done))} ${unitOf(bar, Math.floor(middle - done))}`]));
 }
 
-/** What a bar counts: its unit, or where that is tqdm's own, its label in the plural. */
+/** What a bar counts: its unit, or where that is tqdm's own, its label in the plural if that names something that is counted. */
 function unitOf({ unit, label }, number) {
-  if (unit !== "it" || !/^[A-Za-z]+$/.test(label) || label === "progress") return unit;
+  if (unit !== "it" || !/^(epoch|step|iteration|round|fold|sample|image|file|trial)s?$/i.test(label)) return unit;
   return number === 1 || label.endsWith("s") ? label : `${label}s`;
 }

@@ -33,6 +33,7 @@ function emptyContent() {
     causes: [], // what makes steps slow, in sentences
     failure: null,
     idleWarning: null,
+    movedAt: null, // when some rank last made a step, or moved a bar, in the kernel's seconds since 1970
     gone: "", // what ended the kernel, and the run with it
   };
 }
@@ -86,6 +87,7 @@ function takeMetric(store, [name, rank, points]) {
   for (const [step, value, time] of points) curve.add(step ?? curve.pointCount, real(value), time);
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
+  if (points.length) moved(store, points.at(-1)[2]);
   while (store.points > MOST_POINTS) thinLongest(store);
 }
 
@@ -105,8 +107,15 @@ function thinLongest(store) {
   store.points -= before - longest.length;
 }
 
-function takeProgress(store, [rank, label, done, total, rate, unit, closed, name = label, note = ""]) {
+/** Something has moved at a time; what was before the run is no time. */
+function moved(store, time) {
+  if (time >= store.run.started) store.movedAt = Math.max(store.movedAt ?? 0, time);
+}
+
+function takeProgress(store, [rank, label, done, total, rate, unit, closed, name = label, note = ""], time) {
   const { bars } = rankOf(store, rank);
+  // a bar is also drawn anew where it stands still
+  if (bars.get(name)?.done !== done) moved(store, time);
   // in the order in which they began, those that have ended behind them: nested bars keep their order while they move
   if (closed || bars.get(name)?.closed) bars.delete(name);
   bars.set(name, { label, done, total, rate, unit: unit || "it", closed, note });
@@ -149,7 +158,7 @@ export function feed(store, message) {
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });
   }
-  for (const bar of message.progress ?? []) takeProgress(store, bar);
+  for (const bar of message.progress ?? []) takeProgress(store, bar, message.moved ?? kernelNow(store));
   for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
     rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
   }

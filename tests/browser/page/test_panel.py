@@ -298,6 +298,54 @@ def test_a_rank_that_is_behind_the_others_is_coloured_and_shows_how_far(page: An
 
 
 @pytest.mark.parametrize(
+    ("label", "unit", "text"),
+    [("train", "it", "−50 it"), ("epoch", "it", "−50 epochs"), ("train", "batch", "−50 batch")],
+)
+def test_how_far_a_rank_is_behind_is_in_units_of_its_bar(
+    page: Any, show: Any, label: str, unit: str, text: str
+) -> None:
+    show([start(3)])
+    _give(page, seq=2, progress=[[rank, label, done, 100, 9, unit, 0] for rank, done in enumerate((90, 90, 40))])
+    expect(page.locator(".anb-ranks .anb-late .anb-bar-text")).to_contain_text(f"{text} · 40/100")
+
+
+def test_head_and_row_have_the_same_progress(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, progress=[[0, "epoch", 5, 14, None, "it", 0], [0, "train", 43, 100, 16.5, "it", 0]])
+    for part in (page.locator(".anb-facts"), _rows(page).nth(0)):
+        expect(part).to_contain_text("epoch 6/14")
+        expect(part).to_contain_text("16.5 it/s")
+
+
+def test_a_run_that_falls_silent_has_no_speed_and_no_end(page: Any, show: Any) -> None:
+    show([start(2)])
+    bars = [[rank, "train", 50, 100, 9.0, "it", 0] for rank in range(2)]
+    _give(page, seq=2, now=STARTED + 74, progress=bars, moved=STARTED + 73.9)
+    facts, row = page.locator(".anb-facts"), _rows(page).nth(0)
+    expect(facts).to_contain_text("9.0 it/s · ends")
+    expect(row).to_contain_text("50/100 · 9.0 it/s · 00:05 left")
+    # the bar is drawn anew where it stands; what came is that the machine is there
+    _give(page, seq=3, now=STARTED + 83, progress=bars, moved=STARTED + 83)
+    expect(facts).to_have_text(re.compile(r"^2 ranks · train 50/100 · 50 % · no step for (9|\d\d) s$"))
+    expect(row).to_contain_text("50/100")
+    assert "it/s" not in row.inner_text()
+    assert "left" not in row.inner_text()
+    expect(page).to_have_title(re.compile("50 %\u2800"))
+    _give(page, seq=4, now=STARTED + 84, progress=[[0, "train", 51, 100, 9.0, "it", 0]], moved=STARTED + 84)
+    expect(facts).to_contain_text("9.0 it/s · ends")
+    expect(row).to_contain_text("9.0 it/s")
+
+
+def test_steps_that_take_long_are_no_silence(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, now=STARTED + 74, metrics=[["speed/step_time_s", 0, [[7, 20.0, STARTED + 70]]]])
+    _give(page, seq=3, now=STARTED + 130, host=[["cpu", 9, 100, "%"]])
+    expect(page.locator(".anb-facts")).to_contain_text("0.05000 steps/s")
+    _give(page, seq=4, now=STARTED + 160, host=[["cpu", 10, 100, "%"]])
+    expect(page.locator(".anb-facts")).to_have_text("1 rank · no step for 2 min")
+
+
+@pytest.mark.parametrize(
     ("bars", "share", "left"),
     [
         # [done, total, rate], outermost first
@@ -445,7 +493,7 @@ def test_a_row_shows_state_progress_metrics_and_device(page: Any, show: Any) -> 
     row = _rows(page).nth(1)
     expect(row.locator(".anb-chip")).to_contain_text("running")
     expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "54")
-    expect(row).to_contain_text("epoch 2/10 · train")
+    expect(row).to_contain_text("epoch 3/10 · train")
     expect(row).to_contain_text("326/600 · 24.8 it/s · 00:11 left")
     expect(row).to_contain_text("cuda:1")
     expect(row).to_contain_text("81 %")
