@@ -317,7 +317,7 @@ def test_head_and_row_have_the_same_progress(page: Any, show: Any) -> None:
         expect(part).to_contain_text("16.5 it/s")
 
 
-def test_a_run_that_falls_silent_has_no_speed_and_no_end(page: Any, show: Any) -> None:
+def test_a_run_without_steps_has_no_speed_and_no_end(page: Any, show: Any) -> None:
     show([start(2)])
     bars = [[rank, "train", 50, 100, 9.0, "it", 0] for rank in range(2)]
     _give(page, seq=2, now=STARTED + 74, progress=bars, moved=STARTED + 73.9)
@@ -336,7 +336,7 @@ def test_a_run_that_falls_silent_has_no_speed_and_no_end(page: Any, show: Any) -
     expect(row).to_contain_text("9.0 it/s")
 
 
-def test_steps_that_take_long_are_no_silence(page: Any, show: Any) -> None:
+def test_long_steps_keep_their_speed(page: Any, show: Any) -> None:
     show([start(1)])
     _give(page, seq=2, now=STARTED + 74, metrics=[["speed/step_time_s", 0, [[7, 20.0, STARTED + 70]]]])
     _give(page, seq=3, now=STARTED + 130, host=[["cpu", 9, 100, "%"]])
