@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 from accelerate_nb.events.event_codec import from_line, to_line
 from accelerate_nb.events.model import Event
@@ -49,9 +50,10 @@ class EventReader:
         self._parts: list[bytes] = []
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that are complete now."""
+        """The events that are complete now; a line that is none, which the function may have written, is left out."""
         first, *others = data.split(b"\n")
         self._parts.append(first)
         for other in others:
             line, self._parts = b"".join(self._parts), [other]
-            yield from_line(line)
+            with suppress(ValueError, RecursionError):
+                yield from_line(line)

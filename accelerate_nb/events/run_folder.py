@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.events.event_codec import to_line
+from accelerate_nb.events.event_codec import harmless_value, to_line
+from accelerate_nb.events.field_checks import fitting, is_drawable
 from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import (
     GOING_ON,
@@ -27,6 +29,7 @@ from accelerate_nb.events.model import (
     LogLine,
     Metric,
     Progress,
+    State,
     StateChange,
 )
 
@@ -234,15 +237,51 @@ def folders(parent: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- status
 
 
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """The types of what `status.json` holds, as far as somebody reads it."""
+
+    state: State
+    name: str
+    function: str
+    why: str
+    error: str | None
+    host: str
+    control: str
+    results: str
+    slurm_job: str
+    slurm_node: str
+    started: float
+    ended: float | None
+    time: float
+    process_began: float
+    stop_grace_period: float
+    pid: int
+    ranks: int
+    restarts: int
+    main_rank: int
+    detached: bool
+    devices: tuple[str, ...]
+    progress: tuple[str, float, float] | None
+    curve: tuple[str, str] | None
+    metrics: dict[str, float]
+    metrics_of: dict[str, str]
+    arguments: dict[str, str]
+    settings: dict[str, Any]
+
+
 def status_of(folder: Path) -> dict[str, Any] | None:
-    """The content of a run's `status.json`; `None` where there is none yet, nothing where it can't be read."""
+    """The content of a run's `status.json`; `None` where there is none yet, without what can't be read."""
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return status if isinstance(status, dict) else {}
+    if not isinstance(status, dict) or not is_drawable({**status, "metrics": 0}):
+        return {}
+    known = fitting(_Status, status)
+    return {name: harmless_value(value, is_name=name not in {"why", "error"}) for name, value in known.items()}
 
 
 def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from accelerate_nb.events.event_codec import from_values
+from accelerate_nb.events.field_checks import is_drawable
 from accelerate_nb.events.line_reader import shown_lines
 from accelerate_nb.events.meaning import LineClassifier
-from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange
+from accelerate_nb.events.model import GOING_ON, OVER, Display, Event, LogLine, Metric, Restart, State, StateChange
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_over, status_of
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.terminal_lines import plain_name
 
+# More ranks no run has; a time after this, in seconds since 1970, is none.
+MOST_RANKS = 100_000
+_LATEST = 10**11
 # What a view keeps of each rank, in lines and in bytes.
 _LINES, _BYTES = 1000, 4_000_000
 _AT_ONCE = 1 << 20
@@ -124,26 +129,28 @@ def kept_run(folder: Path) -> SavedRun | None:
         return None
     facts = status or {}
     began, name = _from_name(folder)
-    state, error = _state(folder, status), str(facts.get("error") or "")
+    state, error = _state(folder, status), facts.get("error") or ""
+    ranks = facts.get("ranks", -1)
+    metrics = facts.get("metrics", {})
     return SavedRun(
         folder=folder,
-        name=str(facts.get("name") or name),
-        why=str(facts.get("why") or ""),
+        name=facts.get("name") or name,
+        why=facts.get("why", ""),
         state=state,
         started=_number(facts.get("started"), began),
         ended=_end(facts, state),
-        ranks=facts["ranks"] if isinstance(facts.get("ranks"), int) else len(rank_logs(folder)),
+        ranks=ranks if 0 <= ranks <= MOST_RANKS else len(rank_logs(folder)),
         error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
         restarts=int(_number(facts.get("restarts"), 0)),
         is_detached=bool(facts.get("detached")),
         last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
-        progress=tuple(facts["progress"]) if isinstance(facts.get("progress"), list) else None,
-        metrics=facts["metrics"] if isinstance(facts.get("metrics"), dict) else {},
-        metrics_of=facts["metrics_of"] if isinstance(facts.get("metrics_of"), dict) else {},
-        curve=_pair(facts.get("curve")),
-        settings=facts["settings"] if isinstance(facts.get("settings"), dict) else {},
-        function=str(facts.get("function") or facts.get("name") or name),
-        arguments=_texts(facts.get("arguments")),
+        progress=tuple(facts["progress"]) if facts.get("progress") else None,
+        metrics={name: value for name, value in metrics.items() if is_drawable(value) or isinstance(value, float)},
+        metrics_of=facts.get("metrics_of", {}),
+        curve=tuple(facts["curve"]) if facts.get("curve") else None,
+        settings=facts.get("settings", {}),
+        function=facts.get("function") or facts.get("name") or name,
+        arguments=facts.get("arguments", {}),
         tags=tags_of(facts),
     )
 
@@ -152,7 +159,7 @@ def tags_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """The tags in a run's status."""
     settings = facts.get("settings")
     text = settings.get("tags", "") if isinstance(settings, dict) else ""
-    return tuple(str(text).split(",")) if text else ()
+    return tuple(plain_name(str(text)).split(",")) if text else ()
 
 
 def view_of(run: SavedRun) -> RunState:
@@ -190,8 +197,11 @@ class RunFollower:
         """Take in what was written since the last call."""
         lines = self._events.new()
         for start in range(0, len(lines), _LINES):
-            for event in _events(lines[start : start + _LINES]):
+            part = lines[start : start + _LINES]
+            events = [*_events(part)]
+            for event in events:
                 self.view.apply(event)
+            self.view.note_unread(len(part) - len(events))
         logs = (rank_logs(folder) for folder in (*former_attempts(self._folder), self._folder))
         for rank in sorted({rank for found in logs for rank in found}):
             if rank not in self._logs:
@@ -322,21 +332,35 @@ def _events(lines: list[bytes]) -> Iterator[Event]:
     """The events of these lines; those that can't be read are left out."""
     try:
         # one call of the parser for many lines: a long run has a million
-        for values in json.loads(b"[" + b",".join(lines) + b"]"):
-            yield from _event(values)
-    except ValueError:
-        for line in lines:
-            # cut off where its writer died
-            with suppress(ValueError):
-                yield from _event(json.loads(line))
+        found = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) != len(lines):
+        found = [values for line in lines for values in _values(line)]
+    for values in found:
+        # of a type that only a newer version knows, or with values that nobody can draw
+        with suppress(ValueError, RecursionError):
+            event = from_values(values)
+            if _is_sound(event, values):
+                yield event
 
 
-def _event(values: Any) -> Iterator[Event]:
-    try:
-        yield from_values(values)
-    except (ValueError, TypeError, AttributeError):
-        # of a type that only a newer version knows
-        return
+def _values(line: bytes) -> Iterator[Any]:
+    # cut off where its writer died
+    with suppress(ValueError, RecursionError):
+        yield json.loads(line)
+
+
+def _is_sound(event: Event, values: dict[str, Any]) -> bool:
+    """Whether the numbers of an event mean something; a metric and a display may have any."""
+    rank, when = getattr(event, "rank", None), getattr(event, "time", 0.0)
+    if not -_LATEST <= when <= _LATEST or not (rank is None or 0 <= rank < MOST_RANKS):
+        return False
+    if isinstance(event, Metric):
+        return isinstance(event.value, float) or is_drawable(event.value)
+    if isinstance(event, Restart) and not 0 <= (event.ranks or 0) <= MOST_RANKS:
+        return False
+    return isinstance(event, Display) or is_drawable(values)
 
 
 def former_attempts(folder: Path) -> list[Path]:
@@ -357,11 +381,11 @@ def _from_name(folder: Path) -> tuple[float, str]:
     """The start and the name of a run, from the name of its folder."""
     parts = _NAMED.fullmatch(folder.name)
     if parts is None:
-        return _changed(folder) or 0.0, folder.name
+        return _changed(folder) or 0.0, plain_name(folder.name)
     try:
-        return time.mktime(time.strptime(parts[1], "%Y-%m-%d_%H%M%S")), parts[2]
+        return time.mktime(time.strptime(parts[1], "%Y-%m-%d_%H%M%S")), plain_name(parts[2])
     except (ValueError, OverflowError):
-        return _changed(folder) or 0.0, parts[2]
+        return _changed(folder) or 0.0, plain_name(parts[2])
 
 
 def _changed(folder: Path) -> float | None:
@@ -387,14 +411,6 @@ def _end(facts: Mapping[str, Any], state: State) -> float | None:
     # a run of an earlier version has only the time of its status, which was written at its end
     end = _number(facts.get("ended", facts.get("time")), math.nan)
     return None if math.isnan(end) else end
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
-
-
-def _pair(value: object) -> tuple[str, str] | None:
-    return (str(value[0]), str(value[1])) if isinstance(value, list) and len(value) == 2 else None
 
 
 def _gone(facts: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Protocol, TypeAlias
 
 from accelerate_nb.events.bounded_log import BoundedLog
+from accelerate_nb.events.event_codec import harmless
 from accelerate_nb.events.knob_events import KnobValue
 from accelerate_nb.events.model import (
     OVER,
@@ -97,13 +98,14 @@ class RunState:
         self._precision = ""
         self._has_stepped = False
         self._ended: float | None = None
-        self._line_count = 0
+        self._line_count = self._unread = 0
         self._changes = 0
         self._state: State = "starting"
         self._detail = ""
 
     def apply(self, event: Event) -> None:
-        """Take an event in."""
+        """Take an event in; whatever a rank named or wrote is harmless from here on, but for lines, which keep their colours."""
+        event = harmless(event)
         with self._lock:
             self._changes += 1
             match event:
@@ -149,6 +151,11 @@ class RunState:
             self._rank(rank).lines.count += lines
             self._shown.count += lines
             self._line_count += lines
+
+    def note_unread(self, count: int) -> None:
+        """So many events of the run could not be read, and are left out; for a run that is read back."""
+        with self._lock:
+            self._unread += count
 
     def replace_open_lines(self, lines: Iterable[LogLine]) -> None:
         """Have these open lines and no others; for a run that another process conducts."""
@@ -302,6 +309,11 @@ class RunState:
     def line_count(self) -> int:
         """The number of whole lines that all ranks wrote so far, also those that are kept no longer."""
         return self._line_count
+
+    @property
+    def unread(self) -> int:
+        """The number of events that could not be read back from the run's folder."""
+        return self._unread
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The lines of one rank among those of others, without control characters that disturb them."""
+"""Text of ranks without what a terminal or a page would do something about, and the lines of one rank among those of others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,38 @@ from unicodedata import east_asian_width
 
 from accelerate_nb.events.model import LogLine, Progress
 
-# Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
-_DISTURBING = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[ -/]*[0-Z\\^-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+# Colours (group 1); what moves a cursor, rings a bell, names a window or talks to the terminal; all other control characters, those of
+# eight bits and lone escapes among them; marks that turn the direction of what follows; and what no encoding of text has.
+SEQUENCE = re.compile(
+    r"\x1b\[([0-9;:]*)m|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]"
 )
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 _RESET = "\x1b[0m"
 
 
+def plain(text: str) -> str:
+    """A text without colours, and without what would disturb a reader's terminal or a page; its lines stay lines."""
+    return text if text.isprintable() else legible(SEQUENCE.sub("", text))
+
+
+def plain_name(text: str) -> str:
+    """A name, which is one line, as `plain` has it."""
+    return text if text.isprintable() else " ".join(plain(text).split())
+
+
+def legible(text: str) -> str:
+    """A text that every encoding of text can hold."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 def cleaned(text: str, width: int | None) -> str:
-    """A rank's text, cut to a width, without what would disturb the lines of others."""
+    """A rank's text, cut to a width, with its colours and without what else would disturb the lines of others."""
     if width is not None and len(text) > width:
         text = f"{text[:width]} ... ({len(text) - width:,} more characters are in the run's folder)"
-    text = _DISTURBING.sub("", text)
+    if text.isprintable():
+        return text
+    text = legible(SEQUENCE.sub(lambda found: "" if found[1] is None else found[0], text))
     return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
 
 

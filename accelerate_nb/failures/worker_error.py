@@ -12,6 +12,7 @@ from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Failure, Hang
+from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.failures.exception_copy import held, reachable, remade
 from accelerate_nb.failures.rank_result import RankResult
 
@@ -109,7 +110,8 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -
         parts.append(f"What to do: {first.advice}")
     if folder is not None:
         parts.append(f"All output: {folder}")
-    return "\n\n".join(parts)
+    # whoever shows an exception shows all of its text
+    return cleaned("\n\n".join(parts), None)
 
 
 def _headline(failure: Failure, width: int = _WIDE) -> str:

@@ -1,4 +1,4 @@
-"""A terminal's colours as HTML, or left out."""
+"""A terminal's colours as HTML."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import html
 import re
 from dataclasses import dataclass, replace
 
-# Colours; what moves a cursor, rings a bell or names a window; and the control characters that HTML forbids.
-_SEQUENCE = re.compile(
-    r"\x1b\[([0-9;:]*)m|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]"
-)
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
+from accelerate_nb.events.terminal_lines import SEQUENCE, legible
+
 # Mid-tones, legible on white and on black; the bright ones are the same.
 _NAMED = ("#767676", "#d13438", "#2e8b3d", "#a97000", "#3178c6", "#a54cb5", "#17858f", "#767676")
 
@@ -37,16 +33,11 @@ class _TextStyle:
         return f'<span style="{style}">{text}</span>'
 
 
-def plain(text: str) -> str:
-    """A line of text without colours, and without what would disturb a reader's terminal or a page."""
-    return _SURROGATES.sub("\ufffd", _SEQUENCE.sub("", text))
-
-
 def as_html(text: str) -> str:
     """A line of text as HTML, its colours as spans; nothing that a rank wrote becomes markup."""
     parts: list[str] = []
     style, end = _TextStyle(), 0
-    for found in _SEQUENCE.finditer(text):
+    for found in SEQUENCE.finditer(text):
         parts.append(style.dressed(_escaped(text[end : found.start()])))
         end = found.end()
         if found[1] is not None:
@@ -56,7 +47,7 @@ def as_html(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(_SURROGATES.sub("\ufffd", text))
+    return html.escape(legible(text))
 
 
 def _after(style: _TextStyle, codes: str) -> _TextStyle:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accelerate_nb.events.profile_events import StepProfile
 from accelerate_nb.events.rank_state import RankSummary
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.number_format import counted, ranks_text, value_text
 from accelerate_nb.reports.size_limits import narrowed
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.events.run_state import RunInfo
+from accelerate_nb.events.terminal_lines import plain, plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class RunFacts:
     def of(cls, run: RunInfo, host: str, *, background: bool, can_act: bool) -> RunFacts:
         """The facts of a run."""
         return cls(
-            name=run.name,
-            why=run.why,
+            name=plain_name(run.name),
+            why=plain(run.why),
             folder=str(run.folder),
             started=run.started,
             size=len(run.view.ranks),

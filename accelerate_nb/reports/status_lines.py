@@ -9,15 +9,14 @@ from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import IdleWarning, NodeRanks
 from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_state import RunInfo, RunState
-from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
 from accelerate_nb.reports.number_format import ranks_text, time_text
 from accelerate_nb.reports.profile_table import newest_profile, profile_line
 from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.step_causes import step_causes
-from accelerate_nb.reports.summary import curve_text, ranks_of_nodes, row_of
+from accelerate_nb.reports.summary import curve_text, ranks_of_nodes, row_of, unread_text
 from accelerate_nb.reports.text import aligned
 
 _MOST_RANKS = 8
@@ -156,7 +155,9 @@ def head_of(run: RunInfo, ranks: Sequence[RankState]) -> str:
     states = {rank.state: ranks_text([other.rank for other in ranks if other.state == rank.state]) for rank in ranks}
     apart = f" ({', '.join(f'{state}: {which}' for state, which in states.items())})" if len(states) > 1 else ""
     lasted = time_text((run.view.ended or run.started) - run.started)
-    return f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}"
+    return ", ".join(
+        [f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}", *unread_text(run.view)]
+    )
 
 
 def metric_lines(ranks: Sequence[RankState]) -> list[str]:

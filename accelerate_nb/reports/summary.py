@@ -12,7 +12,7 @@ from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, NodeRanks, Progress
 from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.memory_parts import memory_text
 from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
@@ -112,6 +112,7 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
                 *([view.precision] if view.precision else []),
                 lasted,
                 counted(view.line_count, "line"),
+                *unread_text(view),
                 *tags_text(facts.tags),
             ]
         ),
@@ -130,6 +131,11 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
         folder=facts.folder,
     )
+
+
+def unread_text(view: RunState) -> tuple[str, ...]:
+    """The number of events that could not be read back, as a fact of a run, where there are any."""
+    return (f"{counted(view.unread, 'event')} of its folder can't be read",) if view.unread else ()
 
 
 def tags_text(tags: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 from urllib.parse import quote
 
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.metric_curves import CurveBin, MetricCurve
 from accelerate_nb.reports.number_format import counted, time_text, value_text
 

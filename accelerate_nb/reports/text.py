@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.failure_summary import FailureCause
 from accelerate_nb.reports.number_format import counted
 from accelerate_nb.reports.profile_table import COLUMNS, ProfileTable

@@ -74,8 +74,7 @@ def _without_gaps(rank: int, lines: list[str], folder: Path, most: int) -> list[
 
 
 def _write(rank: int, lines: Sequence[str], label: str) -> None:
-    from accelerate_nb.events.terminal_lines import cleaned
-    from accelerate_nb.reports.ansi import plain
+    from accelerate_nb.events.terminal_lines import cleaned, plain
 
     for line in lines:
         text = cleaned(line, None) if sys.stdout.isatty() else plain(line)

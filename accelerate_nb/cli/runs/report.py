@@ -36,7 +36,7 @@ def show_report(arguments: argparse.Namespace) -> int:
 
 def _report(run: SavedRun, view: RunState) -> Iterator[str]:
     """The report that a notebook keeps as text; a failure of no rank is above it."""
-    from accelerate_nb.reports.ansi import plain
+    from accelerate_nb.events.terminal_lines import plain
 
     if run.error and not view.failures:
         yield plain(run.error)

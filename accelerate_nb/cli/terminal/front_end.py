@@ -15,10 +15,9 @@ from accelerate_nb.events.first_cause import cause as first_cause
 from accelerate_nb.events.model import LogLine, Meaning, Stream
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunState, Shown
-from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, within
+from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, plain, within
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, head_of, metric_lines

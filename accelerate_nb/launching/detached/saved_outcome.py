@@ -11,6 +11,7 @@ from typing import Any
 from accelerate_nb import errors
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, StoppedError, WorkerError
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
 from accelerate_nb.transport.outcome import read_outcome
@@ -50,7 +51,9 @@ def read_error(folder: Path, rank_results: Sequence[RankResult], view: RunState)
     """The exception of the run's end, of the class that the worker raised where that can be found here."""
     try:
         facts = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if facts is not None:
+            facts = {"type": str(facts["type"]), "message": plain(str(facts["message"])), "rank": int(facts["rank"])}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return LaunchError(f"The run ended, and its outcome could not be kept in {folder}: see the logs there.")
     return None if facts is None else _error(facts, rank_results, view, folder)
 
@@ -84,7 +87,7 @@ def _facts(error: BaseException) -> dict[str, Any]:
 
 
 def _error(facts: dict[str, Any], rank_results: Sequence[RankResult], view: RunState, folder: Path) -> BaseException:
-    kind = error_class(str(facts["type"]))
+    kind = error_class(facts["type"])
     if not issubclass(kind, WorkerError):
         return kind(facts["message"])
     if issubclass(kind, (HangError, StoppedError)) or not view.failures:

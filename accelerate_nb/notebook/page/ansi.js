@@ -1,6 +1,7 @@
 // Terminal colours as pieces of styled text.
 
-const ESCAPES = /\x1b\[([0-9;:]*)m|\x1b\[[0-9;:?<>=!]*(?:[@-~]|$)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[()][A-Z0-9]|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]/g;
+// as SEQUENCE of events/terminal_lines.py
+const ESCAPES = /\x1b\[([0-9;:]*)m|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const CUBE = [0, 95, 135, 175, 215, 255];
 // the sixteen named colours on a ground that is named, too
 const FIXED = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
 
@@ -15,6 +15,7 @@ from accelerate_nb.events.model import Metric
 from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.history.run_table import differing_settings
 from accelerate_nb.reports.metric_curves import MetricCurve, curves_of, series_of, sum_of_ranks
 from accelerate_nb.sources.call_arguments import values_of
@@ -77,7 +78,10 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
             overlay.apply(metric)
     series = [overlay.rank(index) for index in range(len(runs))]
     names = tuple(in_order(name for run in series for name in run.series))[:_MOST_METRICS]
-    sources = [kept_source(run.folder) for run in runs]
+    sources = [
+        [replace(part, origin=plain(part.origin), text=plain(part.text)) for part in kept_source(run.folder)]
+        for run in runs
+    ]
     return Comparison(
         runs=tuple(runs),
         settings=(*_setting_rows(runs), *_argument_rows(sources)),

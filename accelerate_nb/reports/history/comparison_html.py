@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.history.comparison import Comparison, SourceDiff
 from accelerate_nb.reports.history.comparison_text import (
     METRIC_HEAD,

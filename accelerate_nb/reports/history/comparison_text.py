@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from accelerate_nb.events.run_reader import SavedRun
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.history.comparison import Comparison, MetricSpan
 from accelerate_nb.reports.history.run_table import lasted, state_text
 from accelerate_nb.reports.number_format import value_text

@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 
 from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.run_reader import SavedRun, argument_text, differing_arguments
-from accelerate_nb.reports.ansi import plain
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.number_format import ago_text, counted, time_text, value_text
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import aligned

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 
 import pytest
 
+from accelerate_nb import launch
 from accelerate_nb.cli.main import main
 from accelerate_nb.events.find_run import chosen_of
 from accelerate_nb.events.model import Failure, Metric, Restart, StateChange
@@ -293,3 +296,94 @@ def test_of_a_log_with_gaps_the_whole_is_shown_where_it_is_there_and_else_how_to
     assert runs_command("logs", "far", "--rank", "0") == (0, "first\nsecond\nlast\n", "")
     # no gap among these
     assert runs_command("logs", "far", "--rank", "1", "--lines", "1") == (0, "last\n", "")
+
+
+EVIL = "a\x1b]0;title\x07\u202eb\n\x9b2Jc\r\x00"
+GARBAGE = [
+    None,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    10**400,
+    10**9,
+    "",
+    EVIL,
+    "0" * 10_000,
+    [],
+    {},
+    [[[]]],
+    {"a": None},
+    True,
+]
+
+
+def logs_everything(evil):
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    for step in range(3):
+        accelerator.log({evil: 1.0 / (step + 1), "loss": float(step)}, step=step)
+        print(evil)
+    raise ValueError(evil)
+
+
+def damaged(chance, content):
+    """The content of a file with something in it that nobody has written."""
+    lines = content.split(b"\n")
+    for _ in range(chance.choice([1, 3])):
+        index = chance.randrange(len(lines))
+        values = json.loads(lines[index]) if lines[index].startswith(b"{") and lines[index].endswith(b"}") else None
+        if values and chance.random() < 0.9:
+            depth = chance.choice([20, 200])
+            changed = chance.choice([*GARBAGE, json.loads("[" * depth + "]" * depth)])
+            values = {**values, chance.choice([*values]): changed} if chance.random() < 0.9 else changed
+            lines[index] = json.dumps(values).encode()
+        else:
+            line = lines[index]
+            cut = line[: chance.randrange(len(line) + 1)]
+            lines[index] = chance.choice([chance.randbytes(40), b"[" * 100_000, b"{" * 900, cut, b"\x1b]0;x\x07\xff"])
+    return b"\n".join(lines)
+
+
+@pytest.mark.slow
+def test_whatever_is_in_a_run_s_folder_is_shown_without_a_traceback_or_what_acts_on_a_terminal(tmp_path, capsys):
+    logs_everything.__name__ = logs_everything.__qualname__ = EVIL
+    run = launch(logs_everything, (EVIL,), engine="inline", cpu=True, panel="off", folder=str(tmp_path))
+    with pytest.raises(ValueError, match="a"):
+        run.wait()
+    capsys.readouterr()
+    whole = {path: path.read_bytes().strip() for path in run.folder.iterdir() if path.is_file()}
+    facts = json.loads(whole[run.folder / "status.json"])
+    facts |= {"why": EVIL, "curve": [EVIL, EVIL], "progress": [EVIL, 1, 2], "arguments": {EVIL: EVIL}}
+    facts["settings"] |= {"tags": EVIL, "name": EVIL}
+    whole[run.folder / "status.json"] = json.dumps(facts).encode()
+    other, chance = keep(tmp_path, "other", 1.0), random.Random(7)
+    for number in range(60):
+        for path, content in whole.items():
+            path.write_bytes(content if number == 0 or chance.random() < 0.5 else damaged(chance, content))
+        for words in (
+            ["list"],
+            ["list", "--json"],
+            ["show", str(run.folder)],
+            ["logs", str(run.folder)],
+            ["attach", str(run.folder)],
+        ):
+            main(["runs", *words, "--folder", str(tmp_path)])
+        main(["runs", "compare", str(run.folder), str(other), "--folder", str(tmp_path)])
+        main(["runs", "show", str(run.folder), "--html", str(tmp_path / "page.html")])
+        shown = "".join(capsys.readouterr()) + (tmp_path / "page.html").read_text() + runs(tmp_path)._repr_html_()
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+
+
+def test_events_that_can_not_be_read_are_counted(parent, runs_command):
+    folder = keep(parent, "odd", 4.0)
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(
+            b'{"type": "metric", "rank": "0", "name": "loss", "value": 1, "step": 1, "time": 1}\n[\n{"type": "of later"}\n'
+        )
+        file.write(
+            b'{"type": "restart", "attempt": 1, "max_restarts": 1, "reason": "", "delay": 1, "time": 1, "ranks": 9e99}\n'
+        )
+    assert "4 events of its folder can't be read" in runs_command("show", "odd")[1]
