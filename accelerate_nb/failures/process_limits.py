@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ _MIB = 1 << 20
 _FILES_OF_A_RANK, _THREADS_OF_A_RANK, _MEMORY_OF_A_RANK = 10, 5, 8 * _MIB
 # What the launch itself has: its pipes and its logs; its supervisor and its threads.
 _OWN_FILES, _OWN_THREADS = 16, 4
+# With so many processes more than a launch needs, it does not count those that there are: that takes longer than a warm launch.
+_UNCOUNTED = 1024
 # The address space that importing torch takes, without a GPU, and that of a worker that trains.
 _LEAST_ADDRESS_SPACE, _USUAL_ADDRESS_SPACE = 768 * _MIB, 4096 * _MIB
 
@@ -43,7 +46,7 @@ def check_limits(ranks: int) -> None:
     memory = psutil.virtual_memory()
     remedy = "Launch fewer processes, or on a machine with more memory."
     left = ProcessLimit("bytes of memory on this machine", memory.total, memory.total - memory.available, remedy)
-    for limit, needed in (*_needs(ranks), (left, _MEMORY_OF_A_RANK * ranks)):
+    for limit, needed in (*_needs(ranks, _THREADS_OF_A_RANK * ranks + _UNCOUNTED), (left, _MEMORY_OF_A_RANK * ranks)):
         if limit is not None and limit.is_short_of(needed):
             raise LaunchError(f"num_processes={ranks} was requested, but {_sentence(limit, ranks, needed)}")
 
@@ -69,11 +72,15 @@ def limit_reached(error: BaseException, ranks: int) -> str:
     return "" if limit is None or not limit.is_short_of(needed) else _sentence(limit, ranks, needed)
 
 
-def _needs(ranks: int) -> tuple[tuple[ProcessLimit | None, int], ...]:
-    """The limits on files, processes and address space, each with what ranks need of it."""
+def _needs(ranks: int, most_uncounted: float = math.inf) -> tuple[tuple[ProcessLimit | None, int], ...]:
+    """
+    The limits on files, processes and address space, each with what ranks need of it.
+
+    The user's processes, of which there may be thousands, are counted where the limit is below `most_uncounted`.
+    """
     return (
         (_file_limit(), _FILES_OF_A_RANK * ranks + _OWN_FILES),
-        (_process_limit(), _THREADS_OF_A_RANK * ranks + _OWN_THREADS),
+        (_process_limit(most_uncounted), _THREADS_OF_A_RANK * ranks + _OWN_THREADS),
         (_address_limit(), _LEAST_ADDRESS_SPACE),
     )
 
@@ -97,7 +104,7 @@ def _file_limit() -> ProcessLimit | None:
     return ProcessLimit("files that a process may have open", limit, used, remedy)
 
 
-def _process_limit() -> ProcessLimit | None:
+def _process_limit(most_uncounted: float) -> ProcessLimit | None:
     """The nearest of the limits on processes and threads: the user's, and that of each control group."""
     found = []
     limit = _soft_limit("RLIMIT_NPROC")
@@ -105,7 +112,8 @@ def _process_limit() -> ProcessLimit | None:
         remedy = (
             "Raise it (`ulimit -u 4096`) before the notebook server or the launch starts, or launch fewer processes."
         )
-        found.append(ProcessLimit("processes and threads of this user", limit, _threads_of_user(), remedy))
+        used = _threads_of_user() if limit < most_uncounted else 0
+        found.append(ProcessLimit("processes and threads of this user", limit, used, remedy))
     remedy = "Raise the container's limit of pids (`docker run --pids-limit`, `pids.max`), or launch fewer processes."
     for group in _control_groups():
         with contextlib.suppress(OSError, ValueError):
