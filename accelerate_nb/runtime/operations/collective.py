@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerate_nb.errors import ConfigurationError, OperationError
+from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from accelerate_nb.rank.lockstep import lockstep
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_rows
-from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
+from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
 from accelerate_nb.runtime.operations.transfer import TensorMover
 from accelerate_nb.runtime.world.mesh import Axis
 from accelerate_nb.runtime.world.registry import along, current_world
@@ -51,7 +51,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, axis: Ax
         raise ConfigurationError(f"reduction={reduction!r} was requested. Known ones are {known}.")
     world = along(axis)
     if world.size == 1 or reduction == "none":
-        return recursively_apply(torch.clone, tensor, error_on_other_type=True)
+        return with_leaves(tensor, map(torch.clone, tensors_of("reduce", tensor)))
     operation = f"reduce {reduction}"
     leaves = _tensors(world, operation, tensor)
     call = CollectiveCall(operation, description(tensor))
@@ -115,6 +115,10 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0, *, axis
     world = along(axis)
     if world.size == 1:
         return object_list
+    if not isinstance(object_list, list):
+        raise DataError(
+            f"broadcast_object_list was given a {type(object_list).__name__}, and replaces the elements of a list. Put it in one."
+        )
     operation = f"broadcast_object_list of {len(object_list)} from process {_process(world, from_process)}"
     value = object_list if world.rank == from_process else None
     object_list[:] = _gather_values(world, operation, value)[from_process]
@@ -218,10 +222,11 @@ def _mover(world: World) -> TensorMover:
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
     """The nest's tensors on this process's device, those in parts (DTensors) whole; anything else in it is an error on every process."""
-    leaves = leaves_of(data)
-    if any(not isinstance(leaf, Tensor) for leaf in leaves):
+    try:
+        leaves = tensors_of(operation.partition(" ")[0], data)
+    except DataError:
         agree(world, CollectiveCall(operation, description(data)))  # if the others have the same, they say the same
-        recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
+        raise
     # by the name of the method, since it takes half a second to load the class
     return [(leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf).to(world.device) for leaf in leaves]
 

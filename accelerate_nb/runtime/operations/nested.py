@@ -77,11 +77,10 @@ def recursively_apply(
         if test_type(leaf):
             return func(leaf, *args, **kwargs)
         if error_on_other_type:
-            name = getattr(func, "__name__", str(func))
             wanted = getattr(test_type, "__name__", str(test_type))
             raise DataError(
-                f"{name} was given a {type(leaf).__name__}, and works on lists, tuples and mappings of what passes "
-                f"{wanted}. Take it out, or convert it first."
+                f"{getattr(func, '__name__', str(func))} was given {_first_other(data, test_type)}, and works on lists, tuples and "
+                f"mappings of what passes {wanted}. Take it out, or convert it first."
             )
         return leaf
 
@@ -103,6 +102,40 @@ def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if isinstance(mapping, defaultdict):
         return type(mapping)(mapping.default_factory, items)
     return type(mapping)(items)  # type: ignore[call-arg]  # a mapping that can be made of another
+
+
+def tensors_of(operation: str, data: Any) -> list[Tensor]:
+    """All leaves of a nest of tensors; a `DataError` names the operation, and the first position where something else is."""
+    leaves = leaves_of(data)
+    if not all(map(is_torch_tensor, leaves)):
+        others = {"gather": "gather_object", "broadcast": "broadcast_object_list"}.get(operation)
+        way = f", or send it by {others}" if others else ", or leave it out"
+        raise DataError(
+            f"{operation} was given {_first_other(data, is_torch_tensor)}, and takes tensors, also in lists, tuples and mappings. Make "
+            f"it a tensor (torch.tensor){way}."
+        )
+    return leaves
+
+
+def _first_other(data: Any, test_type: Callable[[Any], bool]) -> str:
+    """The first leaf of a nest that fails a test, and its position."""
+    position, leaf = next((position, leaf) for position, leaf in _positions(data, "") if not test_type(leaf))
+    value = f" ({leaf!r})" if isinstance(leaf, (int, float, complex)) else ""
+    name = type(leaf).__name__
+    article = "an" if name[0] in "aeiou" else "a"
+    return f"{article} {name}{value}{f' at {position}' if position else ''}"
+
+
+def _positions(data: Any, position: str) -> Iterator[tuple[str, Any]]:
+    """All leaves of a nest with their positions, as `['boxes'][1]`."""
+    if isinstance(data, (list, tuple)):
+        for index, item in enumerate(data):
+            yield from _positions(item, f"{position}[{index}]")
+    elif isinstance(data, Mapping):
+        for key, item in data.items():
+            yield from _positions(item, f"{position}[{key!r}]")
+    else:
+        yield position, data
 
 
 def leaves_of(data: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accelerate_nb.runtime.operations.byte_rows import as_bytes
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, exchange_rows
-from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
+from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
@@ -25,7 +25,12 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
     The same nest on all processes, with any shapes of equally many dimensions; tensors with too few of them stay as they are.
     """
-    leaves = leaves_of(recursively_apply(_warned, tensor, error_on_other_type=True))
+    leaves = tensors_of("pad_across_processes", tensor)
+    if any(leaf.is_nested for leaf in leaves):
+        warn_user(
+            "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
+            CannotPadNestedTensorWarning,
+        )
     lengths = [_length(leaf, dim) for leaf in leaves]
     world = current_world()
     if world.size == 1:
@@ -45,15 +50,6 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     if not is_even:
         world.settle()
     return with_leaves(tensor, iter(padded))
-
-
-def _warned(leaf: Tensor) -> Tensor:
-    if leaf.is_nested:
-        warn_user(
-            "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
-            CannotPadNestedTensorWarning,
-        )
-    return leaf
 
 
 def _length(leaf: Tensor, dim: int) -> int | None:
@@ -83,6 +79,5 @@ def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
     """The nest of tensors of `batch_size` rows, with zeros after the end of `dim` up to the next multiple of `num_processes`."""
     wanted = -(-batch_size // num_processes) * num_processes
-    return recursively_apply(
-        lambda leaf: _padded(leaf, dim, wanted, 0, at_front=False), tensor, error_on_other_type=True
-    )
+    leaves = tensors_of("pad_input_tensors", tensor)
+    return with_leaves(tensor, (_padded(leaf, dim, wanted, 0, at_front=False) for leaf in leaves))

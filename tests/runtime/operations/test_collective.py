@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 import accelerate_nb.utils.operations as alone
+from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from tests.peers import Peer, under_both
-from tests.ranks import TWO_OR_THREE, RanksFailed, run_on_ranks
+from tests.ranks import TWO_OR_THREE, run_on_ranks
 from tests.runtime.data.loaders import Pair, plain
 
 DTYPES = [
@@ -200,13 +202,36 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_all() -> None:
     assert not second.startswith("OperationError")
 
 
-def both_give_text() -> None:
-    alone.gather("text")
+def errors_of_no_tensors() -> list[str]:
+    accelerator, tensor = Accelerator(), torch.ones(2)
+    calls: list[Callable[[], Any]] = [
+        lambda: alone.gather("text"),
+        lambda: alone.gather((tensor, 1)),
+        lambda: accelerator.reduce({"loss": [tensor, 1.5]}),
+        lambda: alone.broadcast([None]),
+        lambda: accelerator.pad_across_processes(1.5),
+        lambda: alone.pad_input_tensors((tensor, 1), 2, 2),
+        lambda: alone.broadcast_object_list(5),  # type: ignore[arg-type]  # what the call is to refuse
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises(DataError) as caught:
+            call()
+        found.append(str(caught.value).partition(", and ")[0])
+    return found
 
 
-def test_what_is_no_tensor_cannot_be_gathered() -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 0.*DataError: .*given a str.*rank 1.*DataError"):
-        run_on_ranks(both_give_text, 2)
+def test_what_is_no_tensor_is_an_error_with_the_call_and_its_position() -> None:
+    expected = [
+        "gather was given a str",
+        "gather was given an int (1) at [1]",
+        "reduce was given a float (1.5) at ['loss'][1]",
+        "broadcast was given a NoneType at [0]",
+        "pad_across_processes was given a float (1.5)",
+        "pad_input_tensors was given an int (1) at [1]",
+        "broadcast_object_list was given a int",
+    ]
+    assert run_on_ranks(errors_of_no_tensors, 2) == [expected] * 2
 
 
 def copies(rows: int) -> list[Any]:
@@ -233,8 +258,8 @@ def test_one_process_keeps_what_it_has() -> None:
     assert alone.reduce(tensor) is not tensor
     assert alone.copy_tensor_to_devices(tensor).equal(tensor)
     assert alone.pad_across_processes(tensor) is tensor
-    with pytest.raises(DataError):
-        alone.reduce("text")
+    with pytest.raises(DataError, match="reduce was given a str at"):
+        alone.reduce(["text"])
     with pytest.raises(ConfigurationError, match=r"reduction='avg'.* sum, mean, max, min, none"):
         alone.reduce(tensor, "avg")
 

@@ -115,7 +115,11 @@ def test_what_knows_how_to_move_moves_itself() -> None:
         (lambda: ours.find_batch_size({"a": "text"}), TypeError, "in a str"),
         (lambda: ours.find_batch_size(torch.tensor(1)), ValueError, "without dimensions"),
         (lambda: ours.concatenate(["a", "b"]), TypeError, "there is a str"),
-        (lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True), TypeError, "neg was given a int"),
+        (
+            lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True),
+            TypeError,
+            r"neg was given an int \(1\) at \[0\]",
+        ),
     ],
 )
 def test_what_cannot_be_worked_on_is_an_error(call: Any, error: type, message: str) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.runtime.operations.nested import recursively_apply
+from accelerate_nb.runtime.operations.nested import tensors_of, with_leaves
 
 
 def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Tensor:
@@ -33,4 +33,4 @@ def gather_across_data_parallel_groups(tensor: Any) -> Any:
         dist.all_gather(found, own, group=group)
         return torch.cat(found)
 
-    return recursively_apply(gathered, tensor, error_on_other_type=True)
+    return with_leaves(tensor, map(gathered, tensors_of("gather", tensor)))
