@@ -61,7 +61,31 @@ _HOMES: dict[str, str] = {
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table
 
 
+# The modules that `import accelerate` offers as attributes, loaded when they are first used.
+_MODULES = (
+    "accelerator",
+    "big_modeling",
+    "checkpointing",
+    "commands",
+    "data_loader",
+    "hooks",
+    "inference",
+    "launchers",
+    "local_sgd",
+    "logging",
+    "memory_utils",
+    "optimizer",
+    "parallelism_config",
+    "scheduler",
+    "state",
+    "tracking",
+    "utils",
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,7 +95,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})
 
 
 if TYPE_CHECKING:

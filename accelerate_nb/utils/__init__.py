@@ -2,6 +2,7 @@
 
 from accelerate_nb.runtime.compat.basic_config import write_basic_config as write_basic_config
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
+from accelerate_nb.utils import torch_xla as torch_xla
 from accelerate_nb.utils.ao import *
 from accelerate_nb.utils.bnb import *
 from accelerate_nb.utils.constants import *

@@ -6,6 +6,8 @@ import functools
 import inspect
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -107,6 +109,44 @@ def test_what_is_listed_as_not_offered_is_not_there() -> None:
     gone = all_missing()
     patterns = not_offered(LIST.read_text(encoding="utf-8"))
     assert [pattern for pattern in patterns if not any(listed(name, [pattern]) for name in gone)] == []
+
+
+MODULES = """
+import sys
+from importlib import import_module
+from types import ModuleType
+def walk(module, path):
+    for name, item in list(vars(module).items()):
+        inner = f"{path}.{name}"
+        if isinstance(item, ModuleType) and item.__name__ == inner:
+            print(inner)
+            walk(item, inner)
+walk(import_module("accelerate"), "accelerate")
+"""
+ATTRIBUTES = """
+import sys
+from functools import reduce
+import accelerate_nb
+assert "torch" not in sys.modules
+for path in sys.argv[1:]:
+    try:
+        reduce(getattr, path.split(".")[1:], accelerate_nb)
+    except AttributeError:
+        print(path)
+"""
+
+
+def test_import_of_the_package_alone_offers_the_modules_that_it_does_in_accelerate() -> None:
+    theirs = printed(MODULES)
+    assert "accelerate.utils.operations" in theirs
+    known = not_offered(LIST.read_text(encoding="utf-8"))
+    assert [path for path in printed(ATTRIBUTES, *theirs) if not listed(path, known)] == []
+
+
+def printed(script: str, *arguments: str) -> list[str]:
+    """The lines that a Python prints which has imported nothing yet."""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def taking(a: int, *, b: int = 0, **options: int) -> None: ...
