@@ -103,9 +103,12 @@ class DDP(Strategy):
             return [
                 f"The optimizer's weights are in no prepared model, so {alone}. Give the model to accelerator.prepare(...), too."
             ]
-        # inside of what torch compiles, DDP doesn't note its first call
-        called = all(copies._lazy_init_ran or is_compiled_module(model) for model, copies in replicated)
-        return [] if called else [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
+        # inside of what torch compiles, DDP doesn't note its first call; of a model that was prepared twice, one copy is enough
+        called = [copies for model, copies in replicated if copies._lazy_init_ran or is_compiled_module(model)]
+        rest = known - {id(item) for copies in called for item in copies.parameters()}
+        if not any(_has_any(copies, rest) for _, copies in replicated):
+            return []
+        return [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
 
     def _release(self) -> None:
         """

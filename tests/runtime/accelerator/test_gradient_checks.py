@@ -97,9 +97,23 @@ def two_that_take_turns():
     return messages + steps(other, other, second, accelerator.backward)
 
 
+def one_that_is_prepared_again():
+    messages = []
+    for uses_first in (True, False):
+        accelerator, model, optimizer = made()
+        first = accelerator.prepare(model)
+        again, optimizer, _ = accelerator.prepare(model, optimizer, accelerator.prepare_model(model))
+        messages += steps(first if uses_first else again, model, optimizer, accelerator.backward)
+    assert accelerator.prepare(again) is again
+    other = Accelerator(cpu=True)
+    again, optimizer = other.prepare(model, optimizer)
+    return messages + steps(again, model, optimizer, other.backward)
+
+
 @pytest.mark.parametrize(
     "loop",
     [
+        one_that_is_prepared_again,
         everything_right,
         a_plain_backward_where_it_does_not_matter,
         a_model_that_is_only_evaluated_and_one_that_learns,
