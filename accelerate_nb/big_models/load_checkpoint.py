@@ -28,6 +28,7 @@ from accelerate_nb.big_models.offload import Folder, forget, load_offloaded_weig
 from accelerate_nb.big_models.set_tensor import set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import tensor_of
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
+from accelerate_nb.runtime.training.repoint import original_name
 
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 
@@ -180,6 +181,8 @@ class _CheckpointLoader:
         self.model, self.tied, self.dtype, self.keep_in_fp32 = model, tied, dtype, tuple(keep_in_fp32)
         state = model.state_dict()
         self.names = set(state)
+        # of a model with parts compiled by hand, the names by which a checkpoint has its weights
+        self.own_names = {original_name(name): name for name in state}
         self.on_meta = {name for name, tensor in state.items() if isinstance(tensor, Tensor) and tensor.is_meta}
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.offloaded: dict[str, Any] = {}
@@ -204,7 +207,7 @@ class _CheckpointLoader:
         found: set[str] = set()
         for file in files:
             with open_weights(file) as weights:
-                found.update(name for name in weights if not _is_scale(name, weights))
+                found.update(self._own_name(name) for name in weights if not _is_scale(name, weights))
         tied = {name for group in self.tied if found.intersection(group) for name in group}
         unexpected, missing = sorted(found - self.names), sorted(self.names - found - tied)
         if strict and (unexpected or missing):
@@ -235,14 +238,15 @@ class _CheckpointLoader:
             self._fill(file)
             return
         with open_weights(file) as weights:
-            for name, tensor in weights.items():
+            for saved_name, tensor in weights.items():
+                name = self._own_name(saved_name)
                 if name in self.names and not _is_scale(name, weights) and isinstance(tensor, Tensor):
                     scales = weights.get(f"{name.removesuffix('weight')}SCB") if name.endswith("weight") else None
                     self._put(name, tensor, scales)
 
     def _fill(self, file: Path) -> None:
         """Fill tensors that have memory in place; those on `meta` become the checkpoint's own."""
-        state = load_state_dict(file)
+        state = {self._own_name(name): tensor for name, tensor in load_state_dict(file).items()}
         empty = {name: tensor for name, tensor in state.items() if name in self.on_meta}
         try:
             self.model.load_state_dict({name: item for name, item in state.items() if name not in empty}, strict=False)
@@ -250,6 +254,10 @@ class _CheckpointLoader:
                 self.model.load_state_dict(empty, strict=False, assign=True)
         except RuntimeError as error:
             raise CheckpointError(f"{file} doesn't fit this model: {error}") from None
+
+    def _own_name(self, name: str) -> str:
+        """The model's own name of a weight."""
+        return self.own_names.get(original_name(name), name)
 
     def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
         current = tensor_of(self.model, name)

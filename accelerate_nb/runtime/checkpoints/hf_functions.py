@@ -15,6 +15,7 @@ from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of, w
 from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, loaded_into, read, read_states
 from accelerate_nb.runtime.checkpoints.rng_state import restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.training.repoint import load_original_state, original_state
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.state import PartialState
 
@@ -70,7 +71,7 @@ def load_accelerator_state(
         path, loaded = load_weights(folder, index)
         inner = extract_model_from_parallel(model)
         with fitting(path, f"the weights of model {index}"):
-            inner.load_state_dict(with_aliases(loaded, inner.state_dict()), **load_model_func_kwargs)
+            load_original_state(inner, with_aliases(loaded, original_state(inner)), **load_model_func_kwargs)
     found = read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
     found += read_states(folder, file_names.SCHEDULER_NAME, schedulers, options)
     if scaler is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.training.repoint import original_name
 
 
 def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
         for path, module in model.named_modules(remove_duplicate=False):
             for hook in offloading_hooks(module):
                 if hook.weights_map is not None:
-                    _fill(whole, f"{path}." if path else "", hook.weights_map)
+                    _fill(whole, original_name(f"{path}." if path else ""), hook.weights_map)
     missing = [name for name, value in whole.items() if _is_missing(value)]
     if missing:
         raise StateError(

@@ -18,6 +18,7 @@ from accelerate_nb.runtime.checkpoints.io.device_copy import brought
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, in_groups, write_file, write_files
 from accelerate_nb.runtime.checkpoints.load_file import read, read_weights
 from accelerate_nb.runtime.checkpoints.tensor_storage import address, storage
+from accelerate_nb.runtime.training.repoint import original_name
 
 _logger = logging.getLogger("accelerate_nb.utils.other")
 _UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
@@ -131,11 +132,10 @@ def with_aliases(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[st
 
 
 def _fit_names(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Data parallel models save their weights as `module.…`; the model inside doesn't know that word."""
+    """Data parallel models save their weights as `module.…`, compiled parts as `_orig_mod.…`; the model inside knows neither."""
     prefix = "module."
-    if all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state):
-        return {name.removeprefix(prefix): tensor for name, tensor in loaded.items()}
-    return dict(loaded)
+    is_inside = all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state)
+    return {original_name(name.removeprefix(prefix) if is_inside else name): tensor for name, tensor in loaded.items()}
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

@@ -23,10 +23,10 @@ from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_precision
-from accelerate_nb.runtime.strategies.device_placement import check_quantised, has_places
+from accelerate_nb.runtime.strategies.device_placement import check_loaded, check_quantised, has_places
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
+from accelerate_nb.runtime.training import repoint
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
-from accelerate_nb.runtime.training.repoint import named_weights, replaced_weights, repoint
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
@@ -135,22 +135,22 @@ class Strategy:
         those of earlier calls.
         """
         self.optimizers += [request.value for request in requests if isinstance(request.value, Optimizer)]
-        prepared = [
-            self._prepare_model(request) if isinstance(request.value, Module) else request.value for request in requests
-        ]
+        prepared = [self._prepare_model(item) if isinstance(item.value, Module) else item.value for item in requests]
         for optimizer in self.optimizers if self._replaced else ():
-            repoint(optimizer, self._replaced)
+            repoint.repoint(optimizer, self._replaced)
         return prepared
 
     def _prepare_model(self, request: PrepareRequest) -> Module:
-        before = named_weights(request.value)
+        before = repoint.named_weights(request.value)
         model = self.prepare_model(request)
-        self._replaced.update(replaced_weights(before, named_weights(self.unwrap(model))))
+        self._replaced.update(repoint.replaced_weights(before, repoint.named_weights(self.unwrap(model))))
         return model
 
     def prepare_model(self, request: PrepareRequest) -> Module:
         """A model as it is trained: in its precision, on its device, spread over processes, compiled."""
         self.accept(request.value)
+        if request.is_placed:
+            check_loaded(request.value, self.optimizers, is_trained=request.is_trained)
         model = self.precision.wrap_forward(self.attend_over_parts(request.value))
         if request.is_placed:
             model = self.place(model)
@@ -285,12 +285,11 @@ class Strategy:
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The model's complete weights, on the process that saves them."""
-        state: dict[str, Any] = (self.unwrap(model) if unwrap else model).state_dict()
-        return state
+        return repoint.original_state(self.unwrap(model)) if unwrap else dict(model.state_dict())
 
     def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
         """Give a prepared model the weights that `model_state` returned."""
-        return self.unwrap(model).load_state_dict(state, **options)
+        return repoint.load_original_state(self.unwrap(model), state, **options)
 
     # Checkpoints
 
@@ -349,12 +348,13 @@ class Strategy:
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
-        return {name: weight.grad for name, weight in self.unwrap(model).named_parameters() if weight.grad is not None}
+        named = self.unwrap(model).named_parameters()
+        return {repoint.original_name(name): weight.grad for name, weight in named if weight.grad is not None}
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have the gradients that `window_gradients` returned, and no others."""
         for name, weight in self.unwrap(model).named_parameters():
-            gradient = saved.get(name)
+            gradient = saved.get(repoint.original_name(name))
             weight.grad = None if gradient is None else gradient.to(weight.device)
 
     def bucket_orders(self, models: Sequence[Any]) -> list[list[int]]:
@@ -368,7 +368,7 @@ class Strategy:
         path, loaded = load_weights(folder, index)
 
         def receive(weights: dict[str, Any]) -> None:
-            self.load_model_state(model, with_aliases(weights, self.unwrap(model).state_dict()), **options)
+            self.load_model_state(model, with_aliases(weights, repoint.original_state(self.unwrap(model))), **options)
 
         return LoadedFile(path, f"the weights of model {index}", loaded, receive)
 

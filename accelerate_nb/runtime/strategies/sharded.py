@@ -17,6 +17,7 @@ from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.training.repoint import load_original_state, original_state
 
 
 class ShardedStrategy(Strategy):
@@ -56,7 +57,7 @@ class ShardedStrategy(Strategy):
         All processes call it; one weight at a time is whole elsewhere.
         """
         state: dict[str, Any] = {}
-        for name, value in self.unwrap(model).state_dict().items():
+        for name, value in original_state(self.unwrap(model)).items():
             complete = sharded_tensors.whole(value) if isinstance(value, Tensor) else value
             if self.world.is_local_main:
                 state[name] = complete.cpu() if isinstance(value, DTensor) else complete
@@ -65,7 +66,7 @@ class ShardedStrategy(Strategy):
     def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
         """Give a prepared model complete weights, of which each process takes its part."""
         sharded = self.unwrap(model)
-        return sharded.load_state_dict(named_states.parts_of(state, sharded.state_dict()), **options)
+        return load_original_state(sharded, named_states.parts_of(state, original_state(sharded)), **options)
 
     # Checkpoints
 

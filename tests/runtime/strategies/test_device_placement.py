@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from accelerate_nb import Accelerator, cpu_offload, disk_offload, dispatch_model, init_empty_weights
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.strategies.device_placement import check_quantised
 from tests.peers import Peer, under_both
@@ -40,6 +44,49 @@ def test_quantised_weights_in_the_wrong_place_are_refused(places: dict[str, Any]
 def test_quantised_weights_on_the_process_s_device_are_taken(places: dict[str, Any]) -> None:
     check_quantised(quantised(**places), GPU)
     check_quantised(nn.Linear(1, 1), GPU)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+
+def empty() -> nn.Module:
+    with init_empty_weights():
+        return two_layers()
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_model_without_weights_is_refused(is_trained: bool) -> None:
+    for model in (empty(), nn.Linear(1, 1, device="meta")):
+        with pytest.raises(
+            ConfigurationError, match=r"without weights: .*weight, .*bias.* on the meta device.*Load them first"
+        ):
+            Accelerator(cpu=True).prepare_model(model, evaluation_mode=not is_trained)
+
+
+@pytest.mark.parametrize(
+    "offload", [cpu_offload, lambda model, device: disk_offload(model, tempfile.mkdtemp(), device)], ids=["cpu", "disk"]
+)
+def test_offloaded_weights_are_refused_in_training_and_taken_for_inference(offload: Callable[..., Any]) -> None:
+    accelerator = Accelerator(cpu=True)
+    inputs, model = torch.ones(1, 2), two_layers()
+    expected = model(inputs)
+    offload(model, torch.device("cpu"))
+    with pytest.raises(
+        ConfigurationError, match=r"hooks keep weights on the CPU or the disk \(0.weight, 0.bias and 2 more\)"
+    ):
+        accelerator.prepare(model)
+    assert accelerator.prepare_model(model, evaluation_mode=True)(inputs).equal(expected)
+    assert accelerator.prepare(model.requires_grad_(False))(inputs).equal(expected)
+
+
+def test_weights_of_a_dispatched_model_that_can_t_learn_are_named(tmp_path: Path) -> None:
+    accelerator, model = Accelerator(cpu=True), two_layers()
+    with pytest.warns(UserWarning, match="These do not learn"):
+        accelerator.prepare(dispatch_model(two_layers(), {"0": "cpu", "1": "disk"}, "cpu", offload_dir=tmp_path))
+    dispatch_model(model, {"0": "cpu", "1": "disk"}, "cpu", offload_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"1.weight, 1.bias"):
+        accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def answers(peer: Peer) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accelerate_nb import Accelerator
+from accelerate_nb import Accelerator, FullyShardedDataParallelPlugin, load_checkpoint_in_model
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.training.compile import (
     TorchDynamoPlugin,
@@ -217,3 +218,50 @@ def plugin_settings(peer: Peer) -> list[Any]:
 def test_a_plugin_reads_accelerates_variables() -> None:
     both = under_both(plugin_settings, 1)
     assert both.ours == both.theirs
+
+
+def parts_compiled_by_hand(*names: str) -> Blocks:
+    torch.manual_seed(0)
+    model = Blocks()
+    for name in names:
+        parent, _, part = name.rpartition(".")
+        setattr(model.get_submodule(parent), part, torch.compile(model.get_submodule(name), backend="eager"))
+    return model
+
+
+def saved_and_loaded(folder: str, kind: str) -> list[bool]:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind) if kind else None
+    accelerator, inputs = Accelerator(cpu=True, fsdp_plugin=plugin), torch.ones(4, 8)
+    found: list[bool] = []
+    # saved with parts compiled, and without
+    for index, (saved, loaded) in enumerate(((("last", "layers.0"), ()), ((), ("last", "first")))):
+        state, path = {}, f"{folder}/{index}"
+        for is_first, names in ((True, saved), (False, loaded)):
+            model = parts_compiled_by_hand(*names)
+            model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+            if not is_first:
+                accelerator.load_state(path)
+                now = accelerator.get_state_dict(model)
+                found.append(all(value.equal(now[name]) for name, value in state.items()))
+            accelerator.backward(model(inputs).sum())
+            optimizer.step()
+            if is_first:
+                accelerator.save_state(path)
+                accelerator.save_model(model, f"{path}/weights")
+                state = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
+                accelerator.wait_for_everyone()
+                written = load_file(f"{path}/weights/model.safetensors")
+                found.append({*written} == {*Blocks().state_dict()})
+                empty = parts_compiled_by_hand(*loaded)
+                load_checkpoint_in_model(empty, f"{path}/weights", strict=True)
+                found.append(empty.last.weight.equal(written["last.weight"]))
+            accelerator.free_memory()
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"))]
+)
+def test_parts_that_were_compiled_by_hand_are_saved_under_plain_names(tmp_path: Path, kind: str) -> None:
+    for found in run_on_ranks(saved_and_loaded, 2, str(tmp_path), kind):
+        assert found == [True] * 6

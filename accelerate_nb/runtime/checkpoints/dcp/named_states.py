@@ -20,7 +20,7 @@ from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.operations.sharded_tensors import part_of, whole
-from accelerate_nb.runtime.training.repoint import original_name
+from accelerate_nb.runtime.training.repoint import load_original_state, original_name, original_state
 from accelerate_nb.runtime.world.world import World
 
 _COMPLETE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -50,7 +50,7 @@ def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]
 
     What is on the meta device is another process's.
     """
-    state = {name: value for name, value in model.state_dict().items() if not _is_elsewhere(value)}
+    state = {name: value for name, value in original_state(model).items() if not _is_elsewhere(value)}
     if not learning_only:
         return state
     learning = {original_name(name) for name, weight in model.named_parameters() if weight.requires_grad}
@@ -104,11 +104,12 @@ def load_model(folder: Path, index: int, model: Module, *, learning_only: bool =
     expected, state = f"the weights of model {index}", model_state(model, learning_only=learning_only)
 
     def receive(loaded: dict[str, Any]) -> None:
-        elsewhere = {name: value for name, value in model.state_dict().items() if _is_elsewhere(value)}
-        model.load_state_dict({**loaded, **elsewhere}, strict=not learning_only)
+        elsewhere = {name: value for name, value in original_state(model).items() if _is_elsewhere(value)}
+        load_original_state(model, {**loaded, **elsewhere}, strict=not learning_only)
 
     if complete.exists():
-        return LoadedFile(complete, expected, parts_of(read(complete, expected, mmap=True), state), receive)
+        found = {original_name(name): value for name, value in read(complete, expected, mmap=True).items()}
+        return LoadedFile(complete, expected, parts_of(found, state), receive)
     if not (parts / LIST).is_file():
         raise CheckpointError(
             f"{parts / LIST} does not exist, and {expected} were expected in its folder. Prepare the same objects as when the "

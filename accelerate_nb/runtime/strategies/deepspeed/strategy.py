@@ -34,6 +34,7 @@ from accelerate_nb.runtime.strategies.deepspeed.wrappers import DeepSpeedOptimiz
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
+from accelerate_nb.runtime.training.repoint import original_name
 from accelerate_nb.runtime.training.unwrap import ENGINES
 from accelerate_nb.runtime.world.world import World
 
@@ -325,7 +326,8 @@ class DeepSpeed(Strategy):
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
         inner = self.unwrap(model)
-        return gathered_weights.complete_state(inner, is_kept=self.world.is_local_main)
+        state = gathered_weights.complete_state(inner, is_kept=self.world.is_local_main)
+        return {original_name(name): item for name, item in state.items()}
 
     def files(
         self,

@@ -35,7 +35,7 @@ from accelerate_nb.runtime.strategies.pipeline.staged_model import StagedModel
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
 from accelerate_nb.runtime.training.compile import compile_layers
-from accelerate_nb.runtime.training.repoint import named_weights
+from accelerate_nb.runtime.training.repoint import named_weights, original_name
 from accelerate_nb.runtime.world.mesh import DATA_AXES
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.runtime.world.world import World
@@ -271,7 +271,7 @@ class PipelineParallel(ShardedStrategy):
         for name, value in self.unwrap(model).state_dict().items():
             complete = self._from_stage(model, value, stages.get(name)) if isinstance(value, Tensor) else value
             if self.world.is_local_main:
-                state[name] = complete.cpu() if isinstance(complete, Tensor) else complete
+                state[original_name(name)] = complete.cpu() if isinstance(complete, Tensor) else complete
         return state
 
     def _from_stage(self, model: PipelinedModel, value: Tensor, stage: int | None) -> Tensor:
