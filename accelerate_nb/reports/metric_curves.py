@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -136,7 +137,7 @@ def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: L
     finite = {rank: [point for point in some if math.isfinite(point[1])] for rank, some in points.items()}
     whole = [point for some in finite.values() for point in some]
     first, end = min((x for x, _ in whole), default=0.0), max((x for x, _ in whole), default=0.0)
-    few = len(series) <= MOST_LINES
+    binned = {rank: _binned(some, first, end) for rank, some in finite.items() if some}
     return MetricCurve(
         name=name,
         ranks=tuple(every_rank),
@@ -152,8 +153,8 @@ def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: L
         )
         if (broken := _broken(series))
         else None,
-        whole=_binned(whole, first, end),
-        lines={rank: _binned(some, first, end) for rank, some in finite.items() if some} if few else {},
+        whole=_together([*binned.values()]),
+        lines={rank: (*bins.values(),) for rank, bins in binned.items()} if len(series) <= MOST_LINES else {},
     )
 
 
@@ -188,13 +189,51 @@ def _broken(series: Mapping[int, Sequence[Metric]]) -> dict[int, int]:
     return {rank: count for rank, count in counts.items() if count}
 
 
-def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[CurveBin, ...]:
-    """Points gathered into bins of equal width; an empty one is left out."""
+def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> dict[int, CurveBin]:
+    """Points gathered into bins of equal width by their numbers, in order; an empty one is left out."""
     width = (end - first) / _BINS or 1.0
     bins: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         bins.setdefault(min(int((point[0] - first) / width), _BINS - 1), []).append(point)
-    return tuple(_bin(bins[index]) for index in sorted(bins))
+    return {index: _bin(bins[index]) for index in sorted(bins)}
+
+
+def _together(every: Sequence[Mapping[int, CurveBin]]) -> tuple[CurveBin, ...]:
+    """The mean and the range of all ranks in each bin; a rank that reported nothing in it counts with its value there."""
+    means = [[(bin_.x, bin_.mean) for bin_ in bins.values()] for bins in every]
+    found = []
+    for index in sorted({index for bins in every for index in bins}):
+        own = [bins[index] for bins in every if index in bins]
+        x = sum(bin_.x / len(own) for bin_ in own)
+        missing = (value_at(points, x) for points, bins in zip(means, every, strict=True) if index not in bins)
+        others = [value for value in missing if value is not None]
+        count = len(own) + len(others)
+        found.append(
+            CurveBin(
+                x=x,
+                mean=sum(value / count for value in [*(bin_.mean for bin_ in own), *others]),
+                low=min([*(bin_.low for bin_ in own), *others]),
+                high=max([*(bin_.high for bin_ in own), *others]),
+            )
+        )
+    return tuple(found)
+
+
+def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """
+    The value of a series at `x`: between two points interpolated, after the last one carried forward; `None` before the first.
+
+    >>> value_at([(0, 1.0), (2, 3.0)], 1)
+    2.0
+    """
+    index = bisect_right(points, (x, math.inf))
+    if index == 0:
+        return None
+    before = points[index - 1]
+    if index == len(points) or before[0] == x:
+        return before[1]
+    share = (x - before[0]) / (points[index][0] - before[0])
+    return before[1] * (1 - share) + points[index][1] * share
 
 
 def _bin(points: Sequence[tuple[float, float]]) -> CurveBin:

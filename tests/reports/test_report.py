@@ -31,6 +31,7 @@ from accelerate_nb.events.model import (
 from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.saved_report import bundle
+from accelerate_nb.reports.history.comparison import mean_metrics
 from accelerate_nb.reports.memory_parts import batch_factor, memory_parts
 from accelerate_nb.reports.metric_curves import curves_of, metric_facts, not_finite_text, series_of
 from tests.reports import stories
@@ -342,6 +343,17 @@ def test_many_ranks_are_a_band():
     band, mean = loss.iter("{http://www.w3.org/2000/svg}path")
     assert band.get("fill-opacity")
     assert mean.get("stroke")
+
+
+def test_a_band_of_ranks_that_report_at_different_steps_does_not_zigzag():
+    # rank 2 has one value, which is carried forward
+    steps = {0: range(0, 40, 2), 1: range(1, 40, 2), 2: [0]}
+    events = [Metric(rank, "loss", float(rank), step, step) for rank, own in steps.items() for step in own]
+    view = stories.end(stories.view_of(*events, size=3))
+    (curve,) = curves_of([view.rank(rank) for rank in view.ranks], ["loss"])
+    assert {(bin_.mean, bin_.low, bin_.high) for bin_ in curve.whole[1:]} == {(1.0, 0.0, 2.0)}
+    means = [metric.value for metric in mean_metrics(view, 0.0, 0)]
+    assert means == [1.0] * 40
 
 
 def luminance(colour):

@@ -4,14 +4,21 @@ import { count, spans } from "./format.js";
 
 const middleOf = (bucket) => (bucket.from + bucket.to) / 2;
 
-/** Least, most, first, last and mean of a series in each column of pixels; `middle` is where along the axis a bucket stands. */
+/**
+ * Least, most, first, last and mean of a series in each column of pixels; `middle` is where along the axis a bucket stands.
+ * `before` and `after` are its nearest points out of sight.
+ */
 export function columns(series, from, to, width, logarithmic, middle = middleOf) {
   const found = new Array(width);
   const scale = to > from ? (width - 1) / (to - from) : 0;
   for (const bucket of series.buckets) {
     const points = logarithmic ? bucket.positive : bucket.finite;
     const column = to > from ? Math.round((middle(bucket) - from) * scale) : Math.floor(width / 2);
-    if (!points || column < 0 || column >= width) continue;
+    if (!points) continue;
+    if (column < 0 || column >= width) {
+      if (column < 0 || !found.after) found[column < 0 ? "before" : "after"] = { at: column, mean: (logarithmic ? bucket.positiveSum : bucket.sum) / points };
+      continue;
+    }
     const summary = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
     const least = logarithmic ? bucket.leastPositive : bucket.least;
     const usable = (value) => (logarithmic && value <= 0 ? least : value);
@@ -35,21 +42,39 @@ export function spread(values) {
   return { mean, least, most };
 }
 
+/** What a rank has in each column: between its points interpolated, after the last carried forward, nothing before the first. */
+function filled(found) {
+  const known = found.map(({ least, most, sum, points }, at) => ({ at, least, most, mean: sum / points, points })).filter(Boolean);
+  const knots = [found.before, ...known, found.after].filter(Boolean);
+  const all = [];
+  knots.forEach((knot, i) => {
+    all[knot.at] = knot;
+    const next = knots[i + 1] ?? { ...knot, at: found.length };
+    for (let x = Math.max(0, knot.at + 1); x < Math.min(next.at, found.length); x++) {
+      const mean = knot.mean + ((x - knot.at) / (next.at - knot.at)) * (next.mean - knot.mean);
+      all[x] = { least: mean, most: mean, mean, points: 0 };
+    }
+  });
+  return all;
+}
+
 /** What the columns of several ranks make together: `[{x, least, most, mean, points}]`. */
 export function bandOf(ranks) {
+  const every = ranks.map(filled);
   const band = [];
   for (let x = 0; x < (ranks[0]?.length ?? 0); x++) {
+    if (!ranks.some((columnsOfRank) => columnsOfRank[x])) continue;
     let [least, most, sum, points, rankCount] = [Infinity, -Infinity, 0, 0, 0];
-    for (const columnsOfRank of ranks) {
-      const summary = columnsOfRank[x];
-      if (!summary) continue;
-      if (summary.least < least) least = summary.least;
-      if (summary.most > most) most = summary.most;
-      sum += summary.sum / summary.points;
-      points += summary.points;
+    for (const columnsOfRank of every) {
+      const value = columnsOfRank[x];
+      if (!value) continue;
+      least = Math.min(least, value.least);
+      most = Math.max(most, value.most);
+      sum += value.mean;
+      points += value.points;
       rankCount++;
     }
-    if (rankCount) band.push({ x, least, most, mean: sum / rankCount, points: points / rankCount });
+    band.push({ x, least, most, mean: sum / rankCount, points: points / rankCount });
   }
   return band;
 }

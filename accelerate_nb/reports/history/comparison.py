@@ -17,7 +17,7 @@ from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.history.run_table import differing_settings
-from accelerate_nb.reports.metric_curves import MetricCurve, curves_of, series_of, sum_of_ranks
+from accelerate_nb.reports.metric_curves import MetricCurve, curves_of, series_of, sum_of_ranks, value_at
 from accelerate_nb.sources.call_arguments import values_of
 from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source
 
@@ -163,18 +163,15 @@ def _value_text(value: Any) -> str:
 
 def _means(every: Sequence[Sequence[Metric]], started: float, index: int) -> Iterator[Metric]:
     if any(metric.step is None for some in every for metric in some):
-        every = every[:1]
-        groups = [[metric] for metric in every[0]]
-    else:
-        by_step: dict[int, list[Metric]] = {}
-        for some in every:
-            for metric in some:
-                by_step.setdefault(metric.step or 0, []).append(metric)
-        groups = [by_step[step] for step in sorted(by_step)]
-    for group in groups:
-        newest = group[-1]
-        mean = sum(metric.value / len(group) for metric in group)
-        yield Metric(index, newest.name, mean, newest.step, newest.time - started)
+        yield from (replace(metric, rank=index, time=metric.time - started) for metric in every[0])
+        return
+    newest = {metric.step or 0: metric for some in every for metric in some}
+    series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]
+    for step in sorted(newest):
+        # of a rank that reports at other steps, its value there
+        values = [value for points in series if (value := value_at(points, step)) is not None]
+        mean = sum(value / len(values) for value in values)
+        yield Metric(index, newest[step].name, mean, step, newest[step].time - started)
 
 
 def _span(values: Sequence[Metric]) -> MetricSpan | None:

@@ -144,6 +144,21 @@ def test_a_spike_among_many_points_is_still_drawn(page: Any) -> None:
     assert found == [1, [123456, 1000], 300]
 
 
+def test_a_band_of_ranks_that_report_at_different_steps_does_not_zigzag(page: Any) -> None:
+    bands = page.evaluate(
+        """() => {
+            const series = [0, 1, 2].map(() => new panel.Series());
+            for (let i = 0; i < 40; i++) series[i % 2].add(i, i % 2);
+            series[2].add(0, 2); // one value, which is carried forward
+            const bandOf = (from, to) => panel.bandOf(series.map((one) => panel.columns(one, from, to, 101, false)));
+            return [bandOf(0, 39), bandOf(10, 12.5)].map((band) => band.map(({ least, most, mean }) => [least, most, mean]));
+        }"""
+    )
+    assert bands[0] == [[0, 2, 1]] * 40
+    # what is out of sight counts at the edges
+    assert bands[1] == [[0, 2, 1]] * 3
+
+
 def test_what_is_not_finite_is_counted_and_left_out(page: Any) -> None:
     points = [[0, 1.0, 0], [1, "nan", 0], [2, "inf", 0], [3, "-inf", 0], [4, 3.0, 0]]
     read = "(({notFinite, least, most, last}) => [notFinite, least, most, last])(store.metrics.get('loss').get(0))"
