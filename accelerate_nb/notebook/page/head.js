@@ -3,7 +3,6 @@
 import { div, h, setText, set, show, span } from "./elements.js";
 import { clockOfDay, count, duration, timeLeft } from "./format.js";
 import { chip } from "./controls.js";
-import { runProgress, silence } from "./run_progress.js";
 import { END_STATES } from "./states.js";
 import { elapsed, kernelNow } from "./store.js";
 
@@ -56,8 +55,8 @@ export class Head {
     const facts = [ranksOnDevices(ranks.size || run.size, ranks), ...(precision ? [precision] : [])];
     if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
     if (!END_STATES.has(this.store.state.state)) {
-      const { texts, left } = runProgress(this.store);
-      const silent = silence(this.store);
+      const { texts, left } = this.view.progress?.runProgress(this.store) ?? { texts: [], left: null };
+      const silent = this.view.progress?.silence(this.store);
       facts.push(...texts, ...(silent ? [`no step for ${timeLeft(silent)}`] : []));
       // the rates of a run that stands still are those of before
       if (left !== null && !idleWarning) facts.push(`ends ${clockOfDay(kernelNow(this.store) + left)} (in ${timeLeft(left)})`);

@@ -1,62 +1,23 @@
-// What a person should notice: restarts, no output for a while, a stop, the error, the stacks that were requested.
+// What a person should notice: restarts, a stop, the error.
 
-import { copyButton } from "./text_export.js";
-import { button, div, h, setText, show, span } from "./elements.js";
+import { div, h, setText, show } from "./elements.js";
 import { failureView } from "./failure.js";
-import { duration } from "./format.js";
-import { stacksView } from "./stacks.js";
 
 export class Notices {
   constructor(view) {
     this.view = view;
     this.store = view.store;
-    this.shown = { failure: null, stacks: view.store.stacks, attempt: 0 };
+    this.shown = { failure: null, attempt: 0 };
     this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts" });
     this.stopped = h("div", { class: "anb-stopped", role: "note" });
     this.failure = div("anb-failure-place");
-    const parts = [this.restarts, this.buildIdle(), this.stopped, this.failure, this.buildStacks()];
+    const parts = [this.restarts, this.stopped, this.failure];
     for (const part of parts) show(part, false);
     this.element = div("anb-notices", ...parts);
   }
 
-  buildIdle() {
-    this.idleText = span("anb-idle-text");
-    this.idleStacks = button("", "Stacks", () => this.view.requestStacks());
-    this.idleWarning = h(
-      "div",
-      { class: "anb-idle", role: "region", "aria-label": "No output for a while" },
-      h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleStacks,
-    );
-    return this.idleWarning;
-  }
-
-  buildStacks() {
-    this.stacksText = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });
-    this.stacks = h(
-      "div",
-      { class: "anb-stacks", role: "region", "aria-label": "Stacks", onkeydown: (event) => event.key === "Escape" && this.closeStacks(event) },
-      div(
-        "anb-section-head",
-        span("anb-caption", "Stacks of all ranks"), span("anb-space"),
-        copyButton("Copy", () => this.store.stacks?.text ?? "", (text) => this.view.announce(text)),
-        button("anb-plain-btn", "Close", (event) => this.closeStacks(event)),
-      ),
-      this.stacksText,
-    );
-    return this.stacks;
-  }
-
-  closeStacks(event) {
-    event.stopPropagation();
-    show(this.stacks, false);
-    this.view.restoreStacksFocus();
-  }
-
   draw() {
-    const { idleWarning, failure, stacks } = this.store;
-    show(this.idleWarning, Boolean(idleWarning));
-    show(this.idleStacks, this.view.canAct);
-    if (idleWarning) setText(this.idleText, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
+    const { failure } = this.store;
     this.drawRestarts();
     this.drawStopped();
     if (failure !== this.shown.failure) {
@@ -65,12 +26,6 @@ export class Notices {
       show(this.failure, Boolean(failure));
       this.failure.replaceChildren(...(failure ? [failureView(failure, announce)] : []));
       if (failure) announce(`${failure.rank === null ? "The run" : `Rank ${failure.rank}`} failed: ${failure.type}: ${failure.message}`);
-    }
-    if (stacks !== this.shown.stacks) {
-      this.shown.stacks = stacks;
-      show(this.stacks, Boolean(stacks));
-      if (stacks) this.stacksText.replaceChildren(...stacksView(stacks.text));
-      this.view.announce("The stacks have arrived");
     }
   }
 

@@ -1,6 +1,6 @@
 // How far a rank is.
 
-import { count, duration } from "./format.js";
+import { count, duration, isKnown } from "./format.js";
 
 /** How far a rank is: its newest open bar, and the one around it. */
 export function progressOf(rankState) {
@@ -21,3 +21,12 @@ export function progressText(bar, moving = true) {
 export const rateText = ({ rate, unit }) => (rate >= 1 ? `${rate.toFixed(rate < 100 ? 1 : 0)} ${unit}/s` : `${(1 / rate).toFixed(1)} s/${unit}`);
 
 export const shareOf = (bar) => (bar?.total ? Math.min(1, bar.done / bar.total) : bar?.closed ? 1 : 0);
+
+export const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
+
+/** The part of the outermost bar that is done, the inner ones counted as parts of one unit of it; null where it has no total. */
+export function shareDone(bars) {
+  if (!bars.length || !isBounded(bars[0])) return null;
+  const [bar, ...inner] = bars;
+  return Math.min(1, (bar.done + (bar.done < bar.total ? (shareDone(inner) ?? 0) : 0)) / bar.total);
+}

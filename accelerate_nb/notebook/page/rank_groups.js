@@ -1,8 +1,7 @@
 // Ranks that say the same, as one row: neighbours in the same state, none of them behind the others.
 
 import { isKnown } from "./format.js";
-import { progressOf } from "./progress.js";
-import { shareDone } from "./run_progress.js";
+import { progressOf, shareDone } from "./progress.js";
 
 const FEWEST = 5; // ranks that are worth folding
 

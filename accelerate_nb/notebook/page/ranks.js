@@ -8,7 +8,6 @@ import { NodeRow, ranksOfNodes } from "./node_row.js";
 import { progressOf, shareOf } from "./progress.js";
 import { merged, rankGroups } from "./rank_groups.js";
 import { RankRow } from "./rank_row.js";
-import { silence, stragglers } from "./run_progress.js";
 import { SYMBOLS } from "./states.js";
 import { StepNotes } from "./step_phases.js";
 
@@ -84,8 +83,8 @@ export class Ranks {
     set(this.box, "tabindex", many ? 0 : -1);
     // of many rows only those in sight are painted
     const first = many ? Math.floor(this.box.scrollTop / this.rowHeight) - 2 : 0;
-    const late = stragglers(this.store);
-    this.silent = silence(this.store) > 0;
+    const late = this.view.progress?.stragglers(this.store) ?? new Map();
+    this.silent = this.view.progress?.silence(this.store) > 0;
     this.canFold = false;
     const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
     show(this.fold, this.canFold);

@@ -2,7 +2,7 @@
 
 import { button, set, setText, show } from "./elements.js";
 import { timeLeft } from "./format.js";
-import { runProgress } from "./run_progress.js";
+import { runProgress, silence, stragglers } from "./run_progress.js";
 import { END_STATES } from "./states.js";
 import { TabTitle } from "./tab_title.js";
 
@@ -16,6 +16,7 @@ export class RunControls {
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
     this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
     view.controls = this;
+    view.progress = { runProgress, silence, stragglers }; // a run that is over has none
     view.head.buttons.append(this.pause, this.stacks, this.stop);
   }
 

@@ -1,21 +1,12 @@
 // How far the whole run is, from bars that stand inside of each other, and when it will be over.
 
 import { count, isKnown, number } from "./format.js";
-import { rateText } from "./progress.js";
+import { isBounded, rateText, shareDone } from "./progress.js";
 import { END_STATES } from "./states.js";
 import { kernelNow } from "./store.js";
 
 const SILENT_AFTER = 8; // seconds
 const SILENT_STEPS = 4; // and so many steps' time
-
-const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
-
-/** The part of the outermost bar that is done, the inner ones counted as parts of one unit of it; null where it has no total. */
-export function shareDone(bars) {
-  if (!bars.length || !isBounded(bars[0])) return null;
-  const [bar, ...inner] = bars;
-  return Math.min(1, (bar.done + (bar.done < bar.total ? (shareDone(inner) ?? 0) : 0)) / bar.total);
-}
 
 /** Seconds that one unit of the outermost bar takes: by its own rate, or else by those inside of it; null where nothing says. */
 function secondsOfUnit([bar, ...inner]) {

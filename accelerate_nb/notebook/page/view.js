@@ -151,19 +151,6 @@ export class View {
     setText(this.live, text);
   }
 
-  requestStacks() {
-    this.store.stacksRequested = true;
-    this.stacksOpener = document.activeElement;
-    this.sendRequest({ do: "stacks" });
-    this.announce("Requested the stacks of all ranks");
-    this.draw();
-  }
-
-  /** The keyboard goes back to where the stacks were asked from. */
-  restoreStacksFocus() {
-    (this.stacksOpener?.isConnected ? this.stacksOpener : this.controls.stacks).focus();
-  }
-
   /** Escape gives the keyboard back to the notebook. */
   returnFocus() {
     const notebook = this.root.closest(".jp-Notebook");
