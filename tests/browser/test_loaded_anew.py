@@ -54,7 +54,7 @@ def test_a_page_loaded_anew_saves_the_report(
     )
     notebook.start()
     begun(notebook)
-    assert kinds(notebook) == [{WIDGET, "text/html", "text/plain"}]
+    assert kinds(notebook)[0] == {WIDGET, "text/html", "text/plain"}
     if while_it_ends == "open":
         begun(notebook.open(kernel=False))
         stop_file.touch()
@@ -68,9 +68,47 @@ def test_a_page_loaded_anew_saves_the_report(
         "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
     )
     expect(notebook.cell(1)).to_contain_text("it was told to end")
-    [saved] = notebook.save().cells[1].outputs
+    saved = notebook.save().cells[1].outputs[0]
     assert set(saved.data) == {"text/html", "text/plain"}
     assert "it was told to end" in saved.data["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("app", "detach", "is_saved"),
+    [("lab", False, False), pytest.param("notebook7", True, True, marks=pytest.mark.slow)],
+)
+def test_a_run_in_the_background_that_ends_while_its_page_is_closed_leaves_its_report(
+    request: pytest.FixtureRequest, opened: Callable[..., Notebook], app: str, detach: bool, is_saved: bool, tmp_path
+) -> None:
+    server: Server = request.getfixturevalue(app)
+    stop_file = tmp_path / "told"
+    cell = f"run = launch(until_told, ({str(stop_file)!r},), num_processes=2, cpu=True, detach={detach})"
+    notebook = opened(server, TRAIN + ENDS_WHEN_TOLD, cell, "print('it', run.wait())")
+    notebook.save()  # as its writer does, who trusts it
+    for number in (0, 1):
+        notebook.run_cell(number)
+    begun(notebook)
+    if is_saved:
+        assert kinds(notebook) == [{WIDGET, "text/html", "text/plain"}, {"text/html", "text/plain"}]
+        assert notebook.page.locator(".anb-note").is_hidden()
+        # the same file with another kernel, which has no such panel
+        file = server.root / notebook.name
+        file.with_stem(f"{file.stem}-copy").write_bytes(file.read_bytes())
+        copy = Notebook(notebook.page, server, f"{file.stem}-copy.ipynb").open()
+        expect(copy.cell(1)).to_contain_text("until_told was running when this notebook was saved")
+        expect(copy.cell(1)).to_contain_text("accelerate_nb.attach(")
+        copy.shut_down()
+    notebook.page.goto("about:blank")
+    stop_file.touch()
+    notebook.open()
+    notebook.run_cell(2)
+    expect(notebook.cell(1)).to_contain_text("it was told to end")
+    notebook.page.wait_for_function(
+        "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
+    )
+    first, *rest = notebook.save().cells[1].outputs
+    assert "it was told to end" in first.data["text/plain"]
+    assert [output.data for output in rest] == [{"text/html": ""}] * is_saved
 
 
 def test_the_kernel_is_busy_as_long_as_the_cell_runs(lab: Server, opened: Callable[..., Notebook], tmp_path) -> None:

@@ -31,8 +31,8 @@ class PanelWidget(anywidget.AnyWidget):
     """
     The widget: the modules of `page` draw it from the messages that it is sent; `snapshot` is for a page without a kernel.
 
-    While the run goes on, `place` names the panel, its cell and its report: a reloaded page puts the
-    panel back. With `script` a page writes the report by itself when the kernel has ended.
+    Until a page has the end of the run, `place` names the panel, its cell and its report: a page that is loaded anew puts the
+    panel back, which brings the report. With `script` a page writes the report by itself when the kernel has ended.
     """
 
     _esm = joining.module()
@@ -114,7 +114,11 @@ class LivePanel:
                 self._send_report(report)
             self._kernel_comm.leave(self._comm)
             self._panel.snapshot = self._feed.frozen(self.facts)
-            self._panel.place = {}
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether a page has the end of the run; where none was open, the next one gets it."""
+        return not self._panel.place
 
     def close(self) -> None:
         """Take the panel away from all pages."""
@@ -188,6 +192,8 @@ class LivePanel:
     def _take_acknowledgement(self, seq: Any) -> None:
         while isinstance(seq, int) and self._unanswered and self._unanswered[0][0] <= seq:
             self._unanswered.popleft()
+        if self._ended and seq >= self._feed.seq:
+            self._panel.place = {}
         if self._holds_back and not self._unanswered:
             self._holds_back = False
             self._needs_all = self._feed.is_far_behind()

@@ -42,6 +42,8 @@ class RunBrowser:
     >>> table.html(browser.element_id)
     """
 
+    is_delivered = True
+
     def __init__(self, runs: Sequence[SavedRun], host: str, report: Report) -> None:
         self._runs, self._host, self._report = runs, host, report
         self.element_id = f"accelerate-nb-runs-{uuid4().hex[:12]}"

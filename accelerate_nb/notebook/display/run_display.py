@@ -31,11 +31,16 @@ if TYPE_CHECKING:
 # The seconds for a page's hello: where one has come before, where none was tried yet, and where none has replied.
 _TIMEOUT = {True: 10.0, None: 3.0, False: 1.5}
 _BETWEEN_DRAWINGS = 1.0
-# Widgets of so many runs that are over stay alive: a page that was reloaded meanwhile shows one, not the report.
-_KEPT = 8
+# Widgets of so many runs that are over stay alive: a page that was reloaded meanwhile shows one, not the report. Those that
+# no page has seen the end of, such as a night's runs, stay longer.
+_KEPT, _KEPT_UNSEEN = 8, 64
 
 
 class _KeptWidget(Protocol):
+    @property
+    def is_delivered(self) -> bool:
+        """Whether a page has all of it."""
+
     def close(self) -> None:
         """Take a widget away from all pages."""
 
@@ -56,8 +61,10 @@ class FrontendState:
     def keep(self, widget: _KeptWidget) -> None:
         """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
         self._over.append(widget)
-        if len(self._over) > _KEPT:
-            self._over.popleft().close()
+        unneeded = [item for item in self._over if item.is_delivered][:-_KEPT]
+        for item in unneeded or [*self._over][:-_KEPT_UNSEEN]:
+            self._over.remove(item)
+            item.close()
 
 
 _frontend: ContextVar[FrontendState] = ContextVar("accelerate_nb_pages", default=FrontendState())  # noqa: B039 - one for all threads

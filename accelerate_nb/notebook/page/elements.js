@@ -33,3 +33,6 @@ export function setStyle(element, name, value) {
 export function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
+
+/** A text as HTML. */
+export const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);

@@ -1,6 +1,9 @@
 // The panel as an output of the notebook: JupyterLab and Notebook alone give a page access to that.
 
+import { escaped } from "./elements.js";
+
 const VIEW = "application/vnd.jupyter.widget-view+json";
+const NOTE = "accelerate-nb-note"; // in the metadata of the line beside a panel, with the panel's id
 
 /**
  * Puts a report into the notebook in the place of the panel that it is of, and says whether that was there: a page that was
@@ -9,7 +12,22 @@ const VIEW = "application/vnd.jupyter.widget-view+json";
 export function replacePanel({ of, data, metadata }, notebook) {
   const matches = panelOutputs(of, notebook);
   for (const [outputs, i] of matches) outputs.set(i, { output_type: "display_data", data, metadata });
+  takeNote(of, notebook);
   return matches.length > 0;
+}
+
+const notesOf = (panel, notebook) => matchingOutputs(notebook, ({ metadata }) => metadata?.[NOTE] === panel);
+
+/** Leaves a line beside a panel in a notebook that is saved while the run goes on: without its kernel nothing draws the panel. */
+export function leaveNote(panel, notebook, text) {
+  const [found] = panelOutputs(panel, notebook);
+  if (!found || notesOf(panel, notebook).length) return;
+  found[0].add({ output_type: "display_data", data: { "text/html": `<div class="anb-note">${escaped(text)}</div>`, "text/plain": text }, metadata: { [NOTE]: panel } });
+}
+
+/** Empties that line; an output that is removed stays in JupyterLab's file. */
+export function takeNote(panel, notebook) {
+  for (const [outputs, i] of notesOf(panel, notebook)) outputs.set(i, { output_type: "display_data", data: { "text/html": "" }, metadata: {} });
 }
 
 /** Shows a panel under its cell again, in a page that was loaded anew before the notebook was saved with it. */

@@ -8,15 +8,16 @@ import { savedReport } from "./saved_report.js";
 import { Knobs } from "./knobs.js";
 import { Profiling } from "./profiling.js";
 import { endWithKernel, takeConnection, watchKernel } from "./kernel_status.js";
-import { replacePanel, restorePanel, saveNotebook } from "./notebook_outputs.js";
+import { leaveNote, replacePanel, restorePanel, saveNotebook, takeNote } from "./notebook_outputs.js";
 import { Bell, notifyOfEnd } from "./notifications.js";
 import { acknowledge, feed, kernelIsReachable, kernelNow, makeStore } from "./store.js";
 import { END_STATES } from "./states.js";
 import { openView } from "./mount.js";
 import { RunBar } from "./run_bar.js";
 import { RunControls } from "./run_controls.js";
+import { Stacks } from "./stacks.js";
 
-const LIVE_PARTS = [RunControls, Knobs, Profiling, Bell, RunBar];
+const LIVE_PARTS = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
@@ -37,21 +38,24 @@ export default () => {
   const sender = (model) => (message) => kernelIsReachable(store) && model.send(message);
 
   function initialize({ model }) {
+    const notebook = model.widget_manager?.context;
+    let panel = null; // its id, which the kernel takes back once a page has the end
     for (const message of model.get("snapshot") ?? []) feed(store, message);
     const send = sender(model);
     const onMessage = (message, buffers) => {
+      panel = model.get("place")?.panel ?? panel;
       if (message.file) saveFile(message.file, buffers);
-      if (message.report) replacePanel(message.report, model.widget_manager?.context);
+      if (message.report) replacePanel(message.report, notebook);
       const [hadEnded, wasKnown] = [END_STATES.has(store.state.state), store.epoch > 0];
       feed(store, message);
       const ends = END_STATES.has(store.state.state) && !hadEnded;
       // what ended before this page was loaded is no news
       if (ends && wasKnown) notifyOfEnd(store);
+      if (ends) takeNote(panel, notebook);
       if (ends && store.views.size) awaitReport(model.get("place")?.report, (place) => continueIn(model, place));
       // also where the page's timers sleep, in a tab in the background
       if (store.views.size) acknowledge(store, send);
     };
-    const notebook = model.widget_manager?.context;
     const ended = (how) => {
       const { gone, state: { ended: before } } = store;
       if (endWithKernel(store, how)) {
@@ -69,9 +73,15 @@ export default () => {
     };
     const unwatch = watchKernel(notebook?.sessionContext, { ended, connected });
     restorePanel(model.get("place"), notebook);
+    const onSave = (_, state) => {
+      const { name, folder } = store.run;
+      if (state === "started" && folder && !END_STATES.has(store.state.state)) leaveNote(model.get("place")?.panel, notebook, `${name} was running when this notebook was saved. Where its panel can't be shown, accelerate_nb.attach(${JSON.stringify(folder)}) brings it back, with its end.`);
+    };
+    notebook?.saveState?.connect(onSave);
     model.on("msg:custom", onMessage);
     return () => {
       unwatch();
+      notebook?.saveState?.disconnect(onSave);
       model.off("msg:custom", onMessage);
     };
   }

@@ -1,6 +1,7 @@
 // The report that a page writes by itself of a run whose kernel has ended.
 
 import { plain } from "./ansi.js";
+import { escaped } from "./elements.js";
 import { count, duration, number } from "./format.js";
 import { nodeState, ranksName, ranksOfNodes } from "./node_row.js";
 import { profileText } from "./profile.js";
@@ -100,5 +101,3 @@ function lastLinesText(rankState) {
   const lines = newest(rankState.ring, TEXT_LINES).map((line) => `  ${plain(line.text).slice(0, 500)}`);
   return lines.length ? [`rank ${rankState.rank}: the last ${lines.length} of ${count(rankState.lineCount)} lines`, ...lines].join("\n") : "";
 }
-
-const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);

@@ -12,6 +12,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.panel import LivePanel
+from accelerate_nb.notebook.display.run_display import FrontendState
 
 
 def test_a_page_that_has_not_answered_is_sent_the_end_all_the_same(monkeypatch, tmp_path):
@@ -69,3 +70,19 @@ def test_an_interrupt_while_a_message_is_sent_leaves_the_page_up_to_date(monkeyp
     assert [message["state"]["state"] for message in sent[begin:] if "state" in message][-1] == "stopped"
     assert any("stacks" in message for message in sent)
     assert live._was_loaded_anew
+
+
+def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
+    view = RunState(1)
+    run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)
+    frontend = FrontendState()
+    panels = [LivePanel(run, "jupyter", BusyKernelComm(), background=True) for _ in range(20)]
+    for live in panels:
+        live.end(MimeBundle({"text/plain": "the report"}))
+        frontend.keep(live)
+    assert not any(live._panel.comm is None for live in panels)
+    assert not any(live.is_delivered for live in panels)
+    for live in panels:
+        live._receive_late(None, {"do": "hello"}, None)
+        live._receive_late(None, {"do": "ack", "seq": live._feed.seq}, None)
+    assert all(live.is_delivered for live in panels)
