@@ -7,7 +7,6 @@ import { Notices } from "./notices.js";
 import { Output } from "./output.js";
 import { Profile } from "./profile.js";
 import { Ranks } from "./ranks.js";
-import { silence } from "./run_progress.js";
 import { acknowledge, kernelIsReachable } from "./store.js";
 import { readTheme } from "./theme.js";
 
@@ -94,7 +93,7 @@ export class View {
     if (++this.ticks % TICKS_OF_TAB === 0) for (const part of this.extras) part.drawTab?.();
     if (document.hidden || !this.root.isConnected || !this.visible) return;
     // a run that falls silent, of which nothing comes
-    if (silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
+    if (this.progress?.silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
     if (this.store.changes === this.changes) {
       for (const part of [this.head, ...this.extras]) part.drawClock?.();
       return;
