@@ -30,3 +30,11 @@ export function shareDone(bars) {
   const [bar, ...inner] = bars;
   return Math.min(1, (bar.done + (bar.done < bar.total ? (shareDone(inner) ?? 0) : 0)) / bar.total);
 }
+
+/** epoch 6/14: while something moves inside of it, the unit that is being done. */
+export function labelOf(bar, isOuter) {
+  const name = bar.label === "progress" ? "" : bar.label;
+  if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
+  const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
+  return [name, `${count(done)}/${count(bar.total)}`].filter(Boolean).join(" ");
+}

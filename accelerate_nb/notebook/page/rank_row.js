@@ -3,8 +3,7 @@
 import { div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { bytes, isKnown, number, ofBytes } from "./format.js";
 import { chip, meter } from "./controls.js";
-import { progressOf, progressText, shareOf } from "./progress.js";
-import { labelOf } from "./run_progress.js";
+import { labelOf, progressOf, progressText, shareOf } from "./progress.js";
 import { END_STATES } from "./states.js";
 import { memoryStrip, phaseStrip } from "./step_phases.js";
 

@@ -1,7 +1,7 @@
 // How far the whole run is, from bars that stand inside of each other, and when it will be over.
 
 import { count, isKnown, number } from "./format.js";
-import { isBounded, rateText, shareDone } from "./progress.js";
+import { isBounded, labelOf, rateText, shareDone } from "./progress.js";
 import { END_STATES } from "./states.js";
 import { kernelNow } from "./store.js";
 
@@ -61,14 +61,6 @@ export function silence(store) {
   const rates = slowest(store).map(({ rate }) => rate).filter((rate) => rate > 0);
   const step = Math.max(secondsOfStep(store) ?? 0, rates.length ? 1 / Math.max(...rates) : 0);
   return seconds >= Math.max(SILENT_AFTER, SILENT_STEPS * step) ? seconds : 0;
-}
-
-/** epoch 6/14: while something moves inside of it, the unit that is being done. */
-export function labelOf(bar, isOuter) {
-  const name = bar.label === "progress" ? "" : bar.label;
-  if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
-  const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
-  return [name, `${count(done)}/${count(bar.total)}`].filter(Boolean).join(" ");
 }
 
 /** What is known without a bar: the epoch, and steps a second. */
