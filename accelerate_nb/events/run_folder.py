@@ -49,6 +49,20 @@ BETWEEN_OUTPUT_FLUSHES = 0.25
 _LOCK = "host.lock"
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """
+    A path as it is shown to people, who may share what they see: `~` stands for the home folder.
+
+    >>> shown_path(Path.home() / "runs")
+    '~/runs'
+    """
+    try:
+        return os.path.join("~", Path(path).relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        # it is elsewhere, or nobody has a home
+        return os.fspath(path)
+
+
 class RunRecorder:
     r"""
     A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.

@@ -12,6 +12,7 @@ from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Failure, Hang
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.failures.exception_copy import held, reachable, remade
 from accelerate_nb.failures.rank_result import RankResult
@@ -64,7 +65,7 @@ def hang_error(timeout: float | None, stacks: str, rank_results: Sequence[RankRe
         what = (
             f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped."
         )
-    error.message = f"{what}\n\nThe ranks were here:\n\n{stacks}\n\nAll output: {folder}"
+    error.message = f"{what}\n\nThe ranks were here:\n\n{stacks}\n\nAll output: {shown_path(folder)}"
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)
     return error
@@ -82,7 +83,7 @@ def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], fo
     failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
     when = "wherever its ranks were" if stopped_at is None else f"{stopped_at}, on every rank"
     error = StoppedError()
-    error.message = f"the run was stopped, as requested, {when}.\n\nAll output: {folder}"
+    error.message = f"the run was stopped, as requested, {when}.\n\nAll output: {shown_path(folder)}"
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)
     return error
@@ -92,7 +93,7 @@ def ended_elsewhere_error(reason: str, rank_results: Sequence[RankResult], folde
     """The error for a cell that was ended because of what happened on another node, as its reason says."""
     failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
     error = _bare()
-    error.message = f"{reason}; this cell was ended because of it.\n\nAll output: {folder}"
+    error.message = f"{reason}; this cell was ended because of it.\n\nAll output: {shown_path(folder)}"
     error.rank, error.failures, error.folder = failures[0].rank, failures, str(folder)
     return error
 
@@ -109,7 +110,7 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -
     if first.advice:
         parts.append(f"What to do: {first.advice}")
     if folder is not None:
-        parts.append(f"All output: {folder}")
+        parts.append(f"All output: {shown_path(folder)}")
     # whoever shows an exception shows all of its text
     return cleaned("\n\n".join(parts), None)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
-from accelerate_nb.events.run_folder import whole_log
+from accelerate_nb.events.run_folder import shown_path, whole_log
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
@@ -113,7 +113,7 @@ class Run(ABC):
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
         count = f"{ranks} rank{'' if ranks == 1 else 's'}"
-        return f"<Run of {self.name}: {self.view.state}, {count}, output in {self.folder}>"
+        return f"<Run of {self.name}: {self.view.state}, {count}, output in {shown_path(self.folder)}>"
 
     def _ipython_display_(self) -> None:
         self._front_end.show(self)
@@ -211,7 +211,7 @@ class Run(ABC):
 
     def _interrupted(self) -> KeyboardInterrupt:
         """What a wait raises that was interrupted."""
-        text = f"the run was interrupted, and its workers have ended. All output: {self.folder}"
+        text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
         return of_this_package(KeyboardInterrupt(text))
 
     def _trouble(self) -> object | None:
@@ -275,4 +275,4 @@ class Run(ABC):
 
     def _warn_of_trouble(self) -> None:
         if (trouble := self._trouble()) is not None:
-            warn_user(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning)
+            warn_user(f"Not all of the run is kept in {shown_path(self.folder)}: {trouble}", RuntimeWarning)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate_nb.config.environment import already_launched, warms_early
 from accelerate_nb.config.hf import files
@@ -16,17 +17,36 @@ from accelerate_nb.config.run_config import RunConfig, all_settings, differing, 
 from accelerate_nb.config.settings import given_arguments, settings as settings_of, unset
 from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching import launcher as launching
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
+from accelerate_nb.notebook.cells.launcher_completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
+from accelerate_nb.sources.warning_format import name_in_warnings
 from accelerate_nb.transport.payload import FunctionCall, check_function
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.launched_call import launched_call
 
+Launcher = TypeVar("Launcher", bound=Callable[..., Any])
 
+
+def _with_all_settings(launcher: Launcher) -> Launcher:
+    """A launcher whose signature has every setting by its name, which TAB and `?` show."""
+    signature = inspect.signature(launcher)
+    *parameters, others = signature.parameters.values()
+    more = [
+        inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=setting.default)
+        for setting in all_settings()
+        if setting.name not in signature.parameters
+    ]
+    launcher.__signature__ = signature.replace(parameters=[*parameters, *more, others])  # type: ignore[attr-defined]
+    return launcher
+
+
+@_with_all_settings
 def notebook_launcher(
     function: Callable[..., Any],
     args: Iterable[Any] = (),
@@ -153,6 +173,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
     return _waited_for(_prepared(function, args, config))
 
 
+@_with_all_settings
 def launch(
     function: Callable[..., Any],
     args: Iterable[Any] = (),
@@ -290,7 +311,9 @@ def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: R
     call, environ = FunctionCall(_checked(function), _as_arguments(args)), _environ_in_process(config)
     run = launching.prepare_in_launched_process(call, config, environ, select.FailureOnly()).start()
     if run.error is not None:
-        sys.stderr.write(f"{run.name} has failed; wait() of its run raises why. Its output is in {run.folder}\n")
+        sys.stderr.write(
+            f"{run.name} has failed; wait() of its run raises why. Its output is in {shown_path(run.folder)}\n"
+        )
     return run
 
 
@@ -339,7 +362,14 @@ def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _warm_in_a_notebook() -> None:
-    """Start the supervisor where a notebook names a launcher: it is ready when the cell that launches is written."""
+    """
+    Where a notebook names a launcher, start the supervisor: it is ready when the cell that launches is written.
+
+    From then on TAB completes the settings of launchers, and warnings name cells.
+    """
+    if host(os.environ).kind != "script" and not already_launched(os.environ):
+        name_in_warnings()
+        register_values(sys.modules["IPython"].get_ipython())
     if host(os.environ).kind == "jupyter" and warms_early(os.environ) and not already_launched(os.environ):
         launching.warm_early()
 

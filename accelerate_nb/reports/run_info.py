@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.events.run_state import RunInfo
 from accelerate_nb.events.terminal_lines import plain, plain_name
@@ -32,20 +33,22 @@ class RunFacts:
         return cls(
             name=plain_name(run.name),
             why=plain(run.why),
-            folder=str(run.folder),
+            folder=shown_path(run.folder),
             started=run.started,
             size=len(run.view.ranks),
             host=host,
             background=background,
             can_act=can_act,
             tags=tuple(getattr(run, "tags", ())),
-            attach=f'accelerate_nb.attach("{run.folder}")' if getattr(run, "is_detached", False) else "",
+            attach=f'accelerate_nb.attach("{shown_path(run.folder)}")' if getattr(run, "is_detached", False) else "",
         )
 
     @classmethod
     def of_saved(cls, run: SavedRun) -> RunFacts:
         """The facts of a run that nobody can act on: from its folder."""
-        return cls(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False, tags=run.tags)
+        return cls(
+            run.name, run.why, shown_path(run.folder), run.started, run.ranks, host="", can_act=False, tags=run.tags
+        )
 
     def message(self) -> dict[str, Any]:
         """The facts as a page reads them."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.sources.script_lines import cell_line
-from accelerate_nb.sources.warning_format import name_in_warnings
+from accelerate_nb.sources.warning_format import cell_numbers, name_in_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class CellSources:
         for filename, lines in self.lines.items():
             # without a time of change, linecache never checks the file
             linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
-        name_in_warnings()
+        name_in_warnings(self.numbers)
 
     def to_plain(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -51,7 +50,7 @@ class CellSources:
 
 def current_sources() -> CellSources:
     """The cells that this process has run; none outside of IPython."""
-    names = _cell_names()
+    names = cell_numbers()
     # files that live only in the line cache: cells, and text that was run by other means (`<doctest …>`)
     cached = [name for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
     lines = _lines_of(name for name in cached if name in names or name.startswith("<"))
@@ -65,10 +64,3 @@ def sources_of(numbers: Mapping[str, int]) -> CellSources:
 
 def _lines_of(names: Iterable[str]) -> dict[str, list[str]]:
     return {name: linecache.cache[name][2] for name in names}  # type: ignore[misc]  # entries of cells are never lazy
-
-
-def _cell_names() -> dict[str, int]:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    # IPython keeps the numbers of its cells by file name, for its own tracebacks
-    return dict(getattr(getattr(shell, "compile", None), "_filename_map", {}))

@@ -1,19 +1,29 @@
-"""Warnings of an exported script name notebook, cell and line."""
+"""Warnings name the cell and the line, in a notebook, in its ranks and in an exported script."""
 
 from __future__ import annotations
 
 import re
+import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate_nb.sources.script_lines import cell_line
 
 
-def name_in_warnings() -> None:
-    """
-    From now on, let a warning that is printed name the line of the notebook that the script's line was.
+def cell_numbers() -> dict[str, int]:
+    """The numbers of IPython's cells that this process has run, by the names of their files; it keeps them for its own tracebacks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return dict(getattr(getattr(shell, "compile", None), "_filename_map", {}))
 
-    What decides whether it is printed, where it goes and its format stay as they are, and so do the warnings of other files.
+
+def name_in_warnings(numbers: Mapping[str, int] | None = None) -> None:
+    """
+    From now on, let a warning that is printed name the cell and its line: `Cell In[4], line 15`, or of an exported script the notebook's.
+
+    Cells are those of this process, and those whose `numbers` are given. What decides whether a warning is printed, where it goes and
+    its format stay as they are, and so do the warnings of other files.
 
     >>> name_in_warnings()
     """
@@ -21,7 +31,9 @@ def name_in_warnings() -> None:
     # Python no longer prints where that was allocated
     formatted = getattr(warnings, "_formatwarnmsg_impl", None)
     if formatted is not None and not isinstance(formatted, _WarningFormatter):
-        warnings._formatwarnmsg_impl = _WarningFormatter(formatted)  # type: ignore[attr-defined]
+        formatted = warnings._formatwarnmsg_impl = _WarningFormatter(formatted)  # type: ignore[attr-defined]
+    if formatted is not None:
+        formatted.numbers.update(numbers or {})
 
 
 class _WarningFormatter:
@@ -29,14 +41,18 @@ class _WarningFormatter:
 
     def __init__(self, formatted: Any) -> None:
         self._formatted = formatted
+        self.numbers: dict[str, int] = {}
 
     def __call__(self, warning: warnings.WarningMessage) -> str:
         text: str = self._formatted(warning)
         head = f"{warning.filename}:{warning.lineno}: "
-        found = cell_line(warning.filename, warning.lineno)
-        if found is not None and text.startswith(head):
+        if text.startswith(head) and (found := self._location(warning.filename, warning.lineno)):
             text = f"{found}: {text.removeprefix(head)}"
         return in_words(text)
+
+    def _location(self, filename: str, line: int) -> str:
+        number = cell_numbers().get(filename, self.numbers.get(filename))
+        return str(cell_line(filename, line) or "") if number is None else f"Cell In[{number}], line {line}"
 
 
 def in_words(text: str) -> str:

@@ -170,3 +170,11 @@ def test_a_hang_reports_who_had_returned_and_where_the_others_were():
     assert found.rank == 1
     for part in ("timeout=2.5", "returned already: rank 0", "rank 1:\n  here", str(FOLDER)):
         assert part in str(found)
+
+
+def test_a_folder_in_the_home_folder_is_shown_without_its_owner_s_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    failure = Failure(0, "ValueError", "no", traceback="", time=0.0)
+    error = worker_error([RankResult(0, failure=failure)], tmp_path / "runs" / "1")
+    assert str(error).endswith("\n\nAll output: ~/runs/1")
+    assert error.folder == str(tmp_path / "runs" / "1")

@@ -410,3 +410,20 @@ def test_a_flood_of_lines_stays_bounded_and_ends_with_the_last(two: Kernel) -> N
     assert cell.saved_size() < 1_000_000
     assert "19999" in cell.stdout
     assert "are in " in cell.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("notebook_launcher(train, gradient_acc", ["gradient_accumulation_steps="]),
+        ("launch(train, (1, 'engine='), hang_warn", ["hang_warning_after="]),
+        ('notebook_launcher(train, mixed_precision="b', ["bf16"]),
+        ("launch(\n    train,\n    start_method='s", ["supervisor", "spawn"]),
+        ("accelerate_nb.launch(train, panel=", ['"auto"', '"widget"', '"html"', '"text"', '"off"']),
+        ("launch(train, cpu=", ["True", "False"]),
+        ("print(launch(train).start(), engine='inl", []),
+    ],
+)
+def test_settings_of_launchers_and_their_values_are_completed(two: Kernel, text: str, found: list[str]) -> None:
+    two.ok("import accelerate_nb\nfrom accelerate_nb import launch, notebook_launcher")
+    assert two.value(f"get_ipython().kernel.do_complete({text!r}, {len(text)})['matches']") == found

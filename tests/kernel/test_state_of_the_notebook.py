@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -372,3 +373,16 @@ def test_logging_that_the_notebook_configured_holds_in_ranks(kernel: Kernel, met
     """)
     kernel.ok(f"run = launch(logs, num_processes=2, start_method={method!r}, panel=False)\nrun.wait()")
     assert kernel.value("run.logs(1)").splitlines() == ["INFO of root: hello", "DEBUG of verbose: detail"]
+
+
+def test_warnings_name_the_cell_and_its_line_in_ranks_and_in_the_notebook(kernel: Kernel) -> None:
+    cell = kernel.ok("""
+    import threading, warnings
+    def warns():
+        warnings.warn("careful")
+        return {"lock": threading.Lock()}
+    run = launch(warns, num_processes=1, panel=False)
+    run.wait()
+    """)
+    assert re.search(r"^Cell In\[\d+\], line 6: UserWarning: .*result\['lock'\] is a lock", cell.stderr, re.MULTILINE)
+    assert re.match(r"Cell In\[\d+\], line 3: UserWarning: careful\n", kernel.value("run.logs(0)"))

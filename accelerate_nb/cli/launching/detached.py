@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.cli.exit_codes import BROKEN_PIPE, exit_code
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StoppedError, WorkerError
+from accelerate_nb.events.run_folder import shown_path
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.request import LaunchRequest
@@ -33,7 +34,7 @@ def launch(program: Program, request: LaunchRequest, folder: Path | None) -> int
     print(f"  {_PROG} attach {name}    its output, live; an interrupt leaves it alone")
     print(f"  {_PROG} stop {name}      stop it after a step that all ranks share")
     print(f"  accelerate_nb.attach({run.folder.name!r})    the same in a notebook")
-    print(f"All output: {run.folder}")
+    print(f"All output: {shown_path(run.folder)}")
     return 0
 
 
@@ -82,7 +83,7 @@ def stop(saved: SavedRun, *, kill: bool, timeout: float | None) -> int:
         print(f"{_PROG}: {saved.name} has not ended yet.", file=sys.stderr)
         return 1
     print(
-        f"{saved.name} {run.view.state}{f', {run.view.detail}' if run.view.detail else ''}. All output: {saved.folder}"
+        f"{saved.name} {run.view.state}{f', {run.view.detail}' if run.view.detail else ''}. All output: {shown_path(saved.folder)}"
     )
     return 0
 

@@ -14,6 +14,7 @@ from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, fold
 from accelerate_nb.events.first_cause import cause as first_cause
 from accelerate_nb.events.model import LogLine, Meaning, Stream
 from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, plain, within
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
@@ -166,7 +167,7 @@ class TerminalFrontEnd:
         news = run.view.since(self._cursor)
         self._cursor = news.cursor
         if news.skipped:
-            text = f"... {news.skipped:,} lines came faster than they could be shown; they are in {run.folder} ..."
+            text = f"... {news.skipped:,} lines came faster than they could be shown; they are in {shown_path(run.folder)} ..."
             yield LabelledLine("stderr", text)
         shown = [item for item in news.shown if item.rank in self._ranks]
         for item in self._in_order(shown, is_last=is_last):
@@ -265,7 +266,7 @@ class TerminalFrontEnd:
             if view.detail:
                 yield self._styled(view.detail)
         if not self._is_quiet:
-            yield self._styled(f"All output: {run.folder}")
+            yield self._styled(f"All output: {shown_path(run.folder)}")
 
     def _styled(self, text: str, colour: int = 0) -> LabelledLine:
         """A line about the run; in a terminal bold, and in its colour."""

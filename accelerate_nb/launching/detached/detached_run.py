@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.errors import LaunchError, StateError, of_this_package
-from accelerate_nb.events.run_folder import status_of
+from accelerate_nb.events.run_folder import shown_path, status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
@@ -134,7 +134,7 @@ class DetachedRun(Run):
         except OSError as error:
             raise LaunchError(
                 f"The process that conducts {self.name} did not reply: {error}. `accelerate-nb runs` shows what is known of it; "
-                f"its folder is {self.folder}."
+                f"its folder is {shown_path(self.folder)}."
             ) from None
 
     def _is_going_on(self) -> bool:
@@ -145,7 +145,7 @@ class DetachedRun(Run):
         return True
 
     def _interrupted(self) -> KeyboardInterrupt:
-        text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {self.folder}"
+        text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
         return of_this_package(KeyboardInterrupt(text))
 
     def _outcome(self, error: BaseException | None) -> Any:
@@ -219,7 +219,7 @@ class DetachedRun(Run):
                 f"{self.name} has ended, and its results are gone: {self._end_text or 'its folder was removed'}."
             )
         if self._is_lost:
-            return LaunchError(f"{self.name} was lost: {self._end_text}. All output: {self.folder}")
+            return LaunchError(f"{self.name} was lost: {self._end_text}. All output: {shown_path(self.folder)}")
         if not self._is_hosted:
             # its results and its error went to the process that launched it
             failed = self.view.state != "finished"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.checks import CheckResult, from_display
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
@@ -137,9 +138,12 @@ def _for_a_test(config: RunConfig) -> RunConfig:
 def _described(error: AccelerateNbError) -> tuple[str, str]:
     """An error in two parts for people: what happened, and what to do."""
     if isinstance(error, HangError):
-        return f"it did not end within {_TIMEOUT:g} s", f"Where the ranks were stands in {error.folder}{os.sep}"
+        return (
+            f"it did not end within {_TIMEOUT:g} s",
+            f"Where the ranks were stands in {shown_path(error.folder or '')}{os.sep}",
+        )
     if not isinstance(error, WorkerError) or not error.failures:
         return str(error), ""
     first = next(failure for failure in error.failures if failure.rank == error.rank)
-    advice = first.advice or f"All output: {error.folder}"
+    advice = first.advice or f"All output: {shown_path(error.folder or '')}"
     return f"rank {first.rank}: {first.type}: {first.message}", advice

@@ -13,6 +13,7 @@ from accelerate_nb.config.rank_lists import listed, named, of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
 from accelerate_nb.events.model import Failure, TaskDone
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import ended_elsewhere_error, hang_error, worker_error
 from accelerate_nb.launching.launched_run import LaunchedRun
@@ -322,7 +323,7 @@ class TaskDispatcher:
         error.message = (
             f"{pending_cell.cell.name} was to be interrupted, and rank {stuck} had not come back after "
             f"{FREEING + self.config.launching.stop_grace_period:g} s. The session was ended; it was here:\n\n"
-            f"{pending_cell.stacks or self._run.stacks()}\n\nAll output: {self._run.folder}"
+            f"{pending_cell.stacks or self._run.stacks()}\n\nAll output: {shown_path(self._run.folder)}"
         )
         error.folder = str(self._run.folder)
         with self.lock:

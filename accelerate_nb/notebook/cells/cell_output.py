@@ -12,6 +12,7 @@ from typing import Literal
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded, is_text, key_of
 from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
@@ -130,7 +131,9 @@ class CellOutput:
         news = self._view.since(self.cursor)
         self.cursor = news.cursor
         if news.skipped and not self._not_written:
-            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
+            self._note(
+                f"{news.skipped:,} lines came faster than they could be shown; they are in {shown_path(self._folder)}"
+            )
         self._folding.take(news.shown, self._clock())
 
     def _note(self, text: str) -> None:
@@ -163,7 +166,7 @@ class CellOutput:
             batch.extend(lines)
             return
         if not self._not_written:
-            text = f"... a cell holds no more; all lines of each rank are in {self._folder} ..."
+            text = f"... a cell holds no more; all lines of each rank are in {shown_path(self._folder)} ..."
             batch.append(LabelledLine("stdout", text))
         self._not_written += len(lines)
         self._tail.extend(lines)
@@ -195,7 +198,7 @@ class CellOutput:
         newest, size_limit = reversed(self._tail), self._screen.bound.tail_size
         fitting = first_within(newest, size_limit, lambda line: saved_size(line.text) + _PER_LINE)[::-1]
         if left_out := self._not_written - len(fitting):
-            self._note(f"{left_out:,} lines are only in {self._folder}")
+            self._note(f"{left_out:,} lines are only in {shown_path(self._folder)}")
         self._screen.write(fitting)
 
     # -------------------------------------------------------------------------------------------- displays, progress
@@ -215,7 +218,7 @@ class CellOutput:
         self._screen.write([LabelledLine("stdout", self._label(ranks).rstrip())])
         self._screen.show(display.data, display.metadata, self._name(display))
         if self._displays_left < 1:
-            self._note(f"a cell shows no more; the other displays are in {self._folder}")
+            self._note(f"a cell shows no more; the other displays are in {shown_path(self._folder)}")
 
     def _show_anew(self, ranks: tuple[int, ...], display: Display) -> None:
         """Replace the display of the same name, also under an earlier cell."""

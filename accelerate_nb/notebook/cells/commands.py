@@ -18,6 +18,7 @@ from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.model import OVER
 from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
@@ -76,7 +77,7 @@ class SessionCommands:
             tail = session.view.tail(rank, options.lines)
             print_message(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
             print_message("\n".join(f"  {line.text}" for line in tail))
-        print_message(f"All of it: {session.folder}")
+        print_message(f"All of it: {shown_path(session.folder)}")
 
     def _wait(self, rest: str, command: LineCommand) -> None:
         __tracebackhide__ = True

@@ -9,10 +9,10 @@ from typing import Any
 
 from accelerate_nb.config.magic_args import cell_flags, line_commands
 from accelerate_nb.notebook.cells.flags import completions
+from accelerate_nb.notebook.cells.launcher_completion import add_matcher, remove_matcher
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 _IDENTIFIER = "accelerate_nb"
-_FIRST = 1000  # of all matchers
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,9 @@ class MagicMatcher:
 
 def register(shell: Any, name: str, kept: NotebookSession) -> None:
     """Complete the lines of the magics of this name from now on."""
-    from IPython.core.completer import context_matcher
-
-    unregister(shell)
-    matcher = MagicMatcher(shell, name, kept)
-
-    # IPython sets attributes of a matcher, and reads what only a function has
-    @context_matcher(priority=_FIRST, identifier=_IDENTIFIER)  # type: ignore[untyped-decorator]  # IPython leaves it without types
-    def match(context: Any) -> dict[str, Any]:
-        return matcher(context)
-
-    shell.Completer.custom_matchers.append(match)
+    add_matcher(shell, MagicMatcher(shell, name, kept), _IDENTIFIER)
 
 
 def unregister(shell: Any) -> None:
     """Complete them no longer."""
-    matchers = shell.Completer.custom_matchers
-    matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", None) != _IDENTIFIER]
+    remove_matcher(shell, _IDENTIFIER)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from accelerate_nb.events.model import Display
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display import saved_report
@@ -243,7 +244,7 @@ class RunDisplay:
             self._panel = None
         warn_user(
             f"The run can't be shown any more ({type(error).__name__}: {error}). It goes on; its output is in "
-            f"{self._handle.folder}. panel='text' shows it as lines.",
+            f"{shown_path(self._handle.folder)}. panel='text' shows it as lines.",
             RuntimeWarning,
         )
 

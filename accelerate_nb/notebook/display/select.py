@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.front_end import FrontEnd, RunHandle
 from accelerate_nb.notebook.display.text import PlainText
@@ -111,7 +112,7 @@ class FailureOnly:
         if run is not None and not self._is_waited_for and run.view.state == "failed":
             write = self._write or sys.stderr.write
             what = f"{run.name} has failed in the background; wait() of its run raises why."
-            write(f"{what} Its output is in {run.folder}\n")
+            write(f"{what} Its output is in {shown_path(run.folder)}\n")
 
     def follow(self, run: RunHandle) -> None:
         """Wait until the run is over; returns at once."""

@@ -10,6 +10,7 @@ from string import Template
 
 from accelerate_nb.events.model import Display, LogLine, Stream
 from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
@@ -144,7 +145,9 @@ class PlainText:
         news = view.since(self._cursor)
         self._cursor = news.cursor
         if news.skipped and not self._is_full:
-            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
+            self._note(
+                f"{news.skipped:,} lines came faster than they could be shown; they are in {shown_path(self._folder)}"
+            )
         lines: list[LabelledLine] = []
         for item in news.shown:
             if isinstance(item, LogLine):
@@ -168,7 +171,7 @@ class PlainText:
         cost = sum(map(self._cost, labelled))
         if self._lines_left < len(labelled) or self._size_left < cost:
             self._is_full = True
-            text = f"... a cell holds no more; all lines of each rank are in {self._folder} ..."
+            text = f"... a cell holds no more; all lines of each rank are in {shown_path(self._folder)} ..."
             batch.append(LabelledLine("stdout", text))
             return False
         self._lines_left -= len(labelled)
@@ -202,7 +205,7 @@ class PlainText:
             missing = view.line_count_of(rank) - self._accounted[rank]
             tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), size_limit)
             if left_out := missing - len(tail):
-                text = f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ..."
+                text = f"{self._label(rank)}... {left_out:,} lines are only in {shown_path(self._folder)} ..."
                 tail.insert(0, LabelledLine("stdout", text))
             self._screen.write(tail)
             self._accounted[rank] += missing
@@ -272,4 +275,4 @@ class PlainText:
         self._screen.write([LabelledLine("stdout", self._label(display.rank).rstrip())])
         self._screen.show(display.data, display.metadata)
         if self._displays_left < 1:
-            self._note(f"a cell shows no more; the other displays are in {self._folder}")
+            self._note(f"a cell shows no more; the other displays are in {shown_path(self._folder)}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +20,7 @@ from traitlets.config import Config
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.sources.warning_format import name_in_warnings
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.display import as_plain
 
@@ -143,7 +141,7 @@ def new_shell(main: ModuleType) -> WorkerShell:
     config.HistoryManager.hist_file = ":memory:"
     shell: WorkerShell = WorkerShell.instance(user_module=main, user_ns=vars(main), config=config)
     shell.autoawait = True
-    warnings.formatwarning = partial(_in_words, shell, warnings.formatwarning)
+    name_in_warnings()
     # an exit ends the cell, and that is that
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
     # IPython knows here what to do with display ids, and formatters that a cell registers
@@ -157,20 +155,3 @@ def show(data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, upda
     """Send a MIME bundle to the notebook."""
     rank = getattr(outlet(), "rank", 0)
     emit(Display(rank, as_plain(data), metadata, time.time(), name, update))
-
-
-def _in_words(
-    shell: WorkerShell,
-    former: Callable[..., str],
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
-    """A warning's text, in which a cell has the name that people know."""
-    number = shell.compile._filename_map.get(filename)
-    if number is None:
-        return former(message, category, filename, lineno, line)
-    text = linecache.getline(filename, lineno) if line is None else line
-    return former(message, category, f"Cell In[{number}]", lineno, text)

@@ -190,7 +190,7 @@ def test_a_warning_names_the_cell_and_its_line(session):
     cell = session.run("import warnings\nwarnings.warn('careful')", number=12, ranks=[1])
     cell.wait()
     assert [text for _, text in lines(cell)] == [
-        "Cell In[12]:2: UserWarning: careful",
+        "Cell In[12], line 2: UserWarning: careful",
         "  warnings.warn('careful')",
     ]
 
