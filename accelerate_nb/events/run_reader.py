@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,9 +63,9 @@ class SavedRun:
     curve: tuple[str, str] | None = None
     # the settings that were not their defaults
     settings: Mapping[str, Any] = field(default_factory=dict)
-    # what was launched, and its arguments as texts
+    # what was launched, and its arguments as texts, where they are known
     function: str = ""
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] | None = None
     tags: tuple[str, ...] = ()
 
     @property
@@ -87,35 +87,52 @@ def kept_runs(parent: Path) -> list[SavedRun]:
     """
     found = (kept_run(parent / name) for name in folders(parent))
     runs = sorted((item for item in found if item is not None), key=lambda item: item.started, reverse=True)
-    differing = {function: differing_arguments(function, runs) for function in {run.function for run in runs}}
-    return [run if "name" in run.settings else _with_default_name(run, differing[run.function]) for run in runs]
+    differing = {
+        function: differing_arguments(run.arguments for run in runs if run.function == function)
+        for function in {run.function for run in runs}
+    }
+    return [
+        run
+        if "name" in run.settings
+        else replace(run, name=default_name(run.name, run.arguments, differing[run.function]))
+        for run in runs
+    ]
 
 
-def differing_arguments(function: str, runs: Iterable[SavedRun]) -> list[str]:
-    """The names of the arguments in which runs of a function differ; one that a run was not given counts as a difference."""
-    every = [run.arguments for run in runs if run.function == function and run.arguments]
-    names = dict.fromkeys(name for arguments in every for name in arguments)
-    return [name for name in names if len({arguments.get(name) for arguments in every}) > 1]
+def differing_arguments(every: Iterable[Mapping[str, str] | None]) -> list[str]:
+    """
+    The names of the arguments in which runs of a function differ; one that a run was not given counts as a difference.
+
+    A run of an earlier version, whose arguments are not known, is left out.
+    """
+    known = [arguments for arguments in every if arguments is not None]
+    names = dict.fromkeys(name for arguments in known for name in arguments)
+    return [name for name in names if len({arguments.get(name) for arguments in known}) > 1]
 
 
-def argument_text(run: SavedRun, name: str) -> str:
+def default_name(function: str, arguments: Mapping[str, str] | None, differing: Iterable[str]) -> str:
+    """
+    The name of a run that was given none.
+
+    >>> default_name("train", {"lr": "0.1", "epochs": "3"}, ["lr"])
+    'train lr=0.1'
+    """
+    given = [name for name in differing if name in (arguments or {})]
+    parts = [f"{name.lstrip('-')}={_shortened(argument_text(arguments, name))}" for name in given]
+    return " ".join([function, *parts[:_MOST_NAMED], *(["…"] if len(parts) > _MOST_NAMED else [])])
+
+
+def argument_text(arguments: Mapping[str, str] | None, name: str) -> str:
     """
     The value of an argument as a person writes it: a text without its quotes, 0.30000000000000004 as 0.3.
 
-    It is empty where the run was not given one.
+    It is empty where a run was not given one.
     """
-    value = run.arguments.get(name, "")
+    value = (arguments or {}).get(name, "")
     if len(value) > _LONGEST_NUMBER and "." in value:
         with suppress(ValueError):
             return f"{float(value):g}"
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-
-
-def _with_default_name(run: SavedRun, differing: Sequence[str]) -> SavedRun:
-    given = [name for name in differing if name in run.arguments]
-    parts = [f"{name.lstrip('-')}={_shortened(argument_text(run, name))}" for name in given]
-    name = " ".join([run.name, *parts[:_MOST_NAMED], *(["…"] if len(parts) > _MOST_NAMED else [])])
-    return replace(run, name=name) if parts else run
 
 
 def _shortened(text: str) -> str:
@@ -150,7 +167,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         curve=tuple(facts["curve"]) if facts.get("curve") else None,
         settings=facts.get("settings", {}),
         function=facts.get("function") or facts.get("name") or name,
-        arguments=facts.get("arguments", {}),
+        arguments=facts.get("arguments"),
         tags=tags_of(facts),
     )
 

@@ -68,6 +68,7 @@ class LaunchedRun(Run):
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
         self._node_ranks, self._changing_nodes, self._facts = node_ranks, changing_nodes, dict(facts or {})
         self.tags = tags_of(self._facts)
+        self.function, self.arguments = self._facts.get("function", ""), self._facts.get("arguments")
         self._worker_group: WorkerGroupLike | None = None
         # the group that was stopped for nodes that have come, and when
         self._stopped_for_newcomers: tuple[WorkerGroupLike, float] | None = None

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -55,8 +55,10 @@ class Run(ABC):
         self._is_followed = False
         self._warned: set[str] = set()
 
-    # its tags, as the setting has them
+    # its tags, what was launched, and the arguments of that as texts
     tags: Sequence[str] = ()
+    function: str = ""
+    arguments: Mapping[str, str] | None = None
     # whether it outlives the process that launched it
     is_detached: ClassVar[bool] = False
     # the rank whose value is the run's result: the first one of this process's node

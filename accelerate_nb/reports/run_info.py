@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_reader import SavedRun
+from accelerate_nb.events.run_reader import SavedRun, default_name, differing_arguments, kept_runs
 from accelerate_nb.events.run_state import RunInfo
 from accelerate_nb.events.terminal_lines import plain, plain_name
 
@@ -31,7 +31,7 @@ class RunFacts:
     def of(cls, run: RunInfo, host: str, *, background: bool, can_act: bool) -> RunFacts:
         """The facts of a run."""
         return cls(
-            name=plain_name(run.name),
+            name=plain_name(_name_among_runs(run)),
             why=plain(run.why),
             folder=shown_path(run.folder),
             started=run.started,
@@ -53,3 +53,12 @@ class RunFacts:
     def message(self) -> dict[str, Any]:
         """The facts as a page reads them."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def _name_among_runs(run: RunInfo) -> str:
+    """The name of a run; without one of its own, its function's with the arguments in which earlier runs of it differ."""
+    arguments = getattr(run, "arguments", None)
+    if not arguments or run.name != getattr(run, "function", ""):
+        return run.name
+    others = (saved.arguments for saved in kept_runs(run.folder.parent) if saved.function == run.name)
+    return default_name(run.name, arguments, differing_arguments([arguments, *others]))

@@ -187,6 +187,14 @@ def test_a_run_has_its_name_and_tags_wherever_it_is_shown(tmp_path, settings):
     assert RunFacts.of(run, "jupyter", background=False, can_act=True).message()["tags"] == ("paper", "bf16")
 
 
+def test_a_run_without_a_name_is_shown_with_the_arguments_in_which_it_differs(tmp_path):
+    for answer in (7, 8):
+        run = launch(wait_for, (str(tmp_path),), {"answer": answer}, engine="inline")
+    assert run.name == "wait_for"
+    assert RunFacts.of(run, "jupyter", background=False, can_act=True).name == "wait_for answer=8"
+    assert [kept.name for kept in runs()] == ["wait_for answer=8", "wait_for answer=7"]
+
+
 def wait_for(path, *, answer):
     """Wait until a file is there."""
     import time

@@ -61,6 +61,7 @@ class DetachedRun(Run):
             stop_grace_period=float(status.get("stop_grace_period") or 0.0),
         )
         self.started, self.tags = saved.started, saved.tags
+        self.function, self.arguments = saved.function, saved.arguments
         control = status.get("control")
         self._client = None if control is None else ControlClient(Path(control), tunnel_command(status))
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error

@@ -104,7 +104,10 @@ def table_lines(runs: Sequence[SavedRun]) -> list[str]:
 
 def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
     """The columns of a table, without those that no run needs to have."""
-    differing = {run.function: differing_arguments(run.function, runs) for run in runs}
+    differing = {
+        function: differing_arguments(run.arguments for run in runs if run.function == function)
+        for function in {run.function: None for run in runs}
+    }
     arguments = list(dict.fromkeys(name for names in differing.values() for name in names))[:_MOST_ARGUMENTS]
     names = differing_settings(runs)
 
@@ -128,7 +131,7 @@ def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
         *(
             column(
                 name,
-                (argument_text(run, name) if name in differing[run.function] else "" for run in runs),
+                (argument_text(run.arguments, name) if name in differing[run.function] else "" for run in runs),
                 _WIDEST_ARGUMENT,
             )
             for name in arguments

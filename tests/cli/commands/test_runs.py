@@ -82,8 +82,15 @@ def test_a_run_without_a_name_is_named_by_the_arguments_in_which_runs_of_its_fun
     )
     keep(tmp_path, "best", 3.0, function="train", arguments=arguments, settings={"name": "best", "tags": "a,b c"})
     keep(tmp_path, "evaluate", 4.0, function="evaluate", arguments={"lr": "7"})
+    keep(tmp_path, "train", 0.5)  # of an earlier version
     table = runs(tmp_path)
-    assert [run.name for run in table] == ["evaluate", "best", "train lr=0.3 model=vit", "train lr=0.1 model=resnet"]
+    assert [run.name for run in table] == [
+        "evaluate",
+        "best",
+        "train lr=0.3 model=vit",
+        "train lr=0.1 model=resnet",
+        "train",
+    ]
     head, *rows = [re.split(r"\s{2,}", row) for row in repr(table).splitlines()]
     assert head == ["", "when", "name", "state", "ranks", "time", "tags", "lr", "model"]
     assert rows[1][-3:] == ["a, b c", "0.1", "resnet"]
