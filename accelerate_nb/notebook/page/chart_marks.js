@@ -24,14 +24,16 @@ export function paintKnobChanges(pen, curve, { axis, palette, store }, { left, r
 /** The newest changes in words. */
 export const knobChangesText = (store) => store.knobChanges.slice(-3).map(([name, value]) => ` Knob ${name} changed to ${knobText(value)}.`).join("");
 
-/** A red field from where values of some rank are no numbers. */
-export function paintBroken(pen, series, { axis, palette }, { right, top, bottom, across }) {
-  const broken = [...series.values()].map(({ brokenAt }) => brokenAt).filter(Boolean);
-  if (!broken.length) return;
-  const x = Math.min(right - 2, ...broken.map(([step, time]) => across(axis.at(step, time))));
+/** A red field from where values of some rank are no numbers, or a line where the newest of them was. */
+export function paintBroken(pen, series, { axis, palette }, { left, right, top, bottom, across }) {
+  const curves = [...series.values()].filter(({ oddAt }) => oddAt);
+  const broken = curves.filter(({ brokenAt }) => brokenAt).map(({ brokenAt }) => brokenAt);
+  const places = (broken.length ? broken : curves.map(({ oddAt: [step, , time] }) => [step, time])).map(([step, time]) => across(axis.at(step, time)));
   pen.fillStyle = palette.bad;
+  for (const x of places) if (x >= left && x <= right) pen.fillRect(Math.min(x, right - 2), top, 1, bottom - top);
+  const first = Math.max(left, Math.min(...places));
+  if (!broken.length || first > right) return;
   pen.globalAlpha = 0.2;
-  pen.fillRect(x, top, right - x, bottom - top);
+  pen.fillRect(first, top, right - first, bottom - top);
   pen.globalAlpha = 1;
-  pen.fillRect(x, top, 1, bottom - top);
 }

@@ -39,7 +39,7 @@ export class Series {
     this.pointCount++;
     if (Number.isFinite(y)) this.brokenAt = null;
     else this.brokenAt ??= [x, time];
-    if (this.brokenAt) this.oddAt = [x, y];
+    if (this.brokenAt) this.oddAt = [x, y, time];
     this.updateRange(y);
     this.intoBucket(x, y, time);
   }
