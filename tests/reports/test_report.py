@@ -108,7 +108,7 @@ ESSENTIAL = [
     "151/300",
     "cuda:3 87%",
     "40.0 ms: data 62 %, backward 25 %, forward 12 %",
-    "waiting for the loader is 62 % of the step (num_workers=0): pass num_workers=4 to the DataLoader",
+    "waiting for the loader was 62 % of the step (num_workers=0): pass num_workers=4 to the DataLoader",
     "memory 131.3/238.4 GiB",
     "loss",
     "▁▁▁",
