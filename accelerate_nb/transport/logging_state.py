@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from accelerate_nb.rank.import_hook import after_import
-from accelerate_nb.transport.serializer import dump
+from accelerate_nb.transport.serializer import dump, load
 
+Pickled: TypeAlias = "tuple[bytes, ...]"
 StreamName = Literal["stdout", "stderr"]
 _LEVELS = {
     logging.CRITICAL: "CRITICAL",
@@ -22,23 +24,29 @@ _LEVELS = {
 }
 # What a handler of Python's own is made of, besides its lock and its stream.
 _ATTRIBUTES = ("level", "formatter", "filters", "terminator", "_name")
+# They give each of some fifty loggers a handler, in every process.
+_OWN_HANDLERS = frozenset({"torch"})
 # Of a console that takes the place of a stream: rich's prints to it.
 _CONSOLE = "console"
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerState:
-    """A handler that writes to a standard stream, or to none by itself, as tqdm's do."""
+    """
+    A handler that writes to a standard stream, or to none by itself, as tqdm's do.
 
-    handler_class: type[logging.Handler]
-    attributes: dict[str, Any]
+    Its class and its attributes are pickled apart: another machine may lack the module of a formatter.
+    """
+
+    pickled: Pickled
     stream: StreamName | None
 
     def made(self) -> logging.Handler:
-        """The same handler, on this process's streams."""
-        handler = self.handler_class.__new__(self.handler_class)
+        """The same handler, on this process's streams; raises what unpickling raises."""
+        handler_class, attributes = load(self.pickled)
+        handler: logging.Handler = handler_class.__new__(handler_class)
         logging.Handler.__init__(handler)
-        vars(handler).update(self.attributes)
+        vars(handler).update(attributes)
         if self.stream is not None:
             handler.stream = getattr(sys, self.stream)  # type: ignore[attr-defined]  # a `StreamHandler` has one
         return handler
@@ -46,14 +54,18 @@ class HandlerState:
 
 @dataclass(frozen=True, slots=True)
 class LoggerState:
-    """A logger that was configured; `package` is the module that configures it when it is imported, where it is a library's."""
+    """
+    A logger that was configured; `package` is the module that configures it when it is imported, where it is a library's.
+
+    Without `handlers` it has those of its own process.
+    """
 
     name: str
     level: int
     propagate: bool
     disabled: bool
-    handlers: tuple[HandlerState, ...]
-    filters: tuple[Any, ...]
+    handlers: tuple[HandlerState, ...] | None
+    filters: tuple[Pickled, ...]
     package: str | None
 
     def install(self, _: object = None) -> None:
@@ -61,13 +73,15 @@ class LoggerState:
         logger = logging.getLogger(self.name or None)
         logger.setLevel(self.level)
         logger.propagate, logger.disabled = self.propagate, self.disabled
-        for handler in list(logger.handlers):
+        for handler in list(logger.handlers) if self.handlers is not None else ():
             if type(handler) is logging.StreamHandler and stream_name(handler.stream) is not None:
                 logger.removeHandler(handler)
-        for state in self.handlers:
-            logger.addHandler(state.made())
-        for chosen in self.filters:
-            logger.addFilter(chosen)
+        for state in self.handlers or ():
+            with suppress(Exception):
+                logger.addHandler(state.made())
+        for pickled in self.filters:
+            with suppress(Exception):
+                logger.addFilter(load(pickled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +135,17 @@ def _loggers() -> Iterator[LoggerState]:
     for name, logger in [("", logging.root), *list(logging.root.manager.loggerDict.items())]:
         if not isinstance(logger, logging.Logger):
             continue
-        has_level = logger.level != logging.NOTSET
-        if has_level or logger.handlers or logger.filters or logger.disabled or not logger.propagate:
-            package = name.partition(".")[0]
+        package = name.partition(".")[0]
+        has_handlers = package not in _OWN_HANDLERS
+        is_configured = logger.level != logging.NOTSET or logger.filters or logger.disabled
+        if is_configured or (has_handlers and (logger.handlers or not logger.propagate)):
             yield LoggerState(
                 name,
                 logger.level,
                 logger.propagate,
                 logger.disabled,
-                tuple(state for state in map(_handler, logger.handlers) if state is not None),
-                tuple(filter(_travels, logger.filters)),
+                tuple(filter(None, map(_handler, logger.handlers))) if has_handlers else None,
+                tuple(filter(None, map(_pickled, logger.filters))),
                 package if package in sys.modules and package != "__main__" else None,
             )
 
@@ -138,24 +153,23 @@ def _loggers() -> Iterator[LoggerState]:
 def _handler(handler: logging.Handler) -> HandlerState | None:
     """A handler's state, where it can travel."""
     stream = stream_name(getattr(handler, "stream", None))
-    is_of_cell = type(handler).__module__ == "__main__" and not hasattr(handler, "baseFilename")
-    if is_of_cell:
-        attributes = {name: value for name, value in vars(handler).items() if name not in ("lock", "stream")}
+    handler_class: type[logging.Handler]
+    if type(handler).__module__ == "__main__" and not hasattr(handler, "baseFilename"):
         if stream is None and hasattr(handler, "stream"):
             return None
-        state = HandlerState(type(handler), attributes, stream)
+        handler_class = type(handler)
+        attributes = {name: value for name, value in vars(handler).items() if name not in ("lock", "stream")}
     elif stream is not None or hasattr(handler, _CONSOLE):
+        handler_class, stream = logging.StreamHandler, stream or "stderr"
         attributes = {name: vars(handler)[name] for name in _ATTRIBUTES if name in vars(handler)}
-        state = HandlerState(logging.StreamHandler, attributes, stream or "stderr")
     else:
         return None
-    is_plain = not attributes["filters"] and type(attributes["formatter"]) in (logging.Formatter, type(None))
-    return state if (is_plain and not is_of_cell) or _travels(state) else None
+    pickled = _pickled((handler_class, attributes))
+    return None if pickled is None else HandlerState(pickled, stream)
 
 
-def _travels(value: Any) -> bool:
+def _pickled(value: Any) -> Pickled | None:
     try:
-        dump(value)
+        return tuple(bytes(entry) for entry in dump(value))
     except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-        return False
-    return True
+        return None
