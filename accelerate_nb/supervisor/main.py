@@ -53,6 +53,9 @@ class ForkedGroup:
     workers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # process number to ranks
     # whether its workers were signalled to end, some of which may take their time
     is_stopping: bool = False
+    # the ranks that were to end before they were forked, with the signal
+    ended_early: dict[int, int] = field(default_factory=dict)
+    is_killed: bool = False
     # the reports for which the channel has no room yet
     unsent: deque[Message] = field(default_factory=deque)
 
@@ -62,8 +65,8 @@ class ForkedGroup:
         return self.channel.is_closed
 
     def end(self) -> None:
-        """Kill every worker that is left, and what it started."""
-        self.is_stopping = True
+        """Kill every worker that is left, and what it started; none is forked any more."""
+        self.is_stopping = self.is_killed = True
         for pid in self.workers:
             kill_session(pid)
             # where it has not made its session yet
@@ -72,10 +75,18 @@ class ForkedGroup:
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
         """Send a signal to those that have one of these ranks."""
-        self.is_stopping |= number in {signal.SIGINT, signal.SIGKILL}
+        if number in {signal.SIGINT, signal.SIGTERM, signal.SIGKILL}:
+            self.is_stopping |= number != signal.SIGTERM
+            self.ended_early.update(dict.fromkeys(ranks, number))
         for pid, process_ranks in self.workers.items():
             if not set(process_ranks).isdisjoint(ranks):
                 os.kill(pid, number)
+
+    def signal_before_fork(self, ranks: Collection[int]) -> int | None:
+        """The signal that was to end these ranks, which are not forked yet; `None` where there was none."""
+        if self.is_killed:
+            return int(signal.SIGKILL)
+        return next((self.ended_early[rank] for rank in ranks if rank in self.ended_early), None)
 
     def report(self, message: Message) -> None:
         """Report to the kernel, which reads in its turn: it may be sending as many messages itself."""
@@ -234,10 +245,13 @@ class Supervisor:
             self._on_group(request.run)
         pid = 0
         if group is not None and not group.is_left:
-            try:
-                pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
-            except OSError as error:
-                self._report(request.run, ForkFailed(request.ranks, error.errno or 0))
+            if (number := group.signal_before_fork(request.ranks)) is not None:
+                self._report(request.run, WorkerExited(request.ranks, -number))
+            else:
+                try:
+                    pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
+                except OSError as error:
+                    self._report(request.run, ForkFailed(request.ranks, error.errno or 0))
         for descriptor in arrived:
             os.close(descriptor)
         if group is None or not pid:

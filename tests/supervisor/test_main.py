@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from accelerate_nb import LaunchError, notebook_launcher
+from accelerate_nb import LaunchError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor as engine
 from accelerate_nb.launching.engines.supervisor import SupervisorHandle
+from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.transport.protocol import framing
 from accelerate_nb.transport.protocol.framing import frame
 from accelerate_nb.transport.protocol.messages import HoldAtBoundary, KillGroup, LeaveGroup
@@ -62,3 +64,15 @@ def test_a_launch_ends_that_has_more_messages_than_its_sockets_hold(monkeypatch:
         assert parents == [engine.warm().pid] * 16
     finally:
         engine.cool()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_workers_that_are_not_forked_yet_end_with_the_others(how: Stop) -> None:
+    settings = {"num_processes": 24, "cpu": True, "config_file": "", "panel": False, "stop_grace_period": 2.0}
+    run = launch(time.sleep, (600,), **settings)
+    while "running" not in {run.view.rank(rank).state for rank in run.view.ranks}:
+        run.wait_until_over(0.005)
+    run.request_stop(how)
+    assert run.wait_until_over(60)
+    assert run.view.state == "stopped"
