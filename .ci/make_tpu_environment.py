@@ -45,7 +45,8 @@ def main(folder: str, index: str = "") -> None:
     # a build for the CPU comes ready; where there is none, or torch_xla does not load beside it, NVIDIA's is made to do
     for where in [index, ""] if index and answers(index) else [""]:
         install(python, "--no-deps", "--no-compile", "--force-reinstall", *extra(where), TORCH, TORCH_XLA)
-        prepare(python)
+        if forget_nvidia(site := site_of(python)):
+            stand_in_for_cuda(str(site))
         if works(python):
             return
     sys.exit(f"{TORCH} and {TORCH_XLA} were installed in {folder}, but do not compute: what Python said stands above.")
@@ -120,21 +121,23 @@ def install(python: str, *what: str) -> None:
     subprocess.run([*pip(python), "--quiet", *what], check=True)
 
 
-def prepare(python: str) -> None:
-    """Have the installed torch ask for none of NVIDIA's packages; one for the CPU does not anyway."""
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    for metadata in Path(site).glob("torch-*.dist-info/METADATA"):
+def site_of(python: str) -> Path:
+    """The folder of packages of the environment whose Python this is."""
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
+
+
+def forget_nvidia(site: Path) -> bool:
+    """Have the installed torch require none of NVIDIA's packages; whether it did, as a build for the CPU does not."""
+    required = False
+    for metadata in site.glob("torch-*.dist-info/METADATA"):
         lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith(tuple(f"Requires-Dist: {name}" for name in NVIDIAS))]
         if len(kept) < len(lines):
             # by name only, and for pip: what is installed after torch would bring them along
             metadata.write_text("".join(kept), encoding="utf-8")
-            stand_in_for_cuda(site)
+            required = True
+    return required
 
 
 def works(python: str) -> bool:

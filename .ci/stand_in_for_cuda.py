@@ -1,4 +1,4 @@
-"""What stands in for NVIDIA's libraries where a CUDA build of torch never meets a GPU: every function says that there is none."""
+"""What stands in for NVIDIA's libraries where a CUDA build of torch never meets a GPU: every function reports that there is none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,16 @@ def read(path: Path) -> Library:
     return Library(path, needs, frozenset(defines), frozenset(expects), frozenset(_versions(path)))
 
 
-def stand_ins(libraries: Iterable[Library], present: set[str]) -> Iterator[tuple[str, str, list[str]]]:
+def no_gpu(name: str) -> str:
+    """The C code of a function that reports that there is no GPU."""
+    if name.endswith(("ErrorString", "ErrorName", "StatusString")):
+        return f'const char *{name}(void) {{ return "there is no GPU"; }}'
+    return f"long {name}(void) {{ return {_NO_DEVICE}; }}"
+
+
+def stand_ins(
+    libraries: Iterable[Library], present: set[str], function: Callable[[str], str] = no_gpu
+) -> Iterator[tuple[str, str, list[str]]]:
     """For each library of NVIDIA's that is needed and not there: its name, the C code that stands in for it, its versions."""
     every = list(libraries)
     defined = {name for one in every for name in one.defines}
@@ -71,10 +80,10 @@ def stand_ins(libraries: Iterable[Library], present: set[str]) -> Iterator[tuple
         versions = sorted(of_file.get(file, ()))
         names = {name for name, version in expected if version in versions} | anywhere
         anywhere = set()
-        yield file, "\n".join(map(_function, sorted(names))), versions
+        yield file, "\n".join(map(function, sorted(names))), versions
 
 
-def build(path: Path, source: str, versions: list[str]) -> None:
+def build(path: Path, source: str, versions: list[str], *options: str) -> None:
     """Compile a library that is known under its own name, with names of these versions."""
     script = path.with_suffix(".map")
     script.write_text("".join(f"{version} {{ global: *; }};\n" for version in versions))
@@ -90,6 +99,7 @@ def build(path: Path, source: str, versions: list[str]) -> None:
         "-o",
         str(path),
         f"-Wl,-soname,{path.name}",
+        *options,
     ]
     versioned = [f"-Wl,--version-script={script}"] if versions else []
     subprocess.run([*command, *versioned], input=source, text=True, check=True)
@@ -109,12 +119,6 @@ def forget_machine_code(path: Path) -> None:
 
 def _is_nvidias(file: str) -> bool:
     return bool(re.match(r"lib(cu|nccl|nv)", file))
-
-
-def _function(name: str) -> str:
-    if name.endswith(("ErrorString", "ErrorName", "StatusString")):
-        return f'const char *{name}(void) {{ return "there is no GPU"; }}'
-    return f"long {name}(void) {{ return {_NO_DEVICE}; }}"
 
 
 def _versions(path: Path) -> Iterator[tuple[str, str]]:
