@@ -49,3 +49,8 @@ def until(happened: Callable[[], bool], seconds: float = 60.0) -> bool:
             return False
         pause.wait(0.05)
     return True
+
+
+def is_pretended() -> bool:
+    """Whether the GPUs are those of `make test-pretended-gpu`, which compute on the CPU."""
+    return torch.cuda.is_available() and torch.cuda.get_device_name(0) == "pretended GPU"

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.optim import Optimizer
 
 # Ways in which a tensor's parts lie on processes: a mesh with the placement along each of its axes.
 _Layout = tuple[Any, tuple[Any, ...]]
@@ -21,7 +22,11 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor; all processes of its mesh call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # a part that waits on the host is exchanged by the devices: NCCL knows no other
+    part = tensor.to_local().to(tensor.device_mesh.device_type)
+    return as_part(part, tensor).full_tensor()
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
@@ -39,6 +44,18 @@ def as_part(part: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def step_by_weight(optimizer: Optimizer) -> None:
+    """
+    Have an optimizer step weight by weight where some of a group are whole and others parts over some mesh.
+
+    torch steps over lists of weights by default on GPUs, and its operations on lists take weights of one mesh.
+    """
+    for group in optimizer.param_groups:
+        meshes = {getattr(weight, "device_mesh", None) for weight in group["params"]}
+        if len(meshes) > 1 and "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = False
 
 
 def norm(gradients: Iterable[Tensor], norm_type: float, device: torch.device) -> Tensor:

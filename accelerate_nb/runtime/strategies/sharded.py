@@ -17,6 +17,7 @@ from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.training.repoint import load_original_state, original_state
 
 
@@ -30,6 +31,13 @@ class ShardedStrategy(Strategy):
     def writes_parts(self) -> bool:
         """Whether checkpoints are in parts, a file a process, rather than complete."""
         return True
+
+    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
+        """The models and optimizers of one call, in their order; optimizers step over weights of any meshes."""
+        prepared = super().prepare(requests)
+        for optimizer in self.optimizers:
+            sharded_tensors.step_by_weight(optimizer)
+        return prepared
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """Scale gradients down to a norm, whole ones and parts together; returns the norm that they had, on all processes."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.runtime.world.registry import reconnect_hosts, use_store
+from accelerate_nb.runtime.world.world import make_default_group
 
 
 def collectives() -> dict[str, int]:
@@ -36,7 +37,7 @@ class EndedGroups:
 
     def join_groups(self, store: dist.Store) -> None:
         """Rebuild the default group, over a store that no rendezvous has used; models average over the new one."""
-        dist.init_process_group(store=store, **self.init_options)
+        make_default_group(store=store, **self.init_options)
         for model, state in self.models:
             _connect(model, state)
 

@@ -226,7 +226,7 @@ class Rendezvous:
         if rank_place.size > 1 and device.type == "cpu":
             _share_cores(rank_place, environment)
         if rank_place.size > 1 and not dist.is_initialized():
-            dist.init_process_group(**self._group_arguments(rank_place, device, store))
+            make_default_group(**self._group_arguments(rank_place, device, store))
         connected = dist.is_available() and dist.is_initialized()
         backend = dist.get_backend() if connected else None
         return World(**asdict(rank_place), device=device, backend=backend)
@@ -275,6 +275,16 @@ class Rendezvous:
         if self.backend is None or (self.backend == "nccl" and device.type != "cuda"):
             return natural
         return self.backend
+
+
+def make_default_group(**arguments: Any) -> None:
+    """`torch.distributed.init_process_group` with these arguments."""
+    dist.init_process_group(**arguments)
+    if (device := arguments.get("device_id")) is not None and dist.group.WORLD is not None:
+        # a default group that is not the process's first has no list of its ranks, and reads past its end when it is split
+        # (`groupRanks` of ProcessGroupNCCL.cpp, torch 2.11): a device mesh would end the process
+        backend: Any = dist.group.WORLD._get_backend(device)
+        backend.options.global_ranks_in_group = list(range(dist.get_world_size()))
 
 
 def choose_device(rank_place: RankPlace, environment: Mapping[str, str], *, cpu: bool) -> torch.device:

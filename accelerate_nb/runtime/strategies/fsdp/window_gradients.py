@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.operations.sharded_tensors import as_part, local
+from accelerate_nb.runtime.operations.sharded_tensors import local
 
 
 def window_gradients(model: Module, stages: Iterable[Module] = ()) -> dict[str, Tensor]:
@@ -41,7 +41,11 @@ def set_window_gradients(model: Module, saved: Mapping[str, Tensor]) -> None:
                 f"{tuple(gradient.shape)} there, and {tuple(local(weight).shape)} here. Load it with as many, or save at a "
                 "window's end."
             )
-        weight.grad = None if gradient is None else as_part(gradient.to(weight.device), weight)
+        weight.grad = None
+        if gradient is not None:
+            # beside the weight, which may wait on the host
+            weight.grad = torch.empty_like(weight)
+            local(weight.grad).copy_(gradient)
 
 
 def _held_parts(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
