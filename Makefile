@@ -30,6 +30,10 @@ GPU_PYTHON ?=
 GPU_RESULTS ?= build/gpu
 GPU_SECONDS ?= 600
 
+# On a machine without a GPU, torch's build for CUDA computes on pretended ones, in an environment of its own: NVIDIA's libraries are those
+# of .ci/pretended_gpu/, operators compute on the CPU. Two GPUs first, then four for strategies that need them.
+VENV_PRETENDED_GPU ?= .venv-pretended-gpu
+
 GPU_READY := $(if $(GPU_PYTHON),,$(VENV)/.test-gpu)
 GPU_RUNS := $(or $(GPU_PYTHON),$(VENV)/bin/python)
 # The tests that are marked so, wherever they stand: files without such a test are not even imported.
@@ -53,6 +57,7 @@ BUILD := build/notebooks
 BIN := $(VENV)/bin
 BIN_TPU := $(VENV_TPU)/bin
 BIN_SCALE := $(VENV_SCALE)/bin
+BIN_PRETENDED_GPU := $(VENV_PRETENDED_GPU)/bin
 BIN_DOCS := $(VENV_DOCS)/bin
 TRIAL := build/trial
 # Each step says what it installs; pip itself speaks only of what goes wrong.
@@ -60,7 +65,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-of-processes test-of-the-rest test-nodes test-gpu test-gpu-here test-tpu test-scale lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs pictures dist clean
+.PHONY: help demo test test-all test-of-processes test-of-the-rest test-nodes test-gpu test-gpu-here test-pretended-gpu test-tpu test-scale lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs pictures dist clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
@@ -77,6 +82,7 @@ help: ## list the commands
 	@echo "make clean   remove the virtual environments and what was built"
 	@echo
 	@echo "make test-gpu    run the tests that need NVIDIA GPUs, on one or on all that are here; elsewhere say so (15 minutes at most)"
+	@echo "make test-pretended-gpu    run the same tests on a pretended GPU, in an environment of their own (Linux on x86_64, gcc, 4 GiB)"
 	@echo "make bench-gpu   measure the speeds on them, and write them to $(GPU_RESULTS) (15 minutes at most)"
 	@echo
 	@echo "make test-tpu    run the tests of torch_xla on its CPU backend, in an environment of their own (Linux on x86_64, gcc, 6 GiB)"
@@ -87,7 +93,7 @@ help: ## list the commands
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 	@echo "           VENV_GPU=$(VENV_GPU)  GPU_PYTHON=$(GPU_PYTHON)  GPU_RESULTS=$(GPU_RESULTS)  GPU_SECONDS=$(GPU_SECONDS)"
 	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)  VENV_DOCS=$(VENV_DOCS)"
-	@echo "           VENV_SCALE=$(VENV_SCALE)"
+	@echo "           VENV_SCALE=$(VENV_SCALE)  VENV_PRETENDED_GPU=$(VENV_PRETENDED_GPU)"
 
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -133,6 +139,13 @@ test-gpu bench-gpu:
 test-gpu-here: $(GPU_READY)
 	@mkdir -p $(GPU_RESULTS)
 	$(GPU_RUNS) -m pytest tests/gpu $(TESTS_GPU) -m gpu --session-timeout=840 --durations=10 --junitxml=$(GPU_RESULTS)/tests.xml
+
+test-pretended-gpu: $(VENV_PRETENDED_GPU)/.test-gpu
+	@rm -rf /dev/shm/pretended_nccl_*
+	for gpus in 2 4; do \
+	  PRETENDED_GPUS=$$gpus LD_LIBRARY_PATH=$$(cat $(VENV_PRETENDED_GPU)/.libraries) $(BIN_PRETENDED_GPU)/python -m pytest -m gpu \
+	    $$(test $$gpus = 2 && echo tests/gpu $(TESTS_GPU) || echo tests/gpu/test_strategies.py -k on_four_gpus) \
+	    -o cache_dir=$(VENV_PRETENDED_GPU)/.pytest_cache --session-timeout=600 || exit 1; done
 
 bench-gpu-here: $(GPU_READY)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_RUNS) tests/bench/bench_gpu.py --seconds $(GPU_SECONDS) \
@@ -196,7 +209,7 @@ endif
 	@ls -1 dist
 
 clean: ## only what the commands above made
-	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_TPU) $(VENV_SCALE) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_PRETENDED_GPU) $(VENV_TPU) $(VENV_SCALE) build dist .mypy_cache .ruff_cache .pytest_cache
 
 # One stamp for each extra: newer than pyproject.toml means installed.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.test-gpu: $(VENV)/.%: $(VENV)/.torch pyproject.toml
@@ -232,6 +245,16 @@ $(VENV_TPU)/.made: .ci/make_tpu_environment.py .ci/stand_in_for_cuda.py .ci/inst
 $(VENV_SCALE)/.test-scale: $(VENV_SCALE)/.made pyproject.toml
 	@echo "== installing this package, and what its extra 'test-scale' names in pyproject.toml"
 	$(BIN_SCALE)/python $(PIP) --editable '.[test-scale]'
+	@touch $@
+
+$(VENV_PRETENDED_GPU)/.test-gpu: $(VENV_PRETENDED_GPU)/.made pyproject.toml
+	@echo "== installing this package, and what its extra 'test-gpu' names in pyproject.toml"
+	$(BIN_PRETENDED_GPU)/python $(PIP) --editable '.[test-gpu]'
+	@touch $@
+
+$(VENV_PRETENDED_GPU)/.made: .ci/make_pretended_gpu_environment.py .ci/make_tpu_environment.py .ci/stand_in_for_cuda.py $(wildcard .ci/pretended_gpu/*)
+	@echo "== making the virtual environment $(VENV_PRETENDED_GPU) with pretended GPUs: two or three minutes"
+	@$(PYTHON) .ci/make_pretended_gpu_environment.py $(VENV_PRETENDED_GPU)
 	@touch $@
 
 $(VENV_SCALE)/.made: .ci/make_scale_environment.py .ci/make_tpu_environment.py .ci/install_cpu_torch.py

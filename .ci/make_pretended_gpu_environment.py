@@ -55,7 +55,10 @@ def main(folder: str) -> None:
     site = site_of(python)
     forget_nvidia(site)
     pretend(python, site)
-    environment = {**os.environ, "PRETENDED_GPUS": "2", "LD_LIBRARY_PATH": str(site / "torch" / "lib")}
+    libraries = str(site / "torch" / "lib")
+    # where NVML is found, which the loader finds for torch alone
+    Path(folder, ".libraries").write_text(libraries)
+    environment = {**os.environ, "PRETENDED_GPUS": "2", "LD_LIBRARY_PATH": libraries}
     if subprocess.run([python, "-c", WORKS], env=environment, check=False).returncode:
         sys.exit(f"{TORCH} was installed in {folder}, but does not compute: what Python printed stands above.")
 
@@ -111,11 +114,25 @@ def pretend(python: str, site: Path) -> None:
         beside = _with_missing(libraries, "cudart.c", "cuda", 801)
         build(folder / "libcudart.so.13", beside, ["libcudart.so.13"], *include)
     runtime = (f"-L{folder}", "-l:libcudart.so.13")
-    build(folder / "libnccl.so.2", _with_missing(libraries, "nccl.c", "nccl", 3), [], "-O2", "-fvisibility=hidden", *runtime)
+    build(
+        folder / "libnccl.so.2",
+        _with_missing(libraries, "nccl.c", "nccl", 3),
+        [],
+        "-O2",
+        "-fvisibility=hidden",
+        *runtime,
+    )
     build(folder / "libnvidia-ml.so.1", (SOURCES / "nvml.c").read_text(), [], f"-I{SOURCES}")
     # the driver's names have no versions
-    driver = {name for one in libraries for name, version in one.expects if not version and re.match("cu[A-Z](?!ile)", name)}
-    build(folder / "libcuda.so.1", "\n".join(map(_succeeds, sorted(driver | {"cuInit", "cuDeviceGetCount"}))), [], *runtime)
+    driver = {
+        name for one in libraries for name, version in one.expects if not version and re.match("cu[A-Z](?!ile)", name)
+    }
+    build(
+        folder / "libcuda.so.1",
+        "\n".join(map(_succeeds, sorted(driver | {"cuInit", "cuDeviceGetCount"}))),
+        [],
+        *runtime,
+    )
     ours = [read(folder / name) for name in ("libcudart.so.13", "libnccl.so.2", "libcuda.so.1")]
     for name, source, versions in stand_ins([*libraries, *ours], {path.name for path in folder.iterdir()}, _succeeds):
         build(folder / name, source, versions, *runtime)
@@ -131,7 +148,9 @@ def _with_missing(libraries: list[Library], file: str, prefix: str, code: int) -
     """The source of a library, and beside it a function that fails with `code` for each name that torch expects and it lacks."""
     source = (SOURCES / file).read_text()
     versioned = {"cuda": "libcudart.so.13", "nccl": ""}[prefix]
-    expected = {name for one in libraries for name, version in one.expects if version == versioned and name.startswith(prefix)}
+    expected = {
+        name for one in libraries for name, version in one.expects if version == versioned and name.startswith(prefix)
+    }
     lacking = sorted(name for name in expected if f" {name}(" not in source and f"*{name}(" not in source)
     return "\n".join([source, *(f"EXPORT int {name}(void) {{ return {code}; }}" for name in lacking)])
 

@@ -19,13 +19,48 @@ _CLOCK = 1.98e9  # cycles a second, of `torch.cuda._sleep`
 
 # torch's own code does these through the runtime: it allocates, views and copies.
 _OF_TORCH = frozenset(
-    "empty.memory_format empty_strided as_strided view _reshape_alias _local_scalar_dense resize_ record_stream _pin_memory is_pinned unfold "
-    "set_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor is_set_to view_as_complex _copy_from "
-    "_copy_from_and_resize _efficientzerotensor _unsafe_view is_same_size detach equal_".split()
+    [
+        "empty.memory_format",
+        "empty_strided",
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "_local_scalar_dense",
+        "resize_",
+        "record_stream",
+        "_pin_memory",
+        "is_pinned",
+        "unfold",
+        "set_",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor",
+        "is_set_to",
+        "view_as_complex",
+        "_copy_from",
+        "_copy_from_and_resize",
+        "_efficientzerotensor",
+        "_unsafe_view",
+        "is_same_size",
+        "detach",
+        "equal_",
+    ]
 )
 _LEFT_OUT = ("sparse", "quantize", "fake_quant")
 # These take a tensor of the CPU beside one of a GPU: indices, scalars, the state of an optimizer.
-_MIXED = ("index", "where", "pad", "_foreach", "fused", "lstm", "repeat_interleave", "histc", "copy", "_amp", "embedding_bag")
+_MIXED = (
+    "index",
+    "where",
+    "pad",
+    "_foreach",
+    "fused",
+    "lstm",
+    "repeat_interleave",
+    "histc",
+    "copy",
+    "_amp",
+    "embedding_bag",
+)
 
 _lock = threading.RLock()
 _libraries: list[Any] = []

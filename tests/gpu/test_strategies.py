@@ -16,7 +16,16 @@ from tests.runtime.strategies.contract import CASES, Arguments, Deletion, Outcom
 
 pytestmark = pytest.mark.gpu
 
-SEVERAL = [case for case in CASES if case.ranks > 1]
+
+def on_so_many(ranks: int) -> list[Any]:
+    """The strategies of so many ranks."""
+    return [pytest.param(case, id=case.name) for case in CASES if case.ranks == ranks]
+
+
+def without_its_first_reduction(*names: str) -> list[Any]:
+    """The strategies of these names, each without a reduction."""
+    found = [(case, case.deletions[0]) for case in CASES if case.name in names]
+    return [pytest.param(case, deletion, id=f"{case.name} without {deletion.reduction}") for case, deletion in found]
 
 
 def on_gpus(arguments: Arguments) -> dict[str, Any]:
@@ -31,21 +40,30 @@ def outcomes(case: StrategyCase, arguments: Arguments, folder: Path) -> Sequence
     return run_on_ranks(trained, case.ranks, str(folder / "checkpoint"), partial(on_gpus, arguments), limit=120)
 
 
-@pytest.mark.parametrize("case", SEVERAL, ids=lambda case: case.name)
-def test_a_training_over_nccl_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+def assert_ends_in_the_weights_of_one_process(case: StrategyCase, folder: Path) -> None:
     # a GPU adds up in other orders than the CPU, on which the expected weights are computed
-    assert difference(outcomes(case, case.arguments, tmp_path)) < (1e-6 if is_pretended() else 1e-4)
+    assert difference(outcomes(case, case.arguments, folder)) < (1e-6 if is_pretended() else 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("case", "deletion"),
-    [
-        pytest.param(case, case.deletions[0], id=f"{case.name} without {case.deletions[0].reduction}")
-        for case in SEVERAL
-        if case.name in {"DDP", "FSDP", "HSDP on 4", "split layers", "pipeline"}
-    ],
-)
+@pytest.mark.parametrize("case", on_so_many(2))
+def test_a_training_over_nccl_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+    assert_ends_in_the_weights_of_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", on_so_many(4))
+def test_a_training_on_four_gpus_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+    assert_ends_in_the_weights_of_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize(("case", "deletion"), without_its_first_reduction("DDP", "FSDP", "split layers", "pipeline"))
 def test_without_a_reduction_over_nccl_it_ends_in_other_weights(
+    case: StrategyCase, deletion: Deletion, tmp_path: Path
+) -> None:
+    assert difference(outcomes(case, deletion.arguments, tmp_path)) > 1e-3
+
+
+@pytest.mark.parametrize(("case", "deletion"), without_its_first_reduction("HSDP on 4"))
+def test_without_a_reduction_on_four_gpus_it_ends_in_other_weights(
     case: StrategyCase, deletion: Deletion, tmp_path: Path
 ) -> None:
     assert difference(outcomes(case, deletion.arguments, tmp_path)) > 1e-3
