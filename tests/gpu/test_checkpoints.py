@@ -86,6 +86,32 @@ def test_what_is_written_is_of_the_moment_of_the_call(
         assert device_type == device
 
 
+def saves_or_loads(device: str, folder: str, saves: bool) -> list[float]:
+    """The numbers of a model and its AdamW that are saved after a step, or loaded."""
+    accelerator = Accelerator(cpu=device == "cpu")
+    torch.manual_seed(0 if saves else 1)
+    model = nn.Linear(16, 16)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    if saves:
+        accelerator.backward(model(torch.ones(4, 16, device=accelerator.device)).square().sum())
+        optimizer.step()
+        accelerator.save_state(folder)
+    else:
+        accelerator.load_state(folder)
+    assert next(model.parameters()).device.type == device
+    return numbers(model, optimizer)
+
+
+def test_a_checkpoint_of_a_device_is_loaded_on_the_cpu_and_the_other_way_round(
+    launched: Callable[..., Any], device: str, tmp_path: Path
+) -> None:
+    for first, second in ((device, "cpu"), ("cpu", device)):
+        folder = str(tmp_path / first)
+        (saved,) = launched(saves_or_loads, first, folder, True, num_processes=1, cpu=first == "cpu")
+        (loaded,) = launched(saves_or_loads, second, folder, False, num_processes=1, cpu=second == "cpu")
+        assert loaded == saved
+
+
 def trains(folder: str, dies: bool) -> tuple[bool, list[float]]:
     """Six steps with dropout; the last rank's first process dies after the fifth, where it is asked to."""
     torch.manual_seed(5)

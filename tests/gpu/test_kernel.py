@@ -107,6 +107,8 @@ def test_a_session_goes_on_after_a_cell_in_which_memory_ran_out(notebook: Kernel
     lines = [line.split()[-2:] for line in cell.stdout.splitlines() if "still" in line]
     assert lines
     assert all(total == "8.0" and int(held) < 64 * MIB for total, held in lines), cell.text
+    notebook.ok("%accelerate pull before")
+    assert notebook.value("[before.sum().item(), before.device.type]") == [8.0, "cpu"]
     notebook.ok("%accelerate stop")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -11,8 +14,12 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, WorkerError
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.planning import self_test
 from accelerate_nb.launching.run import Run
+from accelerate_nb.runtime.observability import self_test as in_a_worker
 from tests.gpu.devices import compute_for, finish, until
 
 MIB = 1 << 20
@@ -120,7 +127,11 @@ def free_memory(device: str, ranks: int) -> list[int]:
 
 
 def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_free_again(
-    started: Callable[..., Run], launched: Callable[..., list[Any]], device: str, ranks: int
+    started: Callable[..., Run],
+    launched: Callable[..., list[Any]],
+    device: str,
+    ranks: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     before = free_memory(device, ranks)
     run = started(stuck, stop_grace_period=1.0)
@@ -128,6 +139,7 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
     assert not run.done, run.error
     workers = [int(run.logs(rank).split()[-1]) for rank in range(ranks)]
     assert all(now <= then - HELD for now, then in zip(free_memory(device, ranks), before, strict=True))
+    begun = time.monotonic()
     run.stop(1)
     assert run.done
     assert not any(map(psutil.pid_exists, workers))
@@ -135,4 +147,39 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
     assert until(
         lambda: all(now > then - HELD // 4 for now, then in zip(free_memory(device, ranks), before, strict=True)), 15
     )
+    record_property("seconds_from_the_stop_to_free_memory", time.monotonic() - begun)
     assert len(launched(own_device_and_sum)) == ranks
+
+
+# ------------------------------------------------------------------------------------------------------- the supervisor
+
+# torchao asks for a device while it is imported, and pyarrow, which the others import, starts a thread.
+IMPORTED = ("torchao", "pandas", "sklearn.linear_model", "transformers.trainer")
+
+
+def are_loaded(names: list[str]) -> tuple[int, list[bool]]:
+    return os.getppid(), [name in sys.modules for name in names]
+
+
+def test_what_notebooks_import_is_loaded_ahead_where_there_are_devices(
+    launched: Callable[..., list[Any]], device: str
+) -> None:
+    names = [name for name in IMPORTED if find_spec(name.partition(".")[0])]
+    if not names:
+        pytest.skip(f"none of {', '.join(IMPORTED)} is installed here")
+    supervisor.preload(names)
+    first = launched(are_loaded, names, num_processes=1)[0][0]
+    assert until(lambda: launched(are_loaded, names, num_processes=1) == [(first, [True] * len(names))])
+
+
+def fails(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("The NVIDIA driver on your system is too old")
+
+
+def test_the_self_test_reports_an_accelerator_that_fails(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # this process has its modules changed, and forks a rank that uses no device
+    monkeypatch.setattr(in_a_worker, "Accelerator", fails)
+    checks = self_test.run(resolve({"num_processes": 1, "cpu": True, "start_method": "fork"}, {}))
+    assert [check.text for check in checks if check.state == "failed"] == [
+        "rank 0: RuntimeError: The NVIDIA driver on your system is too old"
+    ]

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
 from accelerate_nb.runtime.data.prefetch import SideStreamCopier, one_copy_ahead
-from accelerate_nb.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs
-from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error, until
+from accelerate_nb.runtime.observability import phase_timer
+from accelerate_nb.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
+from tests.gpu.devices import compute_for, finish, is_pretended, synchronizing_is_an_error, until
+from tests.ranks import run_on_ranks
 
 STEPS, BATCH, WIDTH = 8, 32, 64
 
@@ -163,6 +166,140 @@ def overflows(device: str) -> list[Any]:
 
 def test_a_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str) -> None:
     assert launched(overflows, device, num_processes=1) == [[(False, 1024.0), (True, 512.0), (False, 512.0)]]
+
+
+def fused_steps(device: str) -> list[Any]:
+    """The same of an optimizer that is told of an overflow and leaves the step out by itself, with the numbers of its weights."""
+    accelerator = Accelerator(
+        cpu=device == "cpu", mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)]
+    )
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+    model, optimizer, schedule = accelerator.prepare(
+        model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    )
+    found = []
+    for size in (1.0, float("inf"), 1.0):
+        before = model.weight.detach().clone()
+        accelerator.backward(model(torch.ones(2, 4, device=accelerator.device)).float().sum() * size)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        found.append((optimizer.step_was_skipped, torch.equal(before, model.weight), schedule.get_last_lr()[0]))
+    return found
+
+
+def test_a_fused_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str) -> None:
+    expected = [(False, False, 0.05), (True, True, 0.05), (False, False, 0.025)]
+    assert launched(fused_steps, device, num_processes=1) == [expected]
+
+
+def captures(device: str) -> list[float]:
+    """The sums that a captured forward gives for inputs of 0, 1 and 2, captured in steps that are measured and trained on."""
+    accelerator = Accelerator(cpu=device == "cpu")
+    model = nn.Linear(8, 8, bias=False)
+    nn.init.ones_(model.weight)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.0))
+    inputs = torch.ones(4, 8, device=accelerator.device)
+    found = []
+    for number in range(3):
+        for _ in range(2):
+            accelerator.backward(model(inputs).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        if device == "cpu":
+            found.append((model(inputs * number)).sum().item())
+            continue
+        graph, given = torch.cuda.CUDAGraph(), inputs.clone()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            outputs = model(given)
+        given.fill_(number)
+        graph.replay()
+        found.append(outputs.sum().item())
+    return found
+
+
+def test_a_forward_is_captured_between_steps_that_are_measured(
+    launched: Callable[..., Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # every step is measured, where usually some a second are: ranks are forked from this process
+    monkeypatch.setattr(phase_timer._GpuClock, "pause", 0.0)
+    how = {} if device == "cuda" else {"start_method": "fork"}
+    assert launched(captures, device, num_processes=1, **how) == [[0.0, 256.0, 512.0]]
+
+
+def compiled(device: str, backend: str) -> tuple[list[float], bool]:
+    """The losses of the loop with a compiled model, and whether products may take fewer bits."""
+    accelerator = Accelerator(cpu=device == "cpu", dynamo_backend=backend)
+    _, _, loader, losses, step = prepared(accelerator)
+    for batch in loader:
+        step(batch)
+    return [loss.item() for loss in losses], torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_compiled_model_has_the_numbers_of_one_that_is_not(launched: Callable[..., Any], device: str) -> None:
+    # what Inductor makes are kernels of its own
+    backend = "aot_eager" if device == "cpu" or is_pretended() else "inductor"
+    ((losses, fast),) = launched(compiled, device, backend, num_processes=1)
+    ((expected, _),) = launched(compiled, device, "no", num_processes=1)
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert fast == (device == "cuda")
+
+
+def by_two_on_one_device(device: str) -> list[float]:
+    """The losses of the loop by DDP, with as many samples a step."""
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("gloo")
+    accelerator = Accelerator(cpu=device == "cpu", dataloader_config=DataLoaderConfiguration(split_batches=True))
+    _, _, loader, losses, step = prepared(accelerator)
+    for batch in loader:
+        step(batch)
+    return [accelerator.reduce(loss, "mean").item() for loss in losses]
+
+
+def test_two_ranks_that_share_a_device_train_as_one(launched: Callable[..., Any], device: str) -> None:
+    (expected,) = launched(by_hand, device, None, num_processes=1)
+    for losses in run_on_ranks(by_two_on_one_device, 2, device):
+        assert losses == pytest.approx(expected, rel=1e-3)
+
+
+def reads_with_workers(device: str) -> list[list[float]]:
+    """The sums of the batches that worker processes read, beside a device that is in use."""
+    accelerator = Accelerator(cpu=device == "cpu", dataloader_config=DataLoaderConfiguration(non_blocking=True))
+    held = torch.ones(8, device=accelerator.device)
+    loader = DataLoader(
+        TensorDataset(torch.arange(32.0)), 4, num_workers=2, pin_memory=device == "cuda", persistent_workers=True
+    )
+    prepared_loader = accelerator.prepare(loader)
+    found = [[batch.sum().item() for (batch,) in prepared_loader] for _ in range(2)]
+    assert held.sum().item() == 8
+    return found
+
+
+def test_a_loader_with_workers_and_locked_memory_reads_beside_a_device_in_use(
+    launched: Callable[..., Any], device: str
+) -> None:
+    expected = [float(sum(range(first, first + 4))) for first in range(0, 32, 4)]
+    assert launched(reads_with_workers, device, num_processes=1) == [[expected] * 2]
+
+
+def profiles(device: str, folder: str) -> list[str]:
+    """What a profile of a product names, and has the most time of."""
+    handler = ProfileKwargs(activities=["cpu", "cuda"] if device == "cuda" else ["cpu"], output_trace_dir=folder)
+    accelerator = Accelerator(cpu=device == "cpu", kwargs_handlers=[handler])
+    numbers = torch.ones(256, 256, device=accelerator.device)
+    with accelerator.profile() as profiler:
+        (numbers @ numbers).sum().item()
+    kind = torch.autograd.DeviceType.CUDA if device == "cuda" else torch.autograd.DeviceType.CPU
+    return [event.name for event in profiler.events() if event.device_type == kind]
+
+
+def test_a_profile_shows_what_the_device_computed(launched: Callable[..., Any], device: str, tmp_path: Path) -> None:
+    if is_pretended():
+        pytest.skip("a pretended GPU runs no kernels that a profiler could see")
+    (names,) = launched(profiles, device, str(tmp_path), num_processes=1)
+    assert any("gemm" in name.lower() or "cutlass" in name.lower() or "aten::mm" in name for name in names), names
 
 
 def trains_without_waiting(device: str) -> float:

@@ -25,8 +25,9 @@ def whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     # a part that waits on the host is exchanged by the devices: NCCL knows no other
-    part = tensor.to_local().to(tensor.device_mesh.device_type)
-    return as_part(part, tensor).full_tensor()
+    found: Any = as_part(tensor.to_local().to(tensor.device_mesh.device_type), tensor)
+    complete: Tensor = found.full_tensor()
+    return complete
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
