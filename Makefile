@@ -74,7 +74,7 @@ help: ## list the commands
 	@echo "make test-nodes  run the tests that make hosts out of network namespaces, and a SLURM of its own, where this machine allows it"
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that docs/performance.md gives"
-	@echo "make chaos   kill, suspend and flood detached runs $(ROUNDS) times each at random moments: about 40 minutes"
+	@echo "make chaos   kill, suspend and flood runs $(ROUNDS) times each at random moments, and write docs/reliability.md: about an hour"
 	@echo "make layout  print the files of each folder, the longest files and the import cycles"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pictures    take the pictures of the panel in docs/pictures anew, from runs in JupyterLab and Chromium"
@@ -171,7 +171,7 @@ bench: $(VENV)/.test
 	  echo "== $$bench"; PYTHONPATH=. $(BIN)/python $$bench || exit 1; echo; done
 
 chaos: $(VENV)/.test
-	PYTHONPATH=. $(BIN)/python -m tests.launching.detached.faults --rounds $(ROUNDS)
+	PYTHONPATH=. $(BIN)/python -m tests.launching.detached.faults --rounds $(ROUNDS) --page docs/reliability.md
 
 bench-tpu: $(VENV_TPU)/.test-tpu
 	PYTHONPATH=. $(BIN_TPU)/python tests/bench/bench_tpu.py

@@ -53,6 +53,8 @@ def test_a_colour_on_a_ground_of_its_own_is_the_same_in_every_theme(page: Any, c
         ("\x1b]8;;https://x.org\x1b\\link\x1b]8;;\x1b\\", "link"),
         ("a\x07b\x00c\td", "abc\td"),
         ("\x1b[?25lhidden\x1b[?25h", "hidden"),
+        ("\x1bPq#0\x1b\\a\x9b2J\x9d0;b\x9cc\x1b_d\x1b\\", "ac"),
+        ("\u202ea\u2066b\u2069\u200f \U0001f468\u200d\U0001f469", "ab \U0001f468\u200d\U0001f469"),
         ("\x1b[m\x1b[99999mtext\x1b[38;5", "text"),
         ("", ""),
     ],

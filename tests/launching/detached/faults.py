@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ from tests.launching.detached.trainings import (
 )
 
 LONG = 100_000
+# What stands around the table of a page.
+MARKS = ("<!-- faults: begin -->", "<!-- faults: end -->")
 
 
 def dies(phase: str, at_step: int, folder: str) -> int:
@@ -83,10 +87,47 @@ def dies(phase: str, at_step: int, folder: str) -> int:
     return 0
 
 
+def is_killed_beside_deaf_ones(victim: int, seconds: float) -> None:
+    """The victim is killed after a while, and no interrupt ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if int(os.environ["RANK"]) == victim:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def saves_each_step(kill_at: int, folder: str) -> list[float]:
+    """The weights after 8 steps with a checkpoint after each; rank 1 is killed in one of them, once."""
+    import torch
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.utils import DistributedDataParallelKwargs, ProjectConfiguration
+
+    accelerator = Accelerator(
+        cpu=True,
+        project_config=ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=2),
+        kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=0.01)],  # type: ignore[arg-type] # as DDP takes it
+    )
+    torch.manual_seed(0)
+    built = torch.nn.Sequential(*[layer for _ in range(6) for layer in (torch.nn.Linear(40, 40), torch.nn.Tanh())])
+    model, optimizer = accelerator.prepare(built, torch.optim.SGD(built.parameters(), 0.05, momentum=0.9))
+    accelerator.resume()
+    for step in range(accelerator.save_iteration, 8):
+        if step == kill_at and accelerator.process_index == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        generator = torch.Generator().manual_seed(10 * step + accelerator.process_index)
+        accelerator.backward(model(torch.randn(7, 40, generator=generator)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.save_state()
+    return [value for weight in built.parameters() for value in weight.flatten().tolist()]
+
+
 # ------------------------------------------------------------------------------------------------------------------ faults
 
 
 def the_kernel_is_killed(folder: Path, chance: random.Random) -> None:
+    """The run goes on to its end, with all lines and results; no process is left."""
     launcher, of_run = launched_elsewhere(20, 0.05, folder)
     _sleep(chance, 2.0)
     os.killpg(launcher.pid, signal.SIGKILL)
@@ -95,6 +136,7 @@ def the_kernel_is_killed(folder: Path, chance: random.Random) -> None:
 
 
 def the_kernel_is_suspended(folder: Path, chance: random.Random) -> None:
+    """The run goes on to its end, as if nobody had watched it."""
     launcher, of_run = launched_elsewhere(20, 0.05, folder)
     _sleep(chance, 2.0)
     os.killpg(launcher.pid, signal.SIGSTOP)
@@ -106,6 +148,7 @@ def the_kernel_is_suspended(folder: Path, chance: random.Random) -> None:
 
 
 def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
+    """All ranks end with it, and the run is shown as lost."""
     run, processes = _running(folder, chance)
     host_of(run.folder).kill()
     assert are_gone(processes), "a process outlives its run host"
@@ -116,6 +159,7 @@ def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
 
 
 def the_supervisor_is_killed(folder: Path, chance: random.Random) -> None:
+    """The run fails with the reason, and no process is left."""
     run, processes = _running(folder, chance)
     supervisor_of(run.folder).kill()
     _raises(run, LaunchError, "workers were lost")
@@ -134,18 +178,22 @@ def _worker_dies(phase: str, folder: Path, chance: random.Random) -> None:
 
 
 def a_worker_is_killed_in_forward(folder: Path, chance: random.Random) -> None:
+    """The rank is named with SIGKILL, the others end, and no line is lost."""
     _worker_dies("forward", folder, chance)
 
 
 def a_worker_is_killed_in_backward(folder: Path, chance: random.Random) -> None:
+    """The rank is named with SIGKILL, the others end, and no line is lost."""
     _worker_dies("backward", folder, chance)
 
 
 def a_worker_is_killed_in_a_collective(folder: Path, chance: random.Random) -> None:
+    """The rank is named with SIGKILL, although the others noticed it first."""
     _worker_dies("collective", folder, chance)
 
 
 def a_worker_is_killed_while_saving(folder: Path, chance: random.Random) -> None:
+    """The rank is named, and every checkpoint that stands under its name is whole."""
     _worker_dies("saving", folder, chance)
     checkpoints = folder / "project" / "checkpoints"
     from accelerate_nb import Accelerator
@@ -156,6 +204,7 @@ def a_worker_is_killed_while_saving(folder: Path, chance: random.Random) -> None
 
 
 def two_clients_stop_at_once(folder: Path, chance: random.Random) -> None:
+    """The ranks stop after one step that they share, and both clients get the results."""
     run, processes = _running(folder, chance)
     other = attach(run.folder, panel=False)
     threads = [threading.Thread(target=client.stop) for client in (run, other)]
@@ -168,6 +217,7 @@ def two_clients_stop_at_once(folder: Path, chance: random.Random) -> None:
 
 
 def a_client_attaches_in_a_flood(folder: Path, chance: random.Random) -> None:
+    """It sees 100,000 lines, each once and in order."""
     run = launch(writes_lines, (50_000,), folder=str(folder), **SETTINGS)
     processes = processes_of(run.folder)
     _sleep(chance, 3.0)
@@ -183,6 +233,7 @@ def a_client_attaches_in_a_flood(folder: Path, chance: random.Random) -> None:
 
 
 def the_disk_is_full(folder: Path, chance: random.Random) -> None:
+    """The training goes on, and its outcome is written as soon as there is room."""
     small = folder / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
@@ -208,6 +259,7 @@ def the_disk_is_full(folder: Path, chance: random.Random) -> None:
 
 
 def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
+    """The run keeps its pace, and other clients are served."""
     run, processes = _running(folder, chance)
     with connect(Path(status(run.folder)["control"]), 5.0) as silent:
         silent.setblocking(False)
@@ -224,6 +276,54 @@ def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
     _is_over(run.folder, processes, "stopped")
 
 
+def the_folder_is_removed(folder: Path, chance: random.Random) -> None:
+    """The ranks stop after a step that they share, the reason is raised, and no process is left."""
+    run, processes = _running(folder, chance)
+    shutil.rmtree(run.folder)
+    _raises(run, LaunchError, "its folder was removed while it ran")
+    assert are_gone(processes), "a process is left"
+    assert len(set(steps_of(folder))) == 1, "the ranks stopped after different steps"
+
+
+def the_disk_is_full_at_the_start(folder: Path, chance: random.Random) -> None:
+    """The launch raises the reason, and what was begun is ended."""
+    small = folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=True)
+    try:
+        with contextlib.suppress(OSError), (small / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+        caught: LaunchError | None = None
+        try:
+            launch(trains, (LONG, 0.02, str(folder)), folder=str(small / "runs"), **SETTINGS)
+        except LaunchError as error:
+            caught = error
+        assert "is its disk full" in str(caught), f"the error is {caught}"
+        assert steps_of(folder) == [-1, -1], "the training began"
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def a_worker_is_killed_beside_deaf_ones(folder: Path, chance: random.Random) -> None:
+    """On two nodes: the rank is named with SIGKILL, although all others had to be killed too."""
+    settings = {**SETTINGS, "detach": False, "panel": "off", "num_processes": 4, "num_nodes": 2, "engine": "local"}
+    victim = chance.randrange(4)
+    run = launch(is_killed_beside_deaf_ones, (victim, chance.random()), folder=str(folder), **settings)
+    _raises(run, WorkerError, f"rank {victim} ended with SIGKILL: it was killed from outside")
+
+
+def three_ranks_start_again(folder: Path, chance: random.Random) -> None:
+    """After a rank was killed at any step, the weights of three DDP ranks are those of a training that never failed, bit for bit."""
+    settings = {**SETTINGS, "detach": False, "panel": "off", "num_processes": 3, "max_restarts": 1, "results": "all"}
+    at_step = chance.randrange(1, 8)
+    found = [
+        launch(saves_each_step, (kill_at, str(folder / str(kill_at))), folder=str(folder), **settings).wait(120)
+        for kill_at in (-1, at_step)
+    ]
+    assert found[0] == found[1], f"killed in step {at_step}, the weights are others"
+
+
 FAULTS: tuple[Callable[[Path, random.Random], None], ...] = (
     the_kernel_is_killed,
     the_kernel_is_suspended,
@@ -237,6 +337,10 @@ FAULTS: tuple[Callable[[Path, random.Random], None], ...] = (
     a_client_attaches_in_a_flood,
     the_disk_is_full,
     a_client_reads_nothing,
+    the_folder_is_removed,
+    the_disk_is_full_at_the_start,
+    a_worker_is_killed_beside_deaf_ones,
+    three_ranks_start_again,
 )
 
 
@@ -283,14 +387,19 @@ def _sleep(chance: random.Random, most: float) -> None:
 
 
 def main() -> int:
-    """Make every fault happen some times at random moments, and print a table."""
+    """Make every fault happen some times at random moments, and print a table, or write it between the marks of a page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="how often each fault happens")
     parser.add_argument("--only", nargs="+", choices=[fault.__name__ for fault in FAULTS], help="these faults only")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--page", type=Path, help="the page that gets the table")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     rows, failed = [("fault", "right", "of", "seconds each", "first fault found")], 0
+    table = [
+        "| What was done | Rounds | As it should be | What should happen, and did not where the numbers differ |",
+        "|---|---|---|---|",
+    ]
     for fault in FAULTS:
         if arguments.only and fault.__name__ not in arguments.only:
             continue
@@ -311,9 +420,17 @@ def main() -> int:
             (fault.__name__.replace("_", " "), str(right), str(arguments.rounds), f"{seconds:.1f}", *complaints[:1])
         )
         rows[-1] = (*rows[-1], "")[:5]
+        what = fault.__name__.replace("_", " ").capitalize()
+        promise = " ".join((fault.__doc__ or "").split())
+        table.append(f"| {what} | {arguments.rounds} | {right} | {' '.join([promise, *complaints[:1]])} |")
         failed += len(complaints)
         print(aligned(rows)[-1], flush=True)
     print("\n" + "\n".join(aligned(rows)))
+    if arguments.page is not None:
+        before, _, rest = arguments.page.read_text(encoding="utf-8").partition(MARKS[0])
+        head = f"Made on {time.strftime('%Y-%m-%d')} with torch {version('torch')} on {os.cpu_count()} cores, by `make chaos ROUNDS={arguments.rounds}`."
+        page = "\n".join([before + MARKS[0], head, "", *table, MARKS[1] + rest.partition(MARKS[1])[2]])
+        arguments.page.write_text(page, encoding="utf-8")
     return int(failed > 0)
 
 

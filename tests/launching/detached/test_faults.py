@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from accelerate_nb import runs
-from tests.launching.detached.faults import FAULTS, the_disk_is_full
+from tests.launching.detached.faults import FAULTS, the_disk_is_full, the_disk_is_full_at_the_start
 from tests.launching.detached.trainings import host_of
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_run_stands_the_fault(fault, tmp_path: Path) -> None:
-    if fault is the_disk_is_full and os.getuid() != 0:
+    if fault in {the_disk_is_full, the_disk_is_full_at_the_start} and os.getuid() != 0:
         pytest.skip("only root can mount a disk of its own")
     try:
         fault(tmp_path, random.Random(0))
