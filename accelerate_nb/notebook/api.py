@@ -16,7 +16,7 @@ from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.config.settings import given_arguments, settings as settings_of, unset
 from accelerate_nb.config.training import TrainingConfig
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching import launcher as launching
 from accelerate_nb.launching.detached.start import launch_detached
@@ -232,13 +232,19 @@ def resolved(
     With `only`, no other settings are taken from a file.
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    if whole is None:
-        path = files.find(os.environ, config_file)
-        content = files.read(path) if path is not None else None
-        config = resolve(arguments, os.environ, content if content is None or only is None else _part(content, only))
-    else:
-        _check_whole(whole, config_file)
-        config = resolve({**differing(whole), **given_arguments(arguments)}, {})
+    try:
+        if whole is None:
+            path = files.find(os.environ, config_file)
+            content = files.read(path) if path is not None else None
+            config = resolve(
+                arguments, os.environ, content if content is None or only is None else _part(content, only)
+            )
+        else:
+            _check_whole(whole, config_file)
+            config = resolve({**differing(whole), **given_arguments(arguments)}, {})
+    except AccelerateNbError as error:
+        # it explains itself: the calls of this package that led to it are of no use to a reader
+        raise error.with_traceback(None) from None
     return _of_all_nodes(config, arguments)
 
 
@@ -339,10 +345,14 @@ def _prepared(
 ) -> Run:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     shown = front_end or select.front_end(config.launching, os.environ)
-    if config.launching.detach:
-        return launch_detached(_checked(function), _as_arguments(args), config, shown)
-    is_run_kept = front_end is not None
-    return launching.prepare(_checked(function), _as_arguments(args), config, shown, is_run_kept=is_run_kept)
+    call, arguments = _checked(function), _as_arguments(args)
+    try:
+        if config.launching.detach:
+            return launch_detached(call, arguments, config, shown)
+        return launching.prepare(call, arguments, config, shown, is_run_kept=front_end is not None)
+    except AccelerateNbError as error:
+        # as in `resolved`
+        raise error.with_traceback(None) from None
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from pathlib import Path
 
 import accelerate
@@ -23,7 +24,7 @@ from accelerate_nb import (
     notebook_launcher,
     runs,
 )
-from accelerate_nb.errors import LaunchError, NotYetError
+from accelerate_nb.errors import AccelerateNbError, LaunchError, NotYetError
 from accelerate_nb.reports.run_info import RunFacts
 
 VARIABLES = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
@@ -122,6 +123,27 @@ def test_an_async_function_is_refused_before_the_launch(launcher):
     for function in (train, functools.partial(train, 0.1), steps, Trainer(), functools.partial(Trainer())):
         with pytest.raises(ConfigurationError, match=r"(train|steps|Trainer) is an async function"):
             launcher(function, num_processes=2)
+
+
+@pytest.mark.parametrize("launcher", [notebook_launcher, launch])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "ray"}, "Ray is not installed"),
+        ({"engine": "nope"}, "engine was given as 'nope'"),
+        ({"num_processes": 10**9}, "num_processes=1000000000 was requested"),
+        ({"hosts": "nohost.invalid"}, "can't be reached"),
+        ({"config_file": "none.yaml"}, "none.yaml"),
+        ({"nope": 1}, "no setting 'nope'"),
+    ],
+)
+def test_an_error_before_the_launch_shows_the_person_s_frames_alone(monkeypatch, launcher, settings, message):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(AccelerateNbError, match=message) as caught:
+        launcher(print, **settings)
+    assert caught.value.__suppress_context__
+    shown = [entry.frame for entry in caught.traceback if not entry.frame.f_locals.get("__tracebackhide__")]
+    assert [frame.code.path for frame in shown] == [Path(__file__)]
 
 
 def test_every_ranks_value_comes_back_where_that_was_requested():

@@ -12,7 +12,7 @@ from accelerate_nb.launching.rendezvous.host import RendezvousHost
 from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes
 from accelerate_nb.launching.rendezvous.join import join
 from accelerate_nb.launching.rendezvous.joined_run import JoinedNodes
-from accelerate_nb.launching.rendezvous.settings import RendezvousSettings, hosts, listen, local_placement
+from accelerate_nb.launching.rendezvous.settings import RendezvousSettings, check_name, hosts, listen, local_placement
 
 
 def join_nodes(config: RunConfig) -> tuple[Placement, HostedNodes | JoinedNodes]:
@@ -22,6 +22,7 @@ def join_nodes(config: RunConfig) -> tuple[Placement, HostedNodes | JoinedNodes]
     Raises `LaunchError` where they don't come in time, or run other versions, or don't fit together or the settings.
     """
     settings, local = RendezvousSettings.of(config.launching), local_placement(config, probe())
+    check_name(settings)
     listener = listen(settings) if hosts(settings) else None
     nodes: HostedNodes | JoinedNodes
     if listener is None:

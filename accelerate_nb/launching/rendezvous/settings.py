@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from dataclasses import dataclass, replace
 
 import psutil
@@ -23,6 +24,8 @@ DEFAULT_PORT = 29500
 _JOIN_TIMEOUT = 600.0
 # Its time for more nodes to come than are needed, in seconds.
 _LAST_CALL = 30.0
+# A name that nobody knows may be new: for how long, and how often, it is looked up, in seconds.
+_NAME_TIMEOUT, _BETWEEN_LOOKUPS = 5.0, 0.25
 # The entries of rdzv_conf that torchrun has for that time, and those that mean something here.
 _TIMEOUTS = ("join_timeout", "timeout")
 _KNOWN = {*_TIMEOUTS, "last_call_timeout", "is_host", "rank"}
@@ -108,6 +111,25 @@ def local_placement(config: RunConfig, devices: AvailableDevices) -> Placement:
     return replace(
         placement, why=f"{placement.why}; {rank} of {settings.nodes}, by the rendezvous at {settings.endpoint}"
     )
+
+
+def check_name(settings: RendezvousSettings) -> None:
+    """Raise `LaunchError` where no host has the endpoint's name, and none gets it within some seconds: none will come by it."""
+    deadline = time.monotonic() + min(_NAME_TIMEOUT, settings.timeout)
+    while True:
+        try:
+            socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_NONAME:
+                return
+            if time.monotonic() < deadline:
+                time.sleep(_BETWEEN_LOOKUPS)
+                continue
+            raise LaunchError(
+                f"A run of {settings.nodes} nodes was requested at {settings.endpoint}, and there is no host of that name: "
+                f"{error.strerror}. Pass an address or a name that all nodes know as master_addr (or rdzv_endpoint)."
+            ) from None
+        return
 
 
 def hosts(settings: RendezvousSettings) -> bool:

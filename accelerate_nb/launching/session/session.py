@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import HangError, LaunchError, NotYetError, StateError
+from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StateError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import NoFrontEnd
@@ -67,7 +67,11 @@ class Session:
                 "yet. Pass one number of nodes, or launch a function with max_restarts."
             )
         _check_no_threads(config)
-        session = cls(config)
+        try:
+            session = cls(config)
+        except AccelerateNbError as error:
+            # it explains itself, without the calls of this package that led to it
+            raise error.with_traceback(None) from None
         session._begin_run(refresh)
         return session
 

@@ -125,7 +125,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         name = precision_name(mixed_precision if mixed_precision is not None else launcher_settings.mixed_precision)
         accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher_settings)
 
-        rendezvous = {} if self.init_handler is None else self.init_handler.to_kwargs()
+        rendezvous = {} if self.init_handler is None else self.init_handler.requested()
         self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling

@@ -63,11 +63,25 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Arguments for `torch.distributed.init_process_group`; a backend that the device can't use is replaced by its own."""
+    """
+    Arguments for `torch.distributed.init_process_group`.
+
+    A backend that the device can't use is replaced by its own, with a warning where it was requested by name.
+    """
 
     backend: str | None = "nccl"
     init_method: str | None = None
     timeout: timedelta | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> InitProcessGroupKwargs:
+        """A handler that knows whether its backend was named, or is the default."""
+        made = super().__new__(cls)
+        made.__dict__["names_backend"] = bool(args) or "backend" in kwargs
+        return made
+
+    def requested(self) -> dict[str, Any]:
+        """The fields whose values differ from the default, and the backend that was named."""
+        return {**self.to_kwargs(), **({"backend": self.backend} if self.__dict__.get("names_backend") else {})}
 
     def _fill(self, environment: Mapping[str, str]) -> None:
         if self.timeout is None:

@@ -17,6 +17,7 @@ from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.numa_affinity import set_numa_affinity
 from accelerate_nb.runtime.xla import device as xla, mesh_plan, spmd_tensors
 from accelerate_nb.runtime.xla.deferred_values import deferred_queue
+from accelerate_nb.user_warnings import warn_user
 
 # The variables that torchrun gives to each process it starts; where they are set, a launcher has started a worker.
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -265,13 +266,17 @@ class Rendezvous:
         timeout = {} if self.timeout is None else {"timeout": self.timeout}
         rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
         backend = self._backend_for(device)
+        if self.backend not in {None, backend} and rank_place.rank == 0:
+            warn_user(
+                f"backend={self.backend!r} was requested, and it connects no {device.type.upper()}s: these {rank_place.size} processes are "
+                f"connected by {backend!r}. Leave the backend out, or run on GPUs."
+            )
         # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
         bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
         return {"backend": backend, **numbers, **timeout, **rendezvous, **bound}
 
     def _backend_for(self, device: torch.device) -> str:
         natural = dist.get_default_backend_for_device(device)
-        # "nccl" is the default of InitProcessGroupKwargs, written by people who never thought of a machine without GPUs
         if self.backend is None or (self.backend == "nccl" and device.type != "cuda"):
             return natural
         return self.backend

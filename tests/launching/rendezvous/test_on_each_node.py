@@ -351,6 +351,16 @@ def test_nodes_that_do_not_come_are_reported_with_the_endpoint(tmp_path: Path) -
         launch(place, **LAUNCH, node_rank=1, use_port=free_port(), rdzv_conf={"timeout": 0.5}, folder=str(tmp_path))
 
 
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_an_endpoint_whose_name_no_host_has_is_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_rank: int
+) -> None:
+    monkeypatch.setattr("accelerate_nb.launching.rendezvous.settings._NAME_TIMEOUT", 0.5)
+    settings = {**LAUNCH, "master_addr": "nohost.invalid", "node_rank": node_rank}
+    with pytest.raises(LaunchError, match=r"at nohost\.invalid:\d+, and there is no host of that name"):
+        launch(place, **settings, use_port=free_port(), folder=str(tmp_path))
+
+
 def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
     host, other = launched(steps_until_stopped, folder=tmp_path, detach=True, results="main")
     try:

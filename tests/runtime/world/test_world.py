@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from accelerate_nb import InitProcessGroupKwargs
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime.world.registry import current_world, forget, is_joined
 from accelerate_nb.runtime.world.world import HostGroup, RankPlace, Rendezvous, World, choose_device
@@ -118,6 +122,18 @@ def test_a_backend_for_other_devices_is_replaced() -> None:
     assert Rendezvous(backend="nccl")._backend_for(torch.device("cpu")) == "gloo"
     assert Rendezvous(backend="gloo")._backend_for(torch.device("cuda", 0)) == "gloo"
     assert Rendezvous()._backend_for(torch.device("cuda", 0)) == "nccl"
+
+
+@pytest.mark.parametrize(("requested", "count"), [({"backend": "nccl"}, 1), ({"backend": "gloo"}, 0), ({}, 0)])
+def test_a_backend_that_was_named_and_is_replaced_is_warned_of(requested: dict[str, str], count: int) -> None:
+    handler = copy.deepcopy(InitProcessGroupKwargs(timeout=timedelta(seconds=9), **requested))  # type: ignore[arg-type]
+    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arguments = Rendezvous(**handler.requested())._group_arguments(place, torch.device("cpu"), None)
+    assert arguments["backend"] == "gloo"
+    assert len(caught) == count
+    assert all("backend='nccl' was requested" in str(item.message) for item in caught)
 
 
 def test_nccl_is_given_the_device_of_the_rank_and_other_backends_are_not() -> None:
