@@ -16,6 +16,8 @@ _PROMPTS = (b"? ", b": ", b") ", b"> ", b"$ ", b"] ")
 _LONGEST_PROMPT = 500
 # What a nested bar ends its drawing with: the cursor goes up again, and a terminal draws over the line.
 _UP = b"\x1b[A"
+# torch's warning on a network whose addresses have no names (socket.cpp), which go on to be connected by their numbers.
+_NAMELESS_PEER = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -42,8 +44,8 @@ def shown(raw: bytes) -> str:
 
 
 def shown_lines(raws: Iterable[bytes]) -> list[str]:
-    """Lines as they are shown; what a nested bar draws is none, since a terminal would lose it."""
-    return [shown(raw) for raw in raws if not raw.endswith(_UP)]
+    """Lines as they are shown; what a nested bar draws is none, since a terminal would lose it, nor is a warning without harm."""
+    return [shown(raw) for raw in raws if not (raw.endswith(_UP) or (raw.startswith(b"[W") and _NAMELESS_PEER in raw))]
 
 
 class LineAssembler:

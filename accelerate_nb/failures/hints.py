@@ -103,8 +103,15 @@ _CASES = (
         "/dev/shm is too small for the loader's workers: pass num_workers=0, or give the container more (docker run --shm-size=8g).",
     ),
     KnownMistake(
+        r"OSError: \[Errno 28\] No space left on device",
+        "/dev/shm is full, which the loader's workers need: see `df /dev/shm`, pass num_workers=0, or give the container more (docker "
+        "run --shm-size=8g).",
+        calls=r"dataloader\.py|multiprocessing",
+    ),
+    KnownMistake(
         r"DataLoader worker .* (exited unexpectedly|is killed by signal)",
-        "A loader's worker was ended, mostly since memory ran out: take fewer workers, or num_workers=0 to see what it does.",
+        "A loader's worker was ended, mostly since memory ran out, the machine's or that of /dev/shm: take fewer workers, or "
+        "num_workers=0 to see what it does. A container gets a larger /dev/shm by docker run --shm-size=8g.",
     ),
     KnownMistake(
         r"stack expects each tensor to be equal size",

@@ -90,6 +90,13 @@ def test_what_a_nested_bar_draws_where_nobody_knows_it_is_no_line():
     assert all("outer" in text or "100%" in text for text in shown)
 
 
+def test_a_warning_of_torch_that_harms_nothing_is_kept_and_not_shown():
+    warning = b"[W1126 14:05:44.381323457 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3\n"
+    raw, lines = LineAssembler().feed(warning + b"mine: " + warning)
+    assert raw == warning + b"mine: " + warning
+    assert [line.text[:10] for line in lines] == ["mine: [W11"]
+
+
 def test_bytes_that_are_no_text_are_shown_as_escapes():
     assert shown(b"a\xffb") == r"a\xffb"
     assert shown("ä".encode()) == "ä"

@@ -167,6 +167,7 @@ ELSEWHERE = {
     "NCCL error in: ProcessGroupNCCL.cpp:2356, unhandled system error": "NCCL_DEBUG=INFO",
     "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
     "shared memory. Please try to raise your shared memory limit.": "/dev/shm",
+    "DataLoader worker (pid(s) 77, 78) exited unexpectedly": "/dev/shm",
     # libtpu's and torch_xla's, as people report them (pytorch/xla 7227, 9303, 9604; huggingface/transformers 28204)
     "Bad StatusOr access: ABORTED: The TPU is already in use by process with pid 27846.": "Another process has the TPU",
     "Bad StatusOr access: UNKNOWN: TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
