@@ -33,7 +33,7 @@ from accelerate_nb.transport.protocol.messages import (
     WorkerStarted,
 )
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker.process_session import die_with_parent, kill_session
+from accelerate_nb.worker.process_session import die_with_parent, kill_sessions
 
 # The exit code after a module made this process unfit for forking (its name is the last line of the log).
 UNFIT = 71
@@ -67,8 +67,8 @@ class ForkedGroup:
     def end(self) -> None:
         """Kill every worker that is left, and what it started; none is forked any more."""
         self.is_stopping = self.is_killed = True
+        kill_sessions(*self.workers)
         for pid in self.workers:
-            kill_session(pid)
             # where it has not made its session yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -291,14 +291,14 @@ class Supervisor:
 
     def _reap(self) -> None:
         self._children.recv(1 << 12)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._gone(pid, os.waitstatus_to_exitcode(status))
+        ended: dict[int, int] = {}
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        # many may end at once, and each look for what they have left takes milliseconds
+        kill_sessions(*(pid for pid in ended if any(pid in group.workers for group in self._groups.values())))
+        for pid, code in ended.items():
+            self._gone(pid, code)
 
     def _gone(self, pid: int, code: int) -> None:
         self._prefork_pool.gone(pid)
@@ -307,7 +307,6 @@ class Supervisor:
                 ranks = group.workers.pop(pid)
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
-                kill_session(pid)
                 self._report(run, WorkerExited(ranks, code))
                 if group.is_left and not group.workers:
                     del self._groups[run]

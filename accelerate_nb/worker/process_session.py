@@ -47,20 +47,22 @@ def tie_children() -> None:
     os.register_at_fork(before=before, after_in_child=in_child)
 
 
-def kill_session(leader: int) -> None:
-    """SIGKILL for every process of the session that `leader` leads or led, its data-loader workers included."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    for pid in members(leader):
+def kill_sessions(*leaders: int) -> None:
+    """SIGKILL for every process of the sessions that these lead or led, their data-loader workers included."""
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+    for pid in members(*leaders):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def members(leader: int) -> list[int]:
-    """The processes of a session, by /proc; without it the leader alone."""
-    if not _PROC.is_dir():
-        return [leader]
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _session(entry) == leader]
+def members(*leaders: int) -> list[int]:
+    """The processes of sessions, by one look at /proc; without it the leaders alone."""
+    if not leaders or not _PROC.is_dir():
+        return list(leaders)
+    wanted = set(leaders)
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _session(entry) in wanted]
 
 
 def _session(entry: Path) -> int | None:

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from accelerate_nb.worker.process_session import kill_session, members
+from accelerate_nb.worker.process_session import kill_sessions, members
 
 # A leader with a child in a process group of its own, and a grandchild; it tells their numbers and waits.
 FAMILY = """
@@ -44,7 +44,7 @@ def test_a_session_s_members_are_found_and_no_others(family):
 
 def test_killing_a_session_leaves_none_of_it(family):
     leader, child = family
-    kill_session(leader.pid)
+    kill_sessions(leader.pid)
     assert leader.wait(10) == -signal.SIGKILL
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
@@ -55,13 +55,13 @@ def test_what_a_dead_leader_left_behind_is_killed(family):
     leader.kill()
     leader.wait()
     assert members(leader.pid) == [child.pid]
-    kill_session(leader.pid)
+    kill_sessions(leader.pid)
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_session_that_is_gone_is_no_error(family):
     leader, _ = family
-    kill_session(leader.pid)
+    kill_sessions(leader.pid)
     leader.wait()
-    kill_session(leader.pid)
+    kill_sessions(leader.pid)

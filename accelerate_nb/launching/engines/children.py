@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 
-from accelerate_nb.worker.process_session import kill_session
+from accelerate_nb.worker.process_session import kill_sessions
 
 
 class ChildProcesses:
@@ -24,10 +24,10 @@ class ChildProcesses:
 
     def news(self) -> None:
         """Collect those that have ended, and end what they left behind."""
-        for pid in list(self._running):
-            if (code := _ended(pid)) is not None:
-                kill_session(pid)
-                self._codes.update(dict.fromkeys(self._running.pop(pid), code))
+        ended = {pid: code for pid in self._running if (code := _ended(pid)) is not None}
+        kill_sessions(*ended)
+        for pid, code in ended.items():
+            self._codes.update(dict.fromkeys(self._running.pop(pid), code))
 
     def exit_codes(self) -> Mapping[int, int]:
         """Rank to exit code."""
@@ -42,8 +42,8 @@ class ChildProcesses:
 
     def kill(self) -> None:
         """Kill the session of all that run, and the process itself where it has not made its session yet."""
-        for pid, process_ranks in self._running.items():
-            kill_session(pid)
+        kill_sessions(*self._running)
+        for process_ranks in self._running.values():
             self.signal(signal.SIGKILL, process_ranks)
 
     def lost(self) -> str | None:

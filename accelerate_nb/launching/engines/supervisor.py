@@ -29,7 +29,7 @@ from accelerate_nb.transport.protocol.messages import (
 )
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.user_warnings import warn_user
-from accelerate_nb.worker.process_session import kill_session
+from accelerate_nb.worker.process_session import kill_sessions
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
 # the kernel side never imports it).
@@ -218,10 +218,9 @@ class SupervisorWorkers:
             return self._withdraw()
         self._channel.try_send(KillGroup())
         if self._lost:
-            for pid, ranks in self._ranks.items():
-                if self._codes.keys().isdisjoint(ranks):
-                    kill_session(pid)
-                    self._codes.update(dict.fromkeys(ranks, -int(signal.SIGKILL)))
+            left = {pid: ranks for pid, ranks in self._ranks.items() if self._codes.keys().isdisjoint(ranks)}
+            kill_sessions(*left)
+            self._codes.update(dict.fromkeys((rank for ranks in left.values() for rank in ranks), -int(signal.SIGKILL)))
         return None
 
     def lost(self) -> str | None:
