@@ -58,7 +58,7 @@ def _wrong(settings: Mapping[str, Any], error: str) -> tuple[PreflightIssue, ...
     alone = [found for name, value in settings.items() if (found := _alone(name, value)) is not None]
     if together.name is None and alone:
         return tuple(alone)
-    return (together, *(found for found in alone if found.name != together.name))
+    return (together, *(found for found in alone if found.name != together.name and found.text != error))
 
 
 def _alone(name: str, value: Any) -> PreflightIssue | None:

@@ -133,7 +133,8 @@ def _read(typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             value = value_of(setting, typed.get(setting.name))
         except AccelerateNbError as error:
-            wrong[setting.name] = str(error)
+            # the setting's help stands beside its control
+            wrong[setting.name] = str(error).removesuffix(f" ({setting.help})")
             continue
         if value is not None and value != setting.default:
             given[setting.name] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from html import escape
 
 import ipywidgets
 import pytest
@@ -127,6 +128,8 @@ def test_a_wrong_text_is_reported_beside_its_field_in_the_words_of_a_wrong_argum
     (box,) = [item for item in every(picker.form, ipywidgets.VBox) if item.children and item.children[0] is field]
     assert "acc-is-wrong" in box._dom_classes
     assert f"{name} was given as" in box.children[1].value
+    (setting,) = [item for item in all_settings() if item.name == name]
+    assert "".join(child.value for child in box.children[1:]).count(escape(setting.help)) == 1
     assert 'role="alert"' in box.children[1].value
     with pytest.raises(ConfigurationError, match=f"{name} was given as"):
         _ = picker.value
