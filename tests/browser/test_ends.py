@@ -110,9 +110,15 @@ def test_the_end_of_a_run_does_not_make_the_page_jump(given: Callable[..., Noteb
     panel = notebook.page.locator(".anb")
     if end == "stopped":
         expect(panel.get_by_role("progressbar").first).to_have_attribute("aria-valuetext", re.compile(r"steps [1-9]"))
+        panel.get_by_role("button", name="loss: large").click()
+        panel.get_by_label("smoothing").fill("0.5")
+        panel.get_by_role("tab", name="rank 1").click()
         panel.get_by_role("button", name="Stop").click()
     notebook.wait()
     expect(panel.locator(".anb-title .anb-chip")).to_contain_text(end)
+    # what a person has chosen survives
+    expect(panel.locator(".anb-large")).to_have_count(int(end == "stopped"))
+    expect(panel.get_by_label("smoothing")).to_have_value("0.5" if end == "stopped" else "0")
     # the report is in the document; its script, which draws the panel elsewhere, has had its time
     notebook.page.wait_for_function("() => document.querySelector('[id^=accelerate-nb-]')?.dataset.mounted === 'true'")
     notebook.page.wait_for_timeout(1000)

@@ -89,13 +89,15 @@ export default () => {
   /** A view goes on in the place of the report: what is chosen and searched in it stays. */
   function continueIn(model, place) {
     place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }));
-    const [view] = closingViews;
+    // the notebook may take the view out of the page before its cleanup is called, or after
+    const view = [...closingViews, ...store.views].find(({ root }) => !root.isConnected);
     closingViews.delete(view);
     if (view) view.moveTo(place);
     else openView(store, place, sender(model), LIVE_PARTS);
   }
 
   function close(view) {
+    if (view.root.isConnected && view.hasMoved) return; // it goes on in the report
     if (!END_STATES.has(store.state.state)) return view.close();
     closingViews.add(view);
     return setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);

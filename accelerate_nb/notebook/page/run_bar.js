@@ -37,9 +37,10 @@ export class RunBar {
       { class: "anb-run-bar", role: "region", "data-lm-suppress-shortcuts": "true" },
       h("button", { type: "button", class: "anb-run-line", title: "Show the panel", onclick: () => this.reveal() }, this.chip.element, this.name, this.facts),
       this.stop,
-      button("anb-plain-btn", "×", () => this.choose(false), { "aria-label": "Close this line", title: "Close this line" }),
+      button("anb-plain-btn", "×", () => (this.over.length ? this.over : [this.bar]).forEach((bar) => bar.anbRun.choose(false)), { "aria-label": "Close this line", title: "Close this line" }),
       this.fill,
     );
+    this.bar.anbRun = this;
     // the notebook acts on keys, and on presses in its margin
     for (const kind of ["keydown", "keyup", "keypress", "mousedown"]) this.bar.addEventListener(kind, (event) => event.stopPropagation());
   }
@@ -116,6 +117,16 @@ export class RunBar {
     this.stop.disabled = controls.stop.disabled;
     show(this.stop, canAct && !controls.stop.hidden);
     setStyle(this.fill, "transform", `scaleX(${runProgress(store).share ?? 0})`);
+    const isOver = END_STATES.has(store.state.state);
+    this.bar.classList.toggle("anb-over", isOver);
+    const { over } = this;
+    show(this.bar, !isOver || over[0] === this.bar);
+    if (over[0] === this.bar && over.length > 1) setText(this.facts, `${this.facts.textContent} · and ${over.slice(1).map(({ anbRun: { name, chip } }) => `${name.textContent} ${chip.element.dataset.state}`).join(", ")}`);
+  }
+
+  /** The lines of runs that are over: one stands for all of them. */
+  get over() {
+    return [...(this.bar.parentElement?.querySelectorAll(":scope > .anb-over") ?? [])];
   }
 
   /** One line is enough. A run that ends in sight needs none; one that ends out of sight has it until it was seen. */

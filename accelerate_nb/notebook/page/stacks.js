@@ -36,7 +36,7 @@ export class Stacks {
       ),
       this.text,
     );
-    show(this.stacks, false);
+    for (const part of [this.idle, this.stacks]) show(part, false);
     this.element = div("anb-notices", this.idle, this.stacks);
   }
 

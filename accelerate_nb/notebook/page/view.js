@@ -75,6 +75,7 @@ export class View {
 
   /** Goes on in another place of the page. */
   moveTo(place) {
+    this.hasMoved = true;
     place.append(this.root);
     this.output.arrange();
     this.draw();
