@@ -1,6 +1,6 @@
 // What lies along the bottom of all charts: steps, the time since the run began, or epochs.
 
-import { clockSpan, number } from "./format.js";
+import { clockSpan, marks, number } from "./format.js";
 
 /** One such axis; a series has its points by step and by time, and epochs are read from the metric `epoch` at that time. */
 export class Axis {
@@ -39,8 +39,9 @@ export class Axis {
     return this.kind === "step" ? interpolated(curve.t, curve.x, curve.length, time) : this.at(0, time);
   }
 
-  mark(value) {
-    return this.kind === "time" ? clockSpan(value) : number(value);
+  /** The marks at two places. */
+  marks(places) {
+    return this.kind === "time" ? places.map(clockSpan) : marks(places);
   }
 
   text(value) {

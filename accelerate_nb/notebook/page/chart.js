@@ -4,7 +4,7 @@ import { bandOf, columns, newestOf, notFiniteText, spread } from "./curves.js";
 import { nameInGroup } from "./chart_group.js";
 import { ChartZoom } from "./chart_zoom.js";
 import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
-import { count, mark, number } from "./format.js";
+import { count, marks, number } from "./format.js";
 import { knobChangesText, paintBroken, paintKnobChanges } from "./chart_marks.js";
 import { logTicks, ticks } from "./scales.js";
 import { smoothed } from "./smoothing.js";
@@ -26,7 +26,7 @@ export class Chart {
     this.tip = div("anb-tip");
     this.log = button("anb-mini", "log", () => this.toggleLog(), { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
     this.size = button("anb-mini", "⤢", () => this.toggleSize(), { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
-    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.canvas, this.charts.palette), { "aria-label": `${name}: save as PNG` });
+    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.canvas, this.charts.palette, this.charts.axis.kind, this.legend), { "aria-label": `${name}: save as PNG` });
     this.zoom = new ChartZoom(this);
     this.plot = h(
       "div",
@@ -62,6 +62,13 @@ export class Chart {
     const large = this.element.classList.toggle("anb-large");
     set(this.size, "aria-pressed", large);
     this.draw(true);
+  }
+
+  /** What the lines are: `[[colour, text], …]`. */
+  get legend() {
+    const { palette, lineNames } = this.charts;
+    if (this.banded) return [[palette.accent, `mean and range of ${this.series.size} ranks`]];
+    return [...this.series.keys()].map((rank) => [palette.ranks[rank % 8], lineNames?.[rank] ?? `rank ${rank}`]);
   }
 
   get series() {
@@ -188,17 +195,18 @@ export class Chart {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     const range = this.range();
-    const marks = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
+    const values = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
+    const scale = marks(values).map((text, i) => [values[i], text]);
     pen.font = `10px ${this.charts.palette.font}`;
-    const gutter = Math.max(24, ...marks.map((value) => pen.measureText(mark(value)).width + 8));
+    const gutter = Math.max(24, ...scale.map(([, text]) => pen.measureText(text).width + 8));
     const box = { left: Math.ceil(gutter), right: width - 6, top: 5, bottom: height - 15 };
     this.scale = { ...range, ...box, ...this.scales(range, box) };
-    this.paintAxes(pen, marks);
+    this.paintAxes(pen, scale);
     if (range.empty) return;
     paintBroken(pen, this.series, this.charts, this.scale);
     paintKnobChanges(pen, this.series.values().next().value, this.charts, this.scale);
     if (this.banded) this.paintBand(pen);
-    else for (const [rank, curve] of [...this.series].reverse()) this.paintLine(pen, curve, this.charts.palette.ranks[rank % 8]);
+    else this.paintLines(pen);
   }
 
   scales({ from, to, least, most }, { left, right, top, bottom }) {
@@ -209,7 +217,7 @@ export class Chart {
     return { place, across };
   }
 
-  paintAxes(pen, marks) {
+  paintAxes(pen, scale) {
     const { left, right, bottom, place, from, to, empty } = this.scale;
     const { dim, grid } = this.charts.palette;
     pen.fillStyle = dim;
@@ -217,13 +225,13 @@ export class Chart {
     pen.lineWidth = 1;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const value of marks) {
+    for (const [value, text] of scale) {
       const y = Math.round(place(value)) + 0.5;
       pen.beginPath();
       pen.moveTo(left, y);
       pen.lineTo(right, y);
       pen.stroke();
-      pen.fillText(mark(value), left - 4, y);
+      pen.fillText(text, left - 4, y);
     }
     pen.textBaseline = "alphabetic";
     if (empty) {
@@ -232,10 +240,10 @@ export class Chart {
     }
     if (!Number.isFinite(from)) return;
     pen.textAlign = "left";
-    const { axis } = this.charts;
-    pen.fillText(axis.mark(from), left, bottom + 12);
+    const [first, last] = this.charts.axis.marks(to > from ? [from, to] : [from]);
+    pen.fillText(first, left, bottom + 12);
     pen.textAlign = "right";
-    if (to > from) pen.fillText(axis.mark(to), right, bottom + 12);
+    if (last !== undefined && last !== first) pen.fillText(last, right, bottom + 12);
   }
 
   columnsOf(curve) {
@@ -243,9 +251,28 @@ export class Chart {
     return columns(curve, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic, (bucket) => this.charts.axis.middle(bucket));
   }
 
-  paintLine(pen, curve, colour) {
+  /** The lines of all ranks, the first on top; one that lies on another is dashed, so that both colours are seen. */
+  paintLines(pen) {
+    const painted = [];
+    for (const [rank, curve] of [...this.series].reverse()) {
+      const found = this.columnsOf(curve);
+      const under = painted.filter((other) => this.isOn(other, found)).length;
+      pen.setLineDash(under ? [6, 6 * under] : []);
+      pen.lineDashOffset = -6 * under;
+      this.paintLine(pen, found, this.charts.palette.ranks[rank % 8]);
+      painted.push(found);
+    }
+    pen.setLineDash([]);
+  }
+
+  /** Whether two lines are hardly told apart, over most of their points. */
+  isOn(a, b) {
+    const apart = a.flatMap((column, x) => (column && b[x] ? [Math.abs(this.scale.place(column.last) - this.scale.place(b[x].last)) > 1] : []));
+    return apart.length > 1 && apart.filter(Boolean).length < apart.length / 4;
+  }
+
+  paintLine(pen, found, colour) {
     const { left, place } = this.scale;
-    const found = this.columnsOf(curve);
     if (this.charts.smoothing) {
       const kept = found.flatMap((column, x) => (column ? [{ x, mean: column.sum / column.points, points: column.points }] : []));
       this.paintSmoothed(pen, kept, colour);

@@ -105,7 +105,7 @@ export class Charts {
     this.zoom = zoom;
     this.redraw();
     this.tools.draw();
-    if (zoom) this.announce(`from ${this.axis.mark(zoom[0])} to ${this.axis.mark(zoom[1])}`, true);
+    if (zoom) this.announce(`from ${this.axis.marks(zoom).join(" to ")}`, true);
   }
 
   redraw() {

@@ -1,21 +1,28 @@
 // Numbers, times and sizes as a person reads them.
 
-/** A number as a person reads it: four digits that matter. */
-export function number(value) {
+/** A number as a person reads it: four digits that matter, or so many. */
+export function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 2).replace("e+", "e");
   if (Number.isInteger(value)) return String(value);
-  return size >= 1e4 ? value.toFixed(0) : value.toPrecision(4);
+  return size >= 1e4 ? value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))) : value.toPrecision(digits);
 }
 
 /** A mark of a scale: the shortest that says it. */
-export function mark(value) {
-  const text = number(value);
-  if (text.includes("e")) return text.replace(/\.?0*e/, "e");
-  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+function mark(value, digits) {
+  const text = number(value, digits);
+  return text.includes(".") ? text.replace(/\.?0*(e|$)/, "$1") : text;
+}
+
+/** The marks of a scale, in as many digits as tell each from the others. */
+export function marks(values) {
+  for (let digits = 4; ; digits++) {
+    const texts = values.map((value) => mark(value, digits));
+    if (digits > 17 || new Set(texts).size === values.length) return texts;
+  }
 }
 
 const grouped = new Intl.NumberFormat("en"); // made once: `toLocaleString` makes one for each number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
     expect(line).to_contain_text("finished")
     line.get_by_role("button", name="Close this line").click()
     expect(line).to_be_hidden()
+
+
+def test_runs_that_are_over_share_one_line_which_is_gone_once_they_were_seen(page: Any, show: Any) -> None:
+    page.evaluate(SCROLLS)
+    page.evaluate("() => { window.start(); }")
+    show([start(2, background=True)])
+    lines = page.locator(".anb-run-bar:visible")
+    page.evaluate(AWAY)
+    expect(lines).to_have_count(2)
+    _give(page, seq=2, state={"state": "finished", "ended": STARTED + 80})
+    expect(lines).to_have_count(1)
+    expect(lines).to_contain_text("and train finished")
+    page.evaluate("() => { document.querySelector('.jp-Notebook').scrollTop = 0; }")
+    expect(lines).to_have_count(0)
+    page.evaluate(AWAY)
+    expect(page.locator(".anb-head").last).not_to_be_in_viewport()
+    expect(lines).to_have_count(0)
 
 
 # ------------------------------------------------------------------------------------------------------------------- head
@@ -979,6 +997,30 @@ def test_charts_are_drawn_over_steps_time_or_epochs(page: Any, show: Any) -> Non
     expect(page.locator(".anb-chart")).to_have_count(1)
 
 
+def test_the_marks_of_an_axis_never_repeat(page: Any, show: Any) -> None:
+    for values in (
+        [1234.5, 1234.6, 1234.7],
+        [1_000_000, 1_000_050],
+        [0.100001, 0.100002],
+        [1e-9, 1.0001e-9],
+        [1e20, 1e20 + 1e5],
+    ):
+        marks = page.evaluate("(values) => panel.marks(values)", values)
+        assert len({*marks}) == len(values), marks
+    assert page.evaluate("panel.marks([0, 0.5, 1, 1500])") == ["0", "0.5", "1", "1500"]
+
+
+def test_lines_that_coincide_keep_their_colours(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(page, seq=2, metrics=[["loss", rank, _points(*[i % 5 for i in range(40)])] for rank in range(2)])
+    expect(_chart(page, "loss").locator(".anb-chart-value")).to_have_text("4")
+    ink = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = {};
+        for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 250) found[[data[i], data[i + 1], data[i + 2]]] = (found[[data[i], data[i + 1], data[i + 2]]] ?? 0) + 1;
+        return found; }"""
+    found = _chart(page, "loss").locator("canvas").evaluate(ink)
+    assert all(found.get(colour, 0) > 50 for colour in ("26,111,196", "180,80,11")), found
+
+
 def test_smoothing_draws_averages_over_the_faint_values(page: Any, show: Any) -> None:
     show([start(1)])
     _give(page, seq=2, metrics=[["loss", 0, _points(*[100 * (i % 2) for i in range(40)])]])
@@ -1032,7 +1074,11 @@ def test_values_leave_as_csv_as_code_and_as_a_picture(page: Any, show: Any) -> N
     with page.expect_download() as picture:
         page.get_by_role("button", name='a "b", c: save as PNG').click()
     assert picture.value.suggested_filename == "a_b_c.png"
-    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    made = Path(picture.value.path()).read_bytes()
+    assert made.startswith(b"\x89PNG")
+    # room for its title, the axis' name and a legend
+    canvas = _chart(page, 'a "b", c').locator("canvas").evaluate("(canvas) => [canvas.width, canvas.height]")
+    assert struct.unpack(">II", made[16:24]) == (canvas[0], canvas[1] + 62)
 
 
 def _ink(page: Any, name: str) -> int:
