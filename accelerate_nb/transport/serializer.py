@@ -123,6 +123,8 @@ class _HomewardPickler(_PayloadPickler):
     def reducer_override(self, obj: Any) -> Any:
         if is_of_main(obj) and (self._known is None or obj.__qualname__ in self._known):
             return obj.__qualname__
+        if getattr(type(obj), "belongs_to_process", False):
+            raise PayloadError("It belongs to the process in which it was made.")
         if (torch := sys.modules.get("torch")) is not None:
             if isinstance(obj, torch.Tensor) and (reduced := self._reduce_tensor(obj)) is not None:
                 return reduced

@@ -101,6 +101,8 @@ def _travels(value: Any, dump_value: Callable[[Any], object]) -> bool:
 
 def _refuses(value: Any) -> bool:
     """Whether the value itself refuses, as an `Accelerator` does, whatever its parts would do."""
+    if getattr(type(value), "belongs_to_process", False):
+        return True
     try:
         value.__reduce_ex__(PROTOCOL)
     except AccelerateNbError:

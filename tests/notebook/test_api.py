@@ -108,6 +108,11 @@ def test_a_prepared_model_comes_back_unwrapped_and_whole_on_the_cpu(plugin):
         model(torch.ones(1, 4)).sum().backward()
 
 
+def test_an_accelerator_in_a_result_is_named():
+    with pytest.warns(UserWarning, match=r"result\['accelerator'\] is an Accelerator"):
+        assert notebook_launcher(lambda: {"loss": 0.1, "accelerator": Accelerator()}, num_processes=1, cpu=True) is None
+
+
 @pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher, launch])
 def test_an_async_function_is_refused_before_the_launch(launcher):
     async def train(rate):

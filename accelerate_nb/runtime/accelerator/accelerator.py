@@ -87,6 +87,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
     >>> accelerator.backward(loss)  # doctest: +SKIP
     """
 
+    # of a result it is the part that can't be brought back
+    belongs_to_process = True
+
     def __init__(
         self,
         device_placement: bool = True,
