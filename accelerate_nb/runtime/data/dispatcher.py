@@ -191,23 +191,23 @@ class DataLoaderDispatcher(PreparedLoader):
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
         """The batches of each step as one, of which all but the last can be cut into equal parts."""
         parts = self._replica(world)[1]
-        rounds = in_rounds(batches, self.stride)
-        joined_rounds = (
-            _concatenated(round_) for round_ in rounds if len(round_) == self.stride or not self._drop_last
-        )
+        size = 1 if self.split_batches else parts
+        rounds = (round_ for round_ in in_rounds(batches, size) if len(round_) == size or not self._drop_last)
+        joined_rounds = map(_concatenated, rounds)
         return joined_rounds if parts == 1 or self.slice_fn is not None else self._divisible(joined_rounds, parts)
 
     def _divisible(self, batches: Iterator[Any], parts: int) -> Iterator[Any]:
         """The batches, of which one that does not divide, as the last one of a loader's worker may be, waits for rows of the next one."""
         held: Any = None
         for batch in batches:
-            sizes = [size_of(item) for item in (held, batch) if item is not None]
-            count, whole = sum(sizes), batch if held is None else _concatenated([held, batch])
-            if held is None and count % parts == 0:
+            size = size_of(batch)
+            if held is None and size % parts == 0:
                 yield batch
                 continue
+            waited = 0 if held is None else size_of(held)
+            count, whole = waited + size, batch if held is None else _concatenated([held, batch])
             # no step has more rows than a full one, or than what was read at a time
-            given = 0 if held is None else min(count, max(self.step_size or 0, *sizes))
+            given = 0 if held is None else min(count, max(self.step_size or 0, waited, size))
             given -= given % parts
             if given > 0:
                 yield cut(whole, slice(0, given), count)
