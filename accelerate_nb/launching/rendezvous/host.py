@@ -137,6 +137,7 @@ class RendezvousHost:
     def _missing_text(self) -> str:
         there = ", ".join([node_name(0, self._facts), *map(self._name, sorted(self._joined))])
         refused = f", and {self._requests.refused} others were refused" if self._requests.refused else ""
+        refused += f": {'; '.join(self._requests.objections)}" if self._requests.objections else ""
         return (
             f"A run of {self._settings.nodes} nodes was requested, and after {self._settings.timeout:g} s only {len(self._joined) + 1} had come to "
             f"{self._settings.endpoint} ({there}{refused}): {self._missing()} did not. To go on, {self._settings.advice}."

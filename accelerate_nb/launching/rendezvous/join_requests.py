@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
+from accelerate_nb.events.terminal_lines import plain_name
+from accelerate_nb.launching.rendezvous.peers import print_notice
 from accelerate_nb.launching.rendezvous.pending_connections import PendingConnections
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.launching.rendezvous.unproven_connection import UnprovenConnection
@@ -29,6 +31,10 @@ class JoiningNode(NamedTuple):
         self.channel.close()
 
 
+# Strangers may send any number of them.
+_MOST_OBJECTIONS = 5
+
+
 class JoinRequests:
     """
     Reads what strangers send, and refuses what can't be of this run: with the reason where it may be a node of another.
@@ -41,6 +47,8 @@ class JoinRequests:
     def __init__(self, settings: RendezvousSettings, kind: str) -> None:
         self._settings, self._kind = settings, kind
         self._strangers = PendingConnections(UnprovenConnection)
+        # why nodes were refused whose settings are others
+        self.objections: list[str] = []
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -72,9 +80,17 @@ class JoinRequests:
             self.refuse(sock, "")
             return None
         if reason := self._objection(request):
+            self._note(reason)
             self.refuse(sock, reason)
             return None
         return JoiningNode(sock, self._strangers.take(sock).channel, request, request.facts)
+
+    def _note(self, reason: str) -> None:
+        """Say once on this node, too, why another one was refused: it may be one that is waited for."""
+        objection = plain_name(reason.replace("this node", "that node"))
+        if objection not in self.objections and len(self.objections) < _MOST_OBJECTIONS:
+            self.objections.append(objection)
+            print_notice(f"a node came, and was refused: {objection}")
 
     def refuse(self, sock: socket.socket, reason: str) -> None:
         """Close a connection that is no node of this run, with the reason where it may be one of another."""

@@ -107,7 +107,9 @@ def closed(rendezvous: HostedRendezvous) -> None:
         peer.channel.close()
 
 
-def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_its_nodes() -> None:
+def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_its_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with host() as (future, address):
         payload = pickle.dumps(print)
         for raw in (b"GET / HTTP/1.1\r\n\r\n", b"\x93ANB" + payload, frame(KillGroup()), b"x" * (1 << 20), b""):
@@ -129,6 +131,10 @@ def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_i
             answer = asked(address, request(**values))
             assert isinstance(answer, RunRefused), values
             assert reason in answer.reason
+            # node 0 says so at once, too
+            assert (
+                f"a node came, and was refused: {reason}".replace("this node", "that node") in capsys.readouterr().err
+            )
         joined = join(replace(settings_of(node_rank=1), port=address[1]), PLACEMENT)
         rendezvous = future.result()
         assert joined.answer.sizes == (2, 2)
