@@ -78,7 +78,7 @@ function takeLine(store, [rank, stream, text, time, open, meaning = ""]) {
   store.all.push(line);
 }
 
-function takeMetric(store, [name, rank, points]) {
+function takeMetric(store, [name, rank, points], time) {
   const rankState = rankOf(store, rank);
   if (!store.metrics.has(name)) store.metrics.set(name, new Map());
   const series = store.metrics.get(name);
@@ -87,7 +87,7 @@ function takeMetric(store, [name, rank, points]) {
   for (const [step, value, time] of points) curve.add(step ?? curve.pointCount, real(value), time);
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
-  if (points.length) moved(store, points.at(-1)[2]);
+  if (points.length) moved(store, time ?? points.at(-1)[2]);
   while (store.points > MOST_POINTS) thinLongest(store);
 }
 
@@ -158,7 +158,9 @@ export function feed(store, message) {
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });
   }
-  for (const bar of message.progress ?? []) takeProgress(store, bar, message.moved ?? kernelNow(store));
+  // of what came before the page was loaded its own times count; a node's clock may be wrong
+  const arrived = message.reset ? null : kernelNow(store);
+  for (const bar of message.progress ?? []) takeProgress(store, bar, arrived ?? message.moved ?? kernelNow(store));
   for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
     rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
   }
@@ -175,7 +177,7 @@ export function feed(store, message) {
   for (const line of message.lines ?? []) takeLine(store, line);
   if (message.line_count !== undefined) store.lineCount = message.line_count;
   if (message.skipped) store.skipped += message.skipped;
-  for (const metric of [...(message.metrics ?? []), ...(message.columns ? rowsOf(message.columns) : [])]) takeMetric(store, metric);
+  for (const metric of [...(message.metrics ?? []), ...(message.columns ? rowsOf(message.columns) : [])]) takeMetric(store, metric, arrived);
   if (message.failure !== undefined) store.failure = message.failure;
   if (message.idle_warning !== undefined) store.idleWarning = message.idle_warning;
   if (message.gone !== undefined) store.gone = message.gone;

@@ -338,18 +338,18 @@ def test_head_and_row_have_the_same_progress(page: Any, show: Any) -> None:
 def test_a_run_without_steps_has_no_speed_and_no_end(page: Any, show: Any) -> None:
     show([start(2)])
     bars = [[rank, "train", 50, 100, 9.0, "it", 0] for rank in range(2)]
-    _give(page, seq=2, now=STARTED + 74, progress=bars, moved=STARTED + 73.9)
+    _give(page, seq=2, now=STARTED + 74, progress=bars)
     facts, row = page.locator(".anb-facts"), _rows(page).nth(0)
     expect(facts).to_contain_text("9.0 it/s · ends")
     expect(row).to_contain_text("50/100 · 9.0 it/s · 00:05 left")
     # the bar is drawn anew where it stands; what came is that the machine is there
-    _give(page, seq=3, now=STARTED + 83, progress=bars, moved=STARTED + 83)
+    _give(page, seq=3, now=STARTED + 83, progress=bars)
     expect(facts).to_have_text(re.compile(r"^2 ranks · train 50/100 · 50 % · no step for (9|\d\d) s$"))
     expect(row).to_contain_text("50/100")
     assert "it/s" not in row.inner_text()
     assert "left" not in row.inner_text()
     expect(page).to_have_title(re.compile("50 %\u2800"))
-    _give(page, seq=4, now=STARTED + 84, progress=[[0, "train", 51, 100, 9.0, "it", 0]], moved=STARTED + 84)
+    _give(page, seq=4, now=STARTED + 84, progress=[[0, "train", 51, 100, 9.0, "it", 0]])
     expect(facts).to_contain_text("9.0 it/s · ends")
     expect(row).to_contain_text("9.0 it/s")
 
@@ -359,7 +359,7 @@ def test_long_steps_keep_their_speed(page: Any, show: Any) -> None:
     _give(page, seq=2, now=STARTED + 74, metrics=[["speed/step_time_s", 0, [[7, 20.0, STARTED + 70]]]])
     _give(page, seq=3, now=STARTED + 130, host=[["cpu", 9, 100, "%"]])
     expect(page.locator(".anb-facts")).to_contain_text("0.05000 steps/s")
-    _give(page, seq=4, now=STARTED + 160, host=[["cpu", 10, 100, "%"]])
+    _give(page, seq=4, now=STARTED + 174, host=[["cpu", 10, 100, "%"]])
     expect(page.locator(".anb-facts")).to_have_text("1 rank · no step for 2 min")
 
 
