@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from accelerate_nb.errors import mark_in_panel, of_this_package
 from accelerate_nb.events.run_folder import shown_path, whole_log
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
 from accelerate_nb.launching.front_end import FrontEnd
@@ -45,7 +46,7 @@ class Run(ABC):
         front_end: FrontEnd,
         stop_grace_period: float,
     ) -> None:
-        self.name, self.why, self.folder, self.view = name, why, folder, view
+        self.name, self.why, self.folder, self.view = plain_name(name), why, folder, view
         self.started = time.time()
         self._wanted, self._front_end = results, front_end
         self._stop_grace_period = stop_grace_period

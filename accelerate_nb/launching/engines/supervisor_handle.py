@@ -16,6 +16,7 @@ from typing import Protocol
 
 import psutil
 
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.protocol.channel import Channel
@@ -167,7 +168,7 @@ class SupervisorHandle:
 
     def log(self) -> str:
         """Its output."""
-        return os.pread(self._log, 1 << 20, 0).decode(errors="replace")
+        return plain(os.pread(self._log, 1 << 20, 0).decode(errors="replace"))
 
     def _last_line(self) -> str:
         return self.log().rstrip().rpartition("\n")[2]

@@ -8,6 +8,7 @@ import time
 from typing import TypeVar
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.launching.node_agent.node_facts import clock_offset
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.transport.protocol.agent_messages import Heartbeat, NodeFacts, QueryNode
@@ -120,7 +121,6 @@ class NodeConnection:
             code = None
         if code is None:
             return "it has closed its connection"
-        written = (
-            "" if output is None else os.pread(output, 1 << 20, 0).decode(errors="replace").strip()[-_LAST_OUTPUT:]
-        )
+        found = b"" if output is None else os.pread(output, 1 << 20, 0)
+        written = plain(found.decode(errors="replace")).strip()[-_LAST_OUTPUT:]
         return f"exit code {code}" + (f", and these last words:\n{written}\n" if written else "")
