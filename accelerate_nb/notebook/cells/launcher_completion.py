@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,8 +79,9 @@ def _is_launcher(called: str, names: dict[str, Any]) -> bool:
 
 
 def register_values(shell: Any) -> None:
-    """Complete the values of settings in calls of launchers from now on."""
-    add_matcher(shell, ValueMatcher(shell), "accelerate_nb.values")
+    """Complete the values of settings in calls of launchers from now on, where the running IPython has such matchers."""
+    with suppress(ImportError, AttributeError):
+        add_matcher(shell, ValueMatcher(shell), "accelerate_nb.values")
 
 
 def add_matcher(shell: Any, matcher: Callable[[Any], dict[str, Any]], identifier: str) -> None:
