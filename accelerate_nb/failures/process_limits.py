@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.failures.exception_copy import message_of
 
 _MIB = 1 << 20
 # What a rank has: files of the launching process while it starts; a process, and threads of it once it has a group; memory at the least.
@@ -53,7 +54,7 @@ def check_limits(ranks: int) -> None:
 
 def limit_reached(error: BaseException, ranks: int) -> str:
     """The sentence on the limit that an error comes from; empty where it comes from none."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {message_of(error)}"
     number = getattr(error, "errno", None)
     if number in {errno.EMFILE, errno.ENFILE} or "Too many open files" in text:
         kind = 0

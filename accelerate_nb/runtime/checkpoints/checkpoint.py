@@ -109,7 +109,9 @@ class Checkpoint:
         for loader, position in zip(self.bundle.loaders, positions, strict=False):
             loader.resume(position)
         # before there are gradients, which DDP would have moved into its buckets
-        self.strategy.set_bucket_orders(self.bundle.models, (states or {}).get("bucket_orders", ()))
+        self.strategy.set_bucket_orders(
+            self.bundle.models, states.get("bucket_orders", ()) if isinstance(states, dict) else ()
+        )
         for model, saved in zip(self.bundle.models, gradients, strict=False):
             self.strategy.set_window_gradients(model, saved)
         self.strategy.settle()

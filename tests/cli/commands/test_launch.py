@@ -435,6 +435,8 @@ def _sample(setting):
         "NodeCount": 2,
         "MeshAxes": "fsdp",
         "NamedValues": {"a": "b"},
+        "Label": "mine",
+        "LabelList": "a,b",
         "Entries": {},
     }[type(setting.value_type).__name__]
 

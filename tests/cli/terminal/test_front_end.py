@@ -211,7 +211,7 @@ def test_the_board_stands_below_the_lines_and_goes_in_the_end():
     assert rest == ""
     captured.end()
     assert not any("2 ranks" in item for item in captured.screen)
-    assert [item for item in captured.screen if "loss" in item] == ["  loss  ▄  min 0.5  max 0.5  last 0.5  step 3"]
+    assert [item for item in captured.screen if "loss" in item] == ["  loss    min 0.5  max 0.5  last 0.5  step 3"]
 
 
 def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
