@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
@@ -344,6 +344,9 @@ def is_fit() -> bool:
     """Whether this process may fork: it has one thread, and no driver of an accelerator is awake in it."""
     if sys.platform != "linux":
         return True
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        return False
     # NVML, which only asks for devices, holds /dev/nvidiactl and /dev/nvidia0 open; CUDA alone opens /dev/nvidia-uvm
     return _has_one_thread() and not any(_opened(("/dev/nvidia-uvm", "/dev/accel", "/dev/vfio/")))
 

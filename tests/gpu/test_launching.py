@@ -153,23 +153,25 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
 
 # ------------------------------------------------------------------------------------------------------- the supervisor
 
-# torchao asks for a device while it is imported, and pyarrow, which the others import, starts a thread.
-IMPORTED = ("torchao", "pandas", "sklearn.linear_model", "transformers.trainer")
+# pyarrow, which some of these import, starts a thread. torchao, which the last one imports where it is installed, wakes a GPU.
+IMPORTED = ("pandas", "sklearn.linear_model", "torchao", "transformers.trainer")
 
 
-def are_loaded(names: list[str]) -> tuple[int, list[bool]]:
-    return os.getppid(), [name in sys.modules for name in names]
+def are_loaded(names: list[str]) -> list[bool]:
+    return [name in sys.modules for name in names]
 
 
-def test_what_notebooks_import_is_loaded_ahead_where_there_are_devices(
-    launched: Callable[..., list[Any]], device: str
+@pytest.mark.filterwarnings("ignore:.* wakes a GPU as it is imported")
+def test_what_notebooks_import_is_loaded_ahead_and_leaves_the_device_to_ranks(
+    launched: Callable[..., list[Any]], device: str, ranks: int
 ) -> None:
     names = [name for name in IMPORTED if find_spec(name.partition(".")[0])]
     if not names:
         pytest.skip(f"none of {', '.join(IMPORTED)} is installed here")
     supervisor.preload(names)
-    first = launched(are_loaded, names, num_processes=1)[0][0]
-    assert until(lambda: launched(are_loaded, names, num_processes=1) == [(first, [True] * len(names))])
+    fit = supervisor._warmth.get().fit
+    assert until(lambda: launched(are_loaded, fit(names), num_processes=1) == [[True] * len(fit(names))])
+    assert [total for _, total in launched(own_device_and_sum)] == [float(ranks)] * ranks
 
 
 def fails(*args: Any, **kwargs: Any) -> None:
