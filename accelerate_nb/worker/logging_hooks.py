@@ -34,7 +34,11 @@ def install() -> None:
 
 
 def _measure_steps_of(module: Any) -> None:
-    original = module.Accelerator.__init__
+    accelerator_class: Any = getattr(module, "Accelerator", None)
+    if getattr(accelerator_class, "__module__", None) != module.__name__:
+        # another package stands under this name, such as this one
+        return
+    original = accelerator_class.__init__
     measured: list[Any] = []
 
     @functools.wraps(original)
@@ -46,7 +50,7 @@ def _measure_steps_of(module: Any) -> None:
             measured.append(AccelerateSteps())
         measured[0].measure(self)
 
-    module.Accelerator.__init__ = begin
+    accelerator_class.__init__ = begin
 
 
 def _report_calls_of(module: Any) -> None:
