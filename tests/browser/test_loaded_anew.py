@@ -95,7 +95,7 @@ def test_a_run_in_the_background_that_ends_while_its_page_is_closed_leaves_its_r
         file = server.root / notebook.name
         file.with_stem(f"{file.stem}-copy").write_bytes(file.read_bytes())
         copy = Notebook(notebook.page, server, f"{file.stem}-copy.ipynb").open()
-        expect(copy.cell(1)).to_contain_text("until_told was running when this notebook was saved")
+        expect(copy.cell(1)).to_contain_text("was running when this notebook was saved")
         expect(copy.cell(1)).to_contain_text("accelerate_nb.attach(")
         copy.shut_down()
     notebook.page.goto("about:blank")
