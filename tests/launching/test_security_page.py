@@ -35,7 +35,7 @@ def first_cells(title: str) -> list[list[str]]:
     return [re.findall(r"`([^`]+)`", row.split("|")[1]) for row in rows]
 
 
-def looks_around(launcher: int, names_before: list[str]) -> dict[str, Any]:
+def looks_around(launcher: int, names_before: list[str], ports_before: set[int]) -> dict[str, Any]:
     """What rank 0 finds while all ranks are in a group, have printed, logged and saved."""
     import torch
 
@@ -57,7 +57,9 @@ def looks_around(launcher: int, names_before: list[str]) -> dict[str, Any]:
             processes |= {parent, *parent.children(recursive=True)}
     unix = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if str(folder) in line}
     found = {
-        "listening": sorted({item.laddr.ip for process in processes for item in listening(process)}),
+        "listening": sorted(
+            {ip for process in processes for ip, port in listening(process) if port not in ports_before}
+        ),
         "unix": sorted(Path(path).name for path in unix),
         "files": {path.name: f"{path.lstat().st_mode & 0o777:o}" for path in (folder, *folder.iterdir())},
         "variables": sorted(set(os.environ) - set(names_before)),
@@ -69,10 +71,10 @@ def looks_around(launcher: int, names_before: list[str]) -> dict[str, Any]:
     return found
 
 
-def listening(process: psutil.Process) -> list[Any]:
-    """The sockets at which a process waits for connections."""
+def listening(process: psutil.Process) -> list[tuple[str, int]]:
+    """The addresses at which a process waits for connections."""
     try:
-        return [item for item in process.net_connections("inet") if item.status == "LISTEN"]
+        return [tuple(item.laddr) for item in process.net_connections("inet") if item.status == "LISTEN"]
     except psutil.Error:
         return []
 
@@ -91,7 +93,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     before, umask = [name for name in os.environ if not name.startswith("TORCHINDUCTOR")], os.umask(0o022)
     settings = {"num_processes": 2, "cpu": True, "config_file": "", "panel": "off"}
     settings["folder"] = str(tmp_path_factory.mktemp("runs"))
-    arguments = (os.getpid(), before)
+    # what other tests have left open in this process is not of these runs
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    arguments = (os.getpid(), before, {port for process in family for _, port in listening(process)})
     try:
         return {
             name: notebook_launcher(looks_around, arguments, **{**settings, **engine})
