@@ -54,8 +54,14 @@ def memory_for_a_petabyte():
     torch.empty(10**15)
 
 
+class StaysHere:
+    def __reduce__(self):
+        raise AttributeError("Can't pickle local object 'train.<locals>.<lambda>'")
+
+
 def a_lambda_for_new_processes():
-    list(DataLoader([1, 2, 3], num_workers=1, collate_fn=lambda batch: batch, multiprocessing_context="spawn"))
+    # a lambda itself is sent where this package has prepared multiprocessing; its words are those of a process that has not
+    list(DataLoader([1, 2, 3], num_workers=1, collate_fn=StaysHere(), multiprocessing_context="spawn"))
 
 
 def a_worker_that_is_killed():

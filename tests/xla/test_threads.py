@@ -89,7 +89,7 @@ def test_the_ranks_share_a_process_and_have_a_device_each(spoken):
     "line",
     [
         "rank {} prints",
-        "WARNING:training:rank {} logs",
+        "rank {} logs",
         "UserWarning: rank {} warns",
         "rank {} writes",
         "rank {} prints in a thread",
