@@ -14,7 +14,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from make_tpu_environment import empty, existing, forget_nvidia, install, pip, site_of, stop_for
+from make_tpu_environment import (
+    empty,
+    existing,
+    forget_nvidia,
+    install,
+    missing_tools,
+    pip,
+    pip_error,
+    site_of,
+    stop_for,
+)
 from stand_in_for_cuda import Library, build, forget_machine_code, read, stand_ins
 
 # torch's build for CUDA 13, and the header with CUDA's structures; what else it needs, since it is installed without.
@@ -77,9 +87,8 @@ def lacks(folder: Path) -> Iterator[str]:
         yield f"{WANTED} is for Linux on x86_64, and this is {machine}: take such a machine."
     if find_spec("ensurepip") is None:
         yield f"{WANTED} needs a virtual environment, and {sys.executable} has no venv module: apt-get install python3-venv."
-    for tool, package in (("cc", "gcc"), ("readelf", "binutils")):
-        if shutil.which(tool) is None:
-            yield f"{WANTED} compiles what stands in for NVIDIA's libraries with `{tool}`, which is not here: apt-get install {package}."
+    for tool, package in missing_tools():
+        yield f"{WANTED} compiles what stands in for NVIDIA's libraries with `{tool}`, which is not here: apt-get install {package}."
     left = shutil.disk_usage(existing(folder)).free
     if left < ROOM:
         yield f"{WANTED} takes {ROOM // GIB} GiB, and {left / GIB:.1f} GiB are free at {folder}: make room."
@@ -88,11 +97,8 @@ def lacks(folder: Path) -> Iterator[str]:
 def unavailable(python: str) -> Iterator[str]:
     """What pip says where it finds no such builds; nothing is installed."""
     for wanted in (TORCH, RUNTIME):
-        command = [*pip(python), "--dry-run", "--no-deps", "--quiet", wanted]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it failed"]
-            yield f"{WANTED} needs {wanted}, and pip found none ({lines[-1]}): let it reach an index that has it."
+        if error := pip_error(*pip(python), "--dry-run", "--no-deps", "--quiet", wanted):
+            yield f"{WANTED} needs {wanted}, and pip found none ({error}): let it reach an index that has it."
 
 
 def pretend(python: str, site: Path) -> None:

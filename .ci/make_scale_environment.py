@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from make_tpu_environment import empty, existing, install, pip, stop_for
+from make_tpu_environment import empty, existing, install, pip, pip_error, stop_for
 
 WANTED = "The suite of DeepSpeed and Megatron-LM"
 PACKAGES = ["deepspeed", "megatron-core"]
@@ -57,11 +57,8 @@ def lacks(folder: Path) -> Iterator[str]:
 def unavailable(python: str) -> Iterator[str]:
     """What pip says where it finds no such packages; nothing is installed."""
     for package in PACKAGES:
-        command = [python, "-m", "pip", "--disable-pip-version-check", "index", "versions", package]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = ([line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it failed"])[-1]
-            yield f"{WANTED} needs {package}, and pip found none ({said}): let it reach an index that has it."
+        if error := pip_error(python, "-m", "pip", "--disable-pip-version-check", "index", "versions", package):
+            yield f"{WANTED} needs {package}, and pip found none ({error}): let it reach an index that has it."
 
 
 if __name__ == "__main__":

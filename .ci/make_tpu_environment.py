@@ -90,12 +90,18 @@ def lacks(folder: Path) -> Iterator[str]:
             f"{WANTED}, which loads the library of Python, and {sys.executable} has none that can be found: "
             f"apt-get install libpython{version[0]}.{version[1]}, or a Python built with --enable-shared."
         )
-    for tool, package in (("cc", "gcc"), ("readelf", "binutils")):
-        if shutil.which(tool) is None:
-            yield f"{WANTED} beside a torch without GPUs, for which `{tool}` is used, and it is not here: apt-get install {package}."
+    for tool, package in missing_tools():
+        yield f"{WANTED} beside a torch without GPUs, for which `{tool}` is used, and it is not here: apt-get install {package}."
     left = shutil.disk_usage(existing(folder)).free
     if left < ROOM:
         yield f"{WANTED}, for which {ROOM // GIB} GiB are used, and {left / GIB:.1f} GiB are free at {folder}: make room."
+
+
+def missing_tools() -> Iterator[tuple[str, str]]:
+    """The tools that make libraries and are not here, each with the package that has it."""
+    for tool, package in (("cc", "gcc"), ("readelf", "binutils")):
+        if shutil.which(tool) is None:
+            yield tool, package
 
 
 def has_library_of_python() -> bool:
@@ -109,11 +115,15 @@ def has_library_of_python() -> bool:
 
 def unavailable(python: str) -> Iterator[str]:
     """What pip says where it finds no builds of the two; nothing is installed."""
-    command = [*pip(python), "--dry-run", "--no-deps", "--quiet", TORCH, TORCH_XLA]
+    if error := pip_error(*pip(python), "--dry-run", "--no-deps", "--quiet", TORCH, TORCH_XLA):
+        yield f"{WANTED} and {TORCH}, and pip found none ({error}): let it reach an index that has them."
+
+
+def pip_error(*command: str) -> str:
+    """The last error of a command of pip; empty where it succeeds."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = ([line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it failed"])[-1]
-        yield f"{WANTED} and {TORCH}, and pip found none ({said}): let it reach an index that has them."
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    return "" if done.returncode == 0 else errors[-1] if errors else "it failed"
 
 
 def install(python: str, *what: str) -> None:
