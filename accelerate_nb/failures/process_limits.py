@@ -22,6 +22,8 @@ _MIB = 1 << 20
 _FILES_OF_A_RANK, _THREADS_OF_A_RANK, _MEMORY_OF_A_RANK = 10, 5, 8 * _MIB
 # What the launch itself has: its pipes and its logs; its supervisor and its threads.
 _OWN_FILES, _OWN_THREADS = 16, 4
+# What a system's limit of files may be raised to everywhere, and what it says when it is reached.
+_USUAL_FILES, _NO_MORE_FILES = 65535, frozenset({errno.EMFILE, errno.ENFILE})
 # With so many processes more than a launch needs, it does not count those that there are: that takes longer than a warm launch.
 _UNCOUNTED = 1024
 # The address space that importing torch takes, without a GPU, and that of a worker that trains.
@@ -47,7 +49,8 @@ def check_limits(ranks: int) -> None:
     memory = psutil.virtual_memory()
     remedy = "Launch fewer processes, or on a machine with more memory."
     left = ProcessLimit("bytes of memory on this machine", memory.total, memory.total - memory.available, remedy)
-    for limit, needed in (*_needs(ranks, _THREADS_OF_A_RANK * ranks + _UNCOUNTED), (left, _MEMORY_OF_A_RANK * ranks)):
+    needs = _needs(ranks, _THREADS_OF_A_RANK * ranks + _UNCOUNTED) | {"memory": (left, _MEMORY_OF_A_RANK * ranks)}
+    for limit, needed in needs.values():
         if limit is not None and limit.is_short_of(needed):
             raise LaunchError(f"num_processes={ranks} was requested, but {_sentence(limit, ranks, needed)}")
 
@@ -56,34 +59,35 @@ def limit_reached(error: BaseException, ranks: int) -> str:
     """The sentence on the limit that an error comes from; empty where it comes from none."""
     text = f"{type(error).__name__}: {message_of(error)}"
     number = getattr(error, "errno", None)
-    if number in {errno.EMFILE, errno.ENFILE} or "Too many open files" in text:
-        kind = 0
+    if number in _NO_MORE_FILES or "Too many open files" in text:
+        resource = "files"
     elif re.search(r"Resource temporarily unavailable|can't start new thread|pthread_create", text):
-        kind = 1
+        resource = "processes"
     elif number == errno.ENOMEM or re.search(
         r"^MemoryError|failed to map segment|cannot allocate memory", text, re.IGNORECASE
     ):
-        kind = 2
+        resource = "address space"
     else:
         return ""
-    limit, needed = _needs(ranks)[kind]
-    if kind == 2:
+    limit, needed = _needs(ranks)[resource]
+    if resource == "address space":
         needed = _USUAL_ADDRESS_SPACE
     # another cause has the same words
     return "" if limit is None or not limit.is_short_of(needed) else _sentence(limit, ranks, needed)
 
 
-def _needs(ranks: int, most_uncounted: float = math.inf) -> tuple[tuple[ProcessLimit | None, int], ...]:
+def _needs(ranks: int, most_uncounted: float = math.inf) -> dict[str, tuple[ProcessLimit | None, int]]:
     """
-    The limits on files, processes and address space, each with what ranks need of it.
+    The limits by resource, each with what ranks need of it.
 
     The user's processes, of which there may be thousands, are counted where the limit is below `most_uncounted`.
     """
-    return (
-        (_file_limit(), _FILES_OF_A_RANK * ranks + _OWN_FILES),
-        (_process_limit(most_uncounted), _THREADS_OF_A_RANK * ranks + _OWN_THREADS),
-        (_address_limit(), _LEAST_ADDRESS_SPACE),
-    )
+    files = _FILES_OF_A_RANK * ranks + _OWN_FILES
+    return {
+        "files": (_file_limit(files), files),
+        "processes": (_process_limit(most_uncounted), _THREADS_OF_A_RANK * ranks + _OWN_THREADS),
+        "address space": (_address_limit(), _LEAST_ADDRESS_SPACE),
+    }
 
 
 def _sentence(limit: ProcessLimit, ranks: int, needed: int) -> str:
@@ -95,13 +99,17 @@ def _sentence(limit: ProcessLimit, ranks: int, needed: int) -> str:
     return f"{limit.limit} is the limit of {limit.what}, of which {limit.used} are used; {run} needs about {needed}. {limit.remedy}"
 
 
-def _file_limit() -> ProcessLimit | None:
+def _file_limit(needed: int) -> ProcessLimit | None:
     limit = _soft_limit("RLIMIT_NOFILE")
     if limit is None:
         return None
-    folder = Path("/dev/fd")
-    used = len(os.listdir(folder)) if folder.is_dir() else 0
-    remedy = "Raise it (`ulimit -n 65535`) before the notebook server or the launch starts, or launch fewer processes."
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError as error:
+        # to list them takes a file, too
+        used = limit if error.errno in _NO_MORE_FILES else 0
+    raised = f"Raise it (`ulimit -n {_USUAL_FILES}`) before the notebook server or the launch starts, or launch"
+    remedy = f"{raised if needed < _USUAL_FILES else 'Launch'} fewer processes."
     return ProcessLimit("files that a process may have open", limit, used, remedy)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.protocol.agent_messages import StartWorkers
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors
+
+_FILES = ("accelerate_nb_outcome", "accelerate_nb_stacks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +31,24 @@ class Connection:
     @staticmethod
     def open() -> Connection:
         """Make all of them; nobody but this process and those it hands them to can open them."""
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        near, far = socket.socketpair()
-        outcome, stacks = memory_file("accelerate_nb_outcome"), memory_file("accelerate_nb_stacks")
-        for descriptor in (out_read, err_read):
+        with ExitStack() as until_complete:
+
+            def closed_on_error(*descriptors: int) -> tuple[int, ...]:
+                for descriptor in descriptors:
+                    until_complete.callback(os.close, descriptor)
+                return descriptors
+
+            out_read, out_write = closed_on_error(*os.pipe())
+            err_read, err_write = closed_on_error(*os.pipe())
+            near, far = closed_on_error(*(end.detach() for end in socket.socketpair()))
+            outcome, stacks = (closed_on_error(memory_file(name))[0] for name in _FILES)
+            its_outcome, its_stacks = (closed_on_error(os.dup(file))[0] for file in (outcome, stacks))
+            until_complete.pop_all()
+        for descriptor in (out_read, err_read, near):
             os.set_blocking(descriptor, False)
-        near.setblocking(False)
-        ends = WorkerDescriptors(
-            stdout=out_write, stderr=err_write, events=far.detach(), outcome=os.dup(outcome), stacks=os.dup(stacks)
-        )
-        return Connection(out_read, err_read, near, Channel(near), outcome, stacks, ends)
+        ends = WorkerDescriptors(stdout=out_write, stderr=err_write, events=far, outcome=its_outcome, stacks=its_stacks)
+        events = socket.socket(fileno=near)
+        return Connection(out_read, err_read, events, Channel(events), outcome, stacks, ends)
 
     def close(self) -> None:
         """Close the worker's ends here: its death must be seen as the end of the stream."""
