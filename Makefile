@@ -75,7 +75,7 @@ help: ## list the commands
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that docs/performance.md gives"
 	@echo "make chaos   kill, suspend and flood runs $(ROUNDS) times each at random moments, and write docs/reliability.md: about an hour"
-	@echo "make layout  print the files of each folder, the longest files and the import cycles"
+	@echo "make layout  print lines and files by folder, functions, classes, and imports in circles"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pictures    take the pictures of the panel in docs/pictures anew, from runs in JupyterLab and Chromium"
 	@echo "make dist    build wheel and sdist in dist/, and run the first notebook from the wheel in a new environment"

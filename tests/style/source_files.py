@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -138,26 +138,75 @@ def import_cycles(sources: list[Module]) -> list[list[str]]:
     return groups
 
 
-def main() -> None:
-    """Print the files of each folder, the longest files, and the import cycles: `python -m tests.style.source_files`."""
-    sources = modules()
-    lines = {
-        module.path.relative_to(ROOT): len(module.path.read_text(encoding="utf-8").splitlines()) for module in sources
+def mutual_imports(sources: list[Module], package: str) -> list[tuple[str, str]]:
+    """Pairs of folders of a package, or of files in it, of which each imports the other."""
+    known = {module.name for module in sources}
+
+    def part(name: str) -> str:
+        return name.removeprefix(f"{package}.").split(".")[0] if name.startswith(f"{package}.") else ""
+
+    imported = {
+        (part(module.name), part(found))
+        for module in sources
+        for item in module.imports
+        if (found := resolved(item.target, known)) and part(module.name) != part(found)
     }
-    folders = Counter(path.parent for path in lines)
-    print(f"{len(lines)} files, {sum(lines.values()):,} lines, {len(folders)} folders")
-    print("\nFolders with more than 15 files:")
-    for folder, count in folders.most_common():
-        if count > 15:
-            print(f"  {count:3}  {folder}")
-    print("\nFiles of more than 300 lines:")
-    for path, count in sorted(lines.items(), key=lambda item: -item[1]):
-        if count > 300:
-            print(f"  {count:3}  {path}")
+    return sorted((one, other) for one, other in imported if one and one < other and (other, one) in imported)
+
+
+def _sizes(paths: Iterable[Path]) -> list[int]:
+    return [len(path.read_text(encoding="utf-8").splitlines()) for path in paths]
+
+
+def _table(rows: Iterable[tuple[str, int, int]]) -> str:
+    return "\n".join(f"  {lines:7,} lines  {files:4} files  {name}" for name, lines, files in rows)
+
+
+def main() -> None:
+    """Print how large the package is, by folder, and what imports go in circles: `python -m tests.style.source_files`."""
+    sources = modules()
+    nodes = [node for module in sources for node in ast.walk(module.tree)]
+    functions = sum(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
+    classes = sum(isinstance(node, ast.ClassDef) for node in nodes)
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    sizes = dict(zip(sources, _sizes(module.path for module in sources), strict=True))
+    total = sum(sizes.values())
+    scripts = [path for path in PACKAGE.rglob("*.js") if "vendor" not in path.parts]
+    tests = list((ROOT / "tests").rglob("*.py"))
+    share = sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in imports) / total
+    print(_table([("the package", total, len(sources)), ("JavaScript", sum(_sizes(scripts)), len(scripts))]))
+    print(_table([("tests", sum(_sizes(tests)), len(tests))]))
+    print(f"\n{functions:,} functions, {classes:,} classes, {share:.1%} of the lines import")
+    print(f"{sum(size < 60 for size in sizes.values())} files have fewer than 60 lines")
+    print(f"{sum(_mentions_xla(module) for module in sources)} files mention XLA outside of its own")
+
+    print("\nThe package's folders:")
+    by_folder: defaultdict[str, list[int]] = defaultdict(list)
+    for module, size in sizes.items():
+        folders = module.path.relative_to(PACKAGE).parts[:-1]
+        by_folder["/".join(folders[: 2 if folders[:1] == ("runtime",) else 1]) or "(top level)"].append(size)
+    print(_table((name, sum(found), len(found)) for name, found in sorted(by_folder.items())))
+
+    print("\nFolders of more than 20 files:")
+    crowded = Counter(module.path.parent.relative_to(ROOT) for module in sources).most_common()
+    print("\n".join(f"  {count:4}  {folder}" for folder, count in crowded if count > 20) or "  none")
+    print("\nFiles of more than 600 lines:")
+    print(_table((module.name, size, 1) for module, size in sizes.items() if size > 600) or "  none")
+    for package in ("accelerate_nb", "accelerate_nb.launching", "accelerate_nb.runtime"):
+        pairs = mutual_imports(sources, package)
+        print(f"\nParts of {package} that import each other: {len(pairs)}")
+        print("".join(f"  {one} and {other}\n" for one, other in pairs), end="")
     found = import_cycles(sources)
     print(f"\nImport cycles, imports in functions and for type checkers included: {len(found)}")
-    for group in found:
-        print(f"  {', '.join(group)}")
+    print("".join(f"  {', '.join(group)}\n" for group in found), end="")
+
+
+def _mentions_xla(module: Module) -> bool:
+    """Whether its code has a name with "xla"; text has none."""
+    if "xla" in module.name.replace(".", "_").split("_"):
+        return False
+    fields = (getattr(node, name, None) for node in ast.walk(module.tree) for name in ("id", "attr", "arg", "name"))
+    return any(isinstance(field, str) and "xla" in field.lower() for field in fields)
 
 
 if __name__ == "__main__":
