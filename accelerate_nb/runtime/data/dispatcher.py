@@ -12,11 +12,12 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from accelerate_nb.errors import DataError, OperationError
 from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
-from accelerate_nb.runtime.data.batch_tree import cut, joined, placed, size_of
+from accelerate_nb.runtime.data.batch_tree import cut, joined, size_of
 from accelerate_nb.runtime.data.index_source import IndexSource
 from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader
 from accelerate_nb.runtime.data.samplers import drawn_from, drawn_seed
 from accelerate_nb.runtime.data.sharding import LastStep, in_rounds, processes_of_copy
+from accelerate_nb.runtime.operations.nested import placed
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from accelerate_nb.runtime.data.batch_tree import leaves_of, placed
+from accelerate_nb.runtime.data.batch_tree import is_column
+from accelerate_nb.runtime.operations.nested import leaves_of, placed
 
 _PLAIN = (str, bytes, int, float, bool, list, tuple, type(None))
 # A device that no longer responds does not keep a loop from being left.
@@ -82,7 +83,7 @@ class SideStreamCopier:
             return placed(batch, self.device, non_blocking=True)
         compute_stream = torch.cuda.current_stream(self.device)
         compute_stream.wait_event(copied)
-        for leaf in leaves_of(batch):
+        for leaf in leaves_of(batch, records=True):
             if isinstance(leaf, Tensor):
                 # the caching allocator would give the memory to the side stream's next copy while this stream still reads it:
                 # https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
@@ -142,7 +143,7 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
 
 def movable_ahead(batch: Any) -> bool:
     """Whether everything in the batch is known: plain tensors in the host's memory, and what isn't moved at all."""
-    return all(_is_plain(leaf) for leaf in leaves_of(batch))
+    return all(_is_plain(leaf) for leaf in leaves_of(batch, is_column, records=True))
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from accelerate_nb.runtime.data.batch_tree import placed
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.operations.nested import placed
 
 
 class SequenceLoader:

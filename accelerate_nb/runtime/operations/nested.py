@@ -1,13 +1,14 @@
-"""Tensors nested in lists, tuples and mappings, handled as one."""
+"""Tensors nested in lists, tuples, mappings and data classes, handled as one: the only page that walks through nested data."""
 
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import UserDict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -49,11 +50,83 @@ def is_namedtuple(data: Any) -> bool:
     return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
 
 
+def is_record(data: Any) -> bool:
+    """Whether it is an instance of a data class."""
+    return is_dataclass(data) and not isinstance(data, type)
+
+
 def honor_type(obj: T, generator: Iterable[Any]) -> T:
     """The elements as a container of `obj`'s own type: a list, a tuple or a named tuple."""
     if is_namedtuple(obj):
         return type(obj)(*generator)
     return type(obj)(generator)  # type: ignore[call-arg]  # what holds elements is made of elements
+
+
+def _like(container: Any, items: dict[Any, Any]) -> Any:
+    """The items as a mapping of the given one's type, or as a data class's instance, with all else that the given one holds."""
+    if type(container) is dict:
+        return items
+    if isinstance(container, (dict, UserDict)):
+        twin = copy(container)  # with its default factory, its encodings
+        for key, item in items.items():
+            twin[key] = item
+        return twin
+    if isinstance(container, Mapping):
+        return type(container)(items)  # type: ignore[call-arg]  # a mapping that can be made of another
+    twin = copy(container)  # the constructor of a data class may check its arguments
+    for name, value in items.items():
+        object.__setattr__(twin, name, value)  # also where it is frozen
+    return twin
+
+
+def _items(data: Any, records: bool) -> Iterable[tuple[Any, Any]] | None:
+    """What a container holds, under its indices, keys or names; `None` for anything else."""
+    if isinstance(data, (list, tuple)):
+        return enumerate(data)
+    if isinstance(data, Mapping):
+        return data.items()
+    return [(field.name, getattr(data, field.name)) for field in fields(data)] if records and is_record(data) else None
+
+
+def mapped(
+    function: Callable[[Any], Any],
+    data: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    records: bool = False,
+    skip_keys: Container[Any] = (),
+) -> Any:
+    """
+    The same nest with `function(leaf)` in place of every leaf; the one walk through nested data that makes new ones.
+
+    It looks into lists, tuples and mappings, of subclasses too, and with `records` into data classes; not into what `is_leaf`.
+    Values of mappings under `skip_keys` stay as they are.
+    """
+    if is_leaf is not None and is_leaf(data):
+        return function(data)
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, [mapped(function, item, is_leaf, records, skip_keys) for item in data])
+    items = _items(data, records)
+    if items is None:
+        return function(data)
+    return _like(
+        data,
+        {key: item if key in skip_keys else mapped(function, item, is_leaf, records, skip_keys) for key, item in items},
+    )
+
+
+def leaves_of(data: Any, is_leaf: Callable[[Any], bool] | None = None, records: bool = False) -> list[Any]:
+    """All leaves of a nest, whatever they are, in the order of `mapped`."""
+    items = None if is_leaf is not None and is_leaf(data) else _items(data, records)
+    if items is None:
+        return [data]
+    return [leaf for _, item in items for leaf in leaves_of(item, is_leaf, records)]
+
+
+def with_leaves(
+    data: Any, leaves: Iterator[Any], is_leaf: Callable[[Any], bool] | None = None, records: bool = False
+) -> Any:
+    """The same nest with other leaves, in the order of `leaves_of`."""
+    return mapped(lambda _: next(leaves), data, is_leaf, records)
 
 
 def recursively_apply(
@@ -84,24 +157,7 @@ def recursively_apply(
             )
         return leaf
 
-    return _mapped(apply, data)
-
-
-def _mapped(apply: Callable[[Any], Any], data: Any) -> Any:
-    if isinstance(data, (list, tuple)):
-        return honor_type(data, (_mapped(apply, item) for item in data))
-    if isinstance(data, Mapping):
-        return _like(data, {key: _mapped(apply, item) for key, item in data.items()})
-    return apply(data)
-
-
-def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """The items as a mapping of the given one's own type."""
-    if type(mapping) is dict:
-        return items
-    if isinstance(mapping, defaultdict):
-        return type(mapping)(mapping.default_factory, items)
-    return type(mapping)(items)  # type: ignore[call-arg]  # a mapping that can be made of another
+    return mapped(apply, data)
 
 
 def tensors_of(operation: str, data: Any) -> list[Tensor]:
@@ -128,26 +184,11 @@ def _first_other(data: Any, test_type: Callable[[Any], bool]) -> str:
 
 def _positions(data: Any, position: str) -> Iterator[tuple[str, Any]]:
     """All leaves of a nest with their positions, as `['boxes'][1]`."""
-    if isinstance(data, (list, tuple)):
-        for index, item in enumerate(data):
-            yield from _positions(item, f"{position}[{index}]")
-    elif isinstance(data, Mapping):
-        for key, item in data.items():
-            yield from _positions(item, f"{position}[{key!r}]")
-    else:
+    items = _items(data, records=False)
+    if items is None:
         yield position, data
-
-
-def leaves_of(data: Any) -> list[Any]:
-    """All leaves of a nest, whatever they are, in the order in which they stand."""
-    found: list[Any] = []
-    _mapped(found.append, data)
-    return found
-
-
-def with_leaves(data: Any, leaves: Iterator[Any]) -> Any:
-    """The same nest with other leaves, in the order of `leaves_of`."""
-    return _mapped(lambda _: next(leaves), data)
+    for key, item in items or ():
+        yield from _positions(item, f"{position}[{key!r}]")
 
 
 def description(data: Any, of_tensor: Callable[[Tensor], str] | None = None) -> str:
@@ -175,28 +216,22 @@ def send_to_device(
 
     With `non_blocking` a copy from pinned memory runs while the process goes on.
     """
-    tensor_type = type(tensor)
-    if tensor_type is Tensor:
-        return tensor.to(device, non_blocking=non_blocking)
-    if tensor_type is list:
-        return [send_to_device(item, device, non_blocking, skip_keys) for item in tensor]
-    if hasattr(tensor, "to"):
-        return _send_tensor(tensor, device, non_blocking)
-    if isinstance(tensor, (list, tuple)):
-        return honor_type(tensor, (send_to_device(item, device, non_blocking, skip_keys) for item in tensor))
-    if isinstance(tensor, Mapping):
-        skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
-        return _like(
-            tensor,
-            {
-                key: item if key in skipped else send_to_device(item, device, non_blocking, skip_keys)
-                for key, item in tensor.items()
-            },
-        )
-    return tensor
+    skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
+    return mapped(partial(_moved, device, non_blocking), tensor, _can_move, skip_keys=skipped)
 
 
-def _send_tensor(item: Any, device: Any, non_blocking: bool) -> Any:
+def placed(batch: Any, device: Any, non_blocking: bool = False) -> Any:
+    """The same as `send_to_device`, also of what data classes hold."""
+    return mapped(partial(_moved, device, non_blocking), batch, _can_move, records=True)
+
+
+def _can_move(item: Any) -> bool:
+    return hasattr(item, "to")
+
+
+def _moved(device: Any, non_blocking: bool, item: Any) -> Any:
+    if not hasattr(item, "to"):
+        return item
     try:
         return item.to(device, non_blocking=non_blocking)
     except TypeError:  # a `to` of one's own may know nothing of non_blocking
@@ -225,12 +260,13 @@ def initialize_tensors(data_structure: Any) -> Any:
 def find_batch_size(data: Any) -> int:
     """The length of the nest's first tensor in dimension 0; `DataError` where there is none."""
     first = data
-    while isinstance(first, (list, tuple, Mapping)):
-        if not len(first):
+    while (items := _items(first, records=False)) is not None:
+        entry = next(iter(items), None)
+        if entry is None:
             raise DataError(
                 f"A batch size was looked for in an empty {type(first).__name__}. Pass a nest with tensors."
             )
-        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        first = entry[1]
     if not isinstance(first, Tensor):
         raise DataError(f"A batch size was looked for in a {type(first).__name__}. Only tensors have one.")
     if first.ndim == 0:

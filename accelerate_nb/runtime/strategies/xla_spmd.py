@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.io.device_copy import brought
-from accelerate_nb.runtime.data.batch_tree import leaves_of, with_leaves
+from accelerate_nb.runtime.operations.nested import leaves_of, with_leaves
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.training.compile import is_repeated_blocks
@@ -86,11 +86,12 @@ class XlaSPMD(XlaDDP):
     def sent(self, batch: Any) -> Any:
         """A batch on the devices, each with its samples; what holds no tensors of the CPU is as it was."""
         keyed = batch.items() if isinstance(batch, Mapping) else [(None, batch)]
-        leaves = [(key, leaf) for key, value in keyed for leaf in leaves_of(value)]
+        leaves = [(key, leaf) for key, value in keyed for leaf in leaves_of(value, records=True)]
         going = [(key, leaf) for key, leaf in leaves if _is_on_cpu(leaf)]
         layouts = [self.plan.of_input(leaf.shape, key) for key, leaf in going]
         arrived = iter(spmd_tensors.sent([leaf for _, leaf in going], self.world.device, self._mesh, layouts))
-        return with_leaves(batch, (next(arrived) if _is_on_cpu(leaf) else leaf for _, leaf in leaves))
+        sent = (next(arrived) if _is_on_cpu(leaf) else leaf for _, leaf in leaves)
+        return with_leaves(batch, sent, records=True)
 
     def _follow(self, optimizer: Optimizer) -> None:
         if optimizer not in self._followed:

@@ -9,11 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.data.batch_tree import is_column, is_record, leaves_of, mapped, with_leaves
+from accelerate_nb.runtime.data.batch_tree import is_column
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
-from accelerate_nb.runtime.operations.nested import is_namedtuple
+from accelerate_nb.runtime.operations.nested import is_namedtuple, is_record, leaves_of, mapped, with_leaves
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.registry import along
@@ -46,10 +46,11 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
         rows = _as_rows(data)
         return last_step_cut.of_objects(collective.gather_object([rows], axis=axes))
     is_column = _columns_of(data)
-    leaves = leaves_of(data, is_column)
+    leaves = leaves_of(data, is_column, records=True)
     tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut, axes))
     objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut, axes))
-    return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves), is_column)
+    joined = (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves)
+    return with_leaves(data, joined, is_column, records=True)
 
 
 def check_gather(data: Any, gradients: GradientState) -> None:
@@ -60,21 +61,15 @@ def check_gather(data: Any, gradients: GradientState) -> None:
     last = loader.last_step
     share = 0 if last is None or last.whole else last.dealt // along((*DATA_AXES, *loader.more_axes)).size
     # one row may be a number of each process
-    if share > 1 and any(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == share for leaf in leaves_of(data)):
+    if share > 1 and any(
+        isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == share for leaf in leaves_of(data, records=True)
+    ):
         loader.warn_of_repeated()
 
 
 def _columns_of(data: Any) -> Callable[[Any], bool]:
     """The function that recognises a column of samples in `data`: lists of tensors alone are none where all is tensors (as Accelerate)."""
-    return is_column if _is_of_tensors(data) else _is_column_of_samples
-
-
-def _is_of_tensors(data: Any) -> bool:
-    if isinstance(data, (list, tuple)):
-        return all(map(_is_of_tensors, data))
-    if isinstance(data, Mapping):
-        return all(map(_is_of_tensors, data.values()))
-    return isinstance(data, Tensor)
+    return is_column if all(isinstance(leaf, Tensor) for leaf in leaves_of(data)) else _is_column_of_samples
 
 
 def _is_column_of_samples(data: Any) -> bool:
@@ -150,7 +145,7 @@ class LastStepCut:
         """The data of the only process: the same nest, with fewer rows where they are samples."""
         if self.last is None or self.last.whole:
             return data
-        return self._real_rows(data) if as_objects else mapped(self._real_rows, data, _columns_of(data))
+        return self._real_rows(data) if as_objects else mapped(self._real_rows, data, _columns_of(data), records=True)
 
     def _real_rows(self, data: Any) -> Any:
         assert self.last is not None

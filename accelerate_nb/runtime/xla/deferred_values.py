@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.runtime.data.batch_tree import leaves_of, mapped
+from accelerate_nb.runtime.operations.nested import leaves_of, mapped
 from accelerate_nb.runtime.xla import device as xla
 from accelerate_nb.user_warnings import warn_user
 
@@ -48,7 +48,9 @@ class DeferredQueue:
             xla.before_sync(self.turn)
             background_tasks.begun(self.finish, self.salvage)
         context = copy_context()
-        self._waiting.append(_DeferredValue(lambda item: context.run(callback, item), mapped(_as_it_is, values)))
+        self._waiting.append(
+            _DeferredValue(lambda item: context.run(callback, item), mapped(_as_it_is, values, records=True))
+        )
 
     def turn(self) -> None:
         """The device is going to be given its pending work."""
@@ -88,7 +90,7 @@ class DeferredQueue:
         value = self._waiting.popleft()
         if not self._waiting:
             background_tasks.done(self.finish)
-        value.callback(mapped(_read, value.values))
+        value.callback(mapped(_read, value.values, records=True))
 
 
 _queue = RankLocal(DeferredQueue)
@@ -100,7 +102,7 @@ def deferred_queue() -> DeferredQueue:
 
 
 def _on_device(values: Any) -> list[Tensor]:
-    return [item for item in leaves_of(values) if isinstance(item, Tensor) and item.device.type == "xla"]
+    return [item for item in leaves_of(values, records=True) if isinstance(item, Tensor) and item.device.type == "xla"]
 
 
 def _read(value: Any) -> Any:

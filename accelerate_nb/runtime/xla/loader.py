@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accelerate_nb.devices.xla import is_installed
 from accelerate_nb.errors import MissingExtraError
-from accelerate_nb.runtime.data.batch_tree import leaves_of, placed, with_leaves
+from accelerate_nb.runtime.operations.nested import leaves_of, placed, with_leaves
 from accelerate_nb.runtime.xla.device import sync
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def sent(batch: Any, device: Any) -> Any:
     """
     import torch_xla.core.xla_model as model
 
-    leaves = leaves_of(batch)
+    leaves = leaves_of(batch, records=True)
     known = [leaf for leaf in leaves if _is_known(leaf)]
     if known:
         copies = iter(model.send_cpu_data_to_device(known, device))
-        batch = with_leaves(batch, iter([next(copies) if _is_known(leaf) else leaf for leaf in leaves]))
+        batch = with_leaves(batch, iter([next(copies) if _is_known(leaf) else leaf for leaf in leaves]), records=True)
     return placed(batch, device)  # whatever else can be moved
 
 

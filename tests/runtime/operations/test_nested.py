@@ -95,6 +95,18 @@ def test_mappings_keep_their_type() -> None:
     assert ours.convert_to_fp32(defaultdict(list))["new"] == []
 
 
+def test_mappings_keep_what_else_they_hold() -> None:
+    class Encoding(UserDict):  # as those of tokenizers
+        def __init__(self, *, n_sequences: int) -> None:
+            super().__init__()
+            self.n_sequences = n_sequences
+
+    given = Encoding(n_sequences=2)
+    given["half"] = torch.ones(1, dtype=torch.float16)
+    found = ours.convert_to_fp32(given)
+    assert (found.n_sequences, found["half"].dtype, given["half"].dtype) == (2, torch.float32, torch.float16)
+
+
 def test_keys_can_stay_where_they_are() -> None:
     sent = ours.send_to_device({"a": torch.ones(1), "b": [torch.ones(1)]}, "meta", skip_keys="a")
     assert (sent["a"].device.type, sent["b"][0].device.type) == ("cpu", "meta")
