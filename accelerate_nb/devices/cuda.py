@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 _LIBRARIES = {"win32": ("nvml.dll",), "linux": ("libnvidia-ml.so.1", "libnvidia-ml.so")}
@@ -59,24 +61,28 @@ def _is_gpu(entry: str, physical: int) -> bool:
 
 def _managed() -> int | None:
     """The number of GPUs by the management library (NVML); `None` where there is no library."""
-    nvml = library()
-    if nvml is None or nvml.nvmlInit_v2() != 0:
-        return None
-    try:
-        number = ctypes.c_uint(0)
-        return number.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else None
-    finally:
-        nvml.nvmlShutdown()
+    nvml, number = opened_library(), ctypes.c_uint(0)
+    return None if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != 0 else number.value
 
 
-def library() -> ctypes.CDLL | None:
-    """NVIDIA's management library (NVML), which comes with the driver."""
+@cache
+def opened_library() -> ctypes.CDLL | None:
+    """
+    NVIDIA's management library (NVML), which comes with the driver; `None` where there is none, or it does not work.
+
+    It is opened once a process, and stays open: that takes milliseconds, and seconds where nobody else uses the driver.
+    """
     for name in _LIBRARIES.get(sys.platform, ()):
         try:
-            return ctypes.CDLL(name)
+            library = ctypes.CDLL(name)
         except OSError:
             continue
+        return library if library.nvmlInit_v2() == 0 else None
     return None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=opened_library.cache_clear)
 
 
 def _device_files(folder: Path) -> int:

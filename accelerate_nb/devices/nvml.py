@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.devices.cuda import entries, library
+from accelerate_nb.devices.cuda import entries, opened_library
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.model import DeviceSample
 
@@ -36,9 +36,7 @@ class GpuGauge:
     """
 
     def __init__(self, environment: Mapping[str, str], nvml: Any = None) -> None:
-        self._nvml: Any = library() if nvml is None else nvml
-        if self._nvml is not None and self._nvml.nvmlInit_v2() != 0:
-            self._nvml = None
+        self._nvml: Any = nvml or opened_library()
         self._handles = [] if self._nvml is None else self._seen(environment.get("CUDA_VISIBLE_DEVICES"))
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
@@ -65,9 +63,7 @@ class GpuGauge:
 
     def close(self) -> None:
         """End the queries."""
-        if self._nvml is not None:
-            self._nvml.nvmlShutdown()
-        self._nvml, self._handles = None, []
+        self._handles = []
 
     def _seen(self, visible_devices: str | None) -> list[ctypes.c_void_p | None]:
         number = ctypes.c_uint(0)
@@ -111,21 +107,18 @@ class Driver:
     gpus: tuple[Gpu, ...]
 
 
-def driver(nvml: Any = None) -> Driver | None:
+def driver() -> Driver | None:
     """The facts of the driver; `None` where there is none."""
-    nvml = library() if nvml is None else nvml
-    if nvml is None or nvml.nvmlInit_v2() != 0:
+    nvml = opened_library()
+    if nvml is None:
         return None
-    try:
-        cuda = ctypes.c_int(0)
-        nvml.nvmlSystemGetCudaDriverVersion(ctypes.byref(cuda))
-        return Driver(
-            version=_text(nvml.nvmlSystemGetDriverVersion),
-            cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",
-            gpus=_gpus(nvml),
-        )
-    finally:
-        nvml.nvmlShutdown()
+    cuda = ctypes.c_int(0)
+    nvml.nvmlSystemGetCudaDriverVersion(ctypes.byref(cuda))
+    return Driver(
+        version=_text(nvml.nvmlSystemGetDriverVersion),
+        cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",
+        gpus=_gpus(nvml),
+    )
 
 
 def _gpus(nvml: Any) -> tuple[Gpu, ...]:

@@ -6,22 +6,19 @@ import ctypes
 
 import pytest
 
-from accelerate_nb.devices.cuda import library
-from accelerate_nb.devices.nvml import Driver, Gpu, driver
+from accelerate_nb.devices import cuda
+from accelerate_nb.devices.nvml import Driver, Gpu, GpuGauge, driver
 
 
 class Library:
     """The management library of a machine with two GPUs, of which the second was not given to this container."""
 
-    users = 0
+    fails = False
+    opened = 0
 
     def nvmlInit_v2(self):
-        self.users += 1
-        return 0
-
-    def nvmlShutdown(self):
-        self.users -= 1
-        return 0
+        self.opened += 1
+        return 9 * self.fails
 
     def nvmlSystemGetDriverVersion(self, text, size):
         text.value = b"570.1"
@@ -49,20 +46,31 @@ class Library:
         return 0
 
 
-def test_the_driver_and_the_gpus_are_named():
-    nvml = Library()
-    assert driver(nvml) == Driver("570.1", "12.8", (Gpu("NVIDIA H100", 80 << 30),))
-    assert nvml.users == 0
+@pytest.fixture
+def nvml(monkeypatch):
+    library = Library()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda _: library)
+    cuda.opened_library.cache_clear()
+    yield library
+    cuda.opened_library.cache_clear()
 
 
-def test_a_driver_that_does_not_answer_is_none(monkeypatch):
-    nvml = Library()
-    monkeypatch.setattr(nvml, "nvmlInit_v2", lambda: 9, raising=False)
-    assert driver(nvml) is None
+def test_the_driver_and_the_gpus_are_named_by_a_library_that_is_opened_once(nvml):
+    assert driver() == Driver("570.1", "12.8", (Gpu("NVIDIA H100", 80 << 30),))
+    assert GpuGauge({}).sample(1, 0.0) is None
+    assert cuda.Cuda().count({}) == 2
+    assert nvml.opened == 1
+
+
+def test_a_driver_that_does_not_answer_is_none(nvml):
+    nvml.fails = True
+    assert driver() is None
+    assert GpuGauge({}).sample(0, 0.0) is None
+    assert nvml.opened == 1
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(library() is None, reason="no driver of NVIDIA's")
+@pytest.mark.skipif(cuda.opened_library() is None, reason="no driver of NVIDIA's")
 def test_the_gpus_of_this_machine_have_names():
     found = driver()
     assert found is not None

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import OperationError
+from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.utils import InitProcessGroupKwargs, broadcast, gather_object
 from tests.gpu.devices import compute_for, finish
@@ -175,3 +177,21 @@ def test_the_check_of_a_call_does_not_wait_for_what_the_device_computes(
 
 def test_a_step_does_not_wait_for_what_the_device_computes(launched: Callable[..., list[float]], device: str) -> None:
     assert max(launched(seconds_of_a_step, device)) < BUSY / 2
+
+
+def test_the_norm_of_gradients_on_the_host_takes_one_copy(device):
+    """Each copy waits for the device: a model has hundreds of weights."""
+
+    class Copies(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            self.count += func is torch.ops.aten._to_copy.default and "device" in (kwargs or {})
+            return result
+
+    gradients = [torch.full((3,), float(number)) for number in range(100)]
+    with Copies() as copies:
+        found = sharded_tensors.norm(gradients, 2.0, torch.device(device))
+    assert copies.count == (device != "cpu")
+    torch.testing.assert_close(found.cpu(), torch.cat(gradients).norm())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -37,7 +38,7 @@ class StepMetrics:
         self.phases = phases
         self.memory: MemoryReporter | None = None
         self._rank, self._device, self._share = rank, device, share
-        self._gpu: GpuGauge | None = None
+        self._gpu = _GpuPercent(device.index or 0)
         self._optimizer: ReferenceType[Any] | None = None
         self.steps = 0
         self._since: float | None = None
@@ -146,20 +147,42 @@ class StepMetrics:
             yield "optimizer/lr", float(rates.pop())
         else:
             yield from ((f"optimizer/lr/{index}", float(rate)) for index, rate in enumerate(sorted(rates)[:4]))
-        yield from self._of_device(time.time())
+        yield from self._of_device()
         if self._epoch is not None:
             yield "epoch", self._epoch
 
-    def _of_device(self, now: float) -> Iterator[tuple[str, float]]:
+    def _of_device(self) -> Iterator[tuple[str, float]]:
         if self._device.type == "cuda":
             yield "memory/gpu_gib", torch.cuda.memory_allocated(self._device) / _GIB
-            # no sooner than now: where nobody watches, the library is never loaded
-            self._gpu = self._gpu or GpuGauge(os.environ)
-            sample = self._gpu.sample(self._device.index or 0, now)
-            if sample is not None and sample.utilisation is not None:
-                yield "speed/gpu_percent", sample.utilisation
+            if (busy := self._gpu.take()) is not None:
+                yield "speed/gpu_percent", busy
         elif (resident := resident_bytes()) is not None:
             yield "memory/process_gib", resident / _GIB
+
+
+class _GpuPercent:
+    """How busy a GPU is, sampled in a thread: a driver that responds late, or never, keeps no step waiting."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._gauge: GpuGauge | None = None
+        self._sampling: threading.Thread | None = None
+        self._percent: float | None = None
+
+    def take(self) -> float | None:
+        """The last sample, once, while the next one begins; `None` where there is none yet."""
+        if self._sampling is not None and self._sampling.is_alive():
+            return None
+        taken, self._percent = self._percent, None
+        self._sampling = threading.Thread(target=self._sample, name="accelerate_nb GPU", daemon=True)
+        self._sampling.start()
+        return taken
+
+    def _sample(self) -> None:
+        # no sooner than now: where nobody watches, the library is never loaded
+        self._gauge = self._gauge or GpuGauge(os.environ)
+        sample = self._gauge.sample(self._index, time.time())
+        self._percent = None if sample is None else sample.utilisation
 
 
 class _PendingNumber:

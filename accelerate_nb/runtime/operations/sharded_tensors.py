@@ -82,11 +82,23 @@ def _layout(tensor: Tensor) -> _Layout:
 
 def _power(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
     """The sum of the powers of this process's numbers, or the largest of them."""
-    filled = [tensor for tensor in tensors if tensor.numel()]
-    if not filled:
+    by_device = _by_device(tensor for tensor in tensors if tensor.numel())
+    if not by_device:
         return torch.zeros((), device=device)
-    norms = torch.stack([found.to(device, torch.float32) for found in torch._foreach_norm(filled, norm_type)])
+    # one copy for all parts that wait on the host
+    norms = torch.cat([_norms(found, norm_type).to(device) for found in by_device.values()])
     return norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
+
+
+def _norms(tensors: list[Tensor], norm_type: float) -> Tensor:
+    return torch.stack([found.to(torch.float32) for found in torch._foreach_norm(tensors, norm_type)])
+
+
+def _by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return found
 
 
 def _reduced(value: Tensor, layout: _Layout, largest: bool) -> Tensor:
@@ -99,8 +111,5 @@ def _reduced(value: Tensor, layout: _Layout, largest: bool) -> Tensor:
 
 def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply gradients by a number, in place."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(local(gradient))
-    for device, tensors in by_device.items():
+    for device, tensors in _by_device(map(local, gradients)).items():
         torch._foreach_mul_(tensors, factor.to(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 import torch
@@ -106,24 +107,32 @@ def test_accumulated_batches_are_one_step(listener):
     assert [round(seconds * rate) for seconds, rate in times] == [6]
 
 
-def test_a_gpu_has_its_memory_and_its_use(listener, monkeypatch):
-    class Gauge:
-        """Stands for NVIDIA's library, which is not on every machine."""
+class Gauge:
+    """Stands for NVIDIA's library, which is not on every machine; its driver responds when it is told to."""
 
-        def __init__(self, environment):
-            pass
+    responds = threading.Event()
 
-        def sample(self, index, now):
-            return DeviceSample(index, f"cuda:{index}", 30.0 + index, 1, 2, now)
+    def __init__(self, environment):
+        pass
 
+    def sample(self, index, now):
+        self.responds.wait()
+        return DeviceSample(index, f"cuda:{index}", 30.0 + index, 1, 2, now)
+
+
+def test_a_gpu_has_its_memory_and_its_use_and_no_step_waits_for_its_driver(listener, monkeypatch):
     monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics.GpuGauge", Gauge)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**30)
     metrics = StepMetrics(0, torch.device("cuda", 1), 1.0, PhaseTimer(0, torch.device("cpu"), 1))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     for _ in range(3):
         metrics.stepped(optimizer)
-    assert set(listener.values("speed/gpu_percent")) == {31.0}
     assert set(listener.values("memory/gpu_gib")) == {3.0}
+    assert listener.values("speed/gpu_percent") == []
+    Gauge.responds.set()
+    metrics._gpu._sampling.join()
+    metrics.stepped(optimizer)
+    assert listener.values("speed/gpu_percent") == [31.0]
 
 
 def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
