@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from accelerate_nb.config.did_you_mean import did_you_mean
@@ -153,6 +154,7 @@ def section_name(section: type) -> str:
     return section.__name__.removesuffix("Config").removesuffix("Options").lower()
 
 
+@cache
 def settings(section: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in the order of its fields."""
     annotations = get_type_hints(section, include_extras=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,11 +25,7 @@ def _values(name: str) -> Iterator[ast.expr]:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return
-    try:
-        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
-        return
-    for node in tree.body:
+    for node in _statements(Path(spec.origin).with_name("version.py")):
         if isinstance(node, ast.Assign):
             targets = node.targets
         elif isinstance(node, ast.AnnAssign):
@@ -37,3 +34,11 @@ def _values(name: str) -> Iterator[ast.expr]:
             continue
         if node.value is not None and any(isinstance(target, ast.Name) and target.id == name for target in targets):
             yield node.value
+
+
+@cache
+def _statements(file: Path) -> list[ast.stmt]:
+    try:
+        return ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError):
+        return []

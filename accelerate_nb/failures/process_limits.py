@@ -168,6 +168,8 @@ def _control_groups() -> Iterator[Path]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
-            root = Path("/sys/fs/cgroup", *(["pids"] if "pids" in controllers.split(",") else []))
+            if controllers and "pids" not in controllers.split(","):
+                continue
+            root = Path("/sys/fs/cgroup", *(["pids"] if controllers else []))
             folder = root / name.lstrip("/")
             yield from (folder, *(parent for parent in folder.parents if root in (parent, *parent.parents)))

@@ -312,8 +312,8 @@ def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | No
     if isinstance(nodes, (HostedNodes, JoinedNodes)):
         # threads are shared by the ranks of this machine
         choice, more = nodes.local, nodes.variables()
-    variables = {**environment(config, choice), **more}
-    process_environment = current_environment(variables, _threads(config.launching, choice))
+    threads = worker_threads(config.launching, choice)
+    process_environment = current_environment({**environment(config, choice, threads), **more}, threads)
     fitting = xla.for_workers if choice.kind == "xla" else xla.for_others
     return replace(process_environment, environ=fitting(process_environment.environ))
 
@@ -408,20 +408,20 @@ def _run(
     )
 
 
-def environment(config: RunConfig, choice: Placement) -> dict[str, str]:
+def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str, str]:
     """The variables that workers get beside those of this process; variables that the user has set stay."""
-    threads = str(_threads(config.launching, choice))
     # the interface between several nodes is known once they have found each other
     interface = {} if config.launching.is_on_each_node else on_loopback()
-    defaults = {**interface, "OMP_NUM_THREADS": threads}
+    defaults = {**interface, "OMP_NUM_THREADS": str(threads)}
     missing = {name: value for name, value in defaults.items() if name not in os.environ}
-    threads_setting = {} if config.launching.num_cpu_threads_per_process is None else {"OMP_NUM_THREADS": threads}
+    given = config.launching.num_cpu_threads_per_process is not None
+    threads_setting = {"OMP_NUM_THREADS": str(threads)} if given else {}
     # Accelerate's own Accelerator connects ranks on the CPU only where this is set
     on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
     return {**missing, **threads_setting, **config.environ(), **choice.shows, **on_cpu}
 
 
-def _threads(launching_config: LaunchingConfig, choice: Placement) -> int:
+def worker_threads(launching_config: LaunchingConfig, choice: Placement) -> int:
     """The number of threads each worker computes with: the setting, else the variable, else its share of the cores."""
     if launching_config.num_cpu_threads_per_process is not None:
         return launching_config.num_cpu_threads_per_process

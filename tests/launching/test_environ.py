@@ -11,7 +11,7 @@ from accelerate import Accelerator as TheirAccelerator
 from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.base import AvailableDevices
-from accelerate_nb.launching.launcher import environment
+from accelerate_nb.launching.launcher import environment, worker_threads
 from accelerate_nb.launching.planning.placement import choose
 
 SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
@@ -46,7 +46,7 @@ def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     config = resolve({"gpu_ids": "1,3", "enable_cpu_affinity": True}, {})
     choice = choose(config.launching, SERVER, can_fork=True)
-    variables = environment(config, choice)
+    variables = environment(config, choice, worker_threads(config.launching, choice))
     assert choice.size == 2
     assert variables["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert variables["ACCELERATE_CPU_AFFINITY"] == "true"

@@ -14,7 +14,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import grouped, origins
 from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.launcher import choose_where, environment
+from accelerate_nb.launching.launcher import choose_where, environment, worker_threads
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
@@ -75,7 +75,10 @@ def _rendezvous(launching: LaunchingConfig) -> list[str]:
 
 def variables(request: LaunchRequest, choice: Placement) -> dict[str, str]:
     """The environment variables of every worker that torchrun and Accelerate understand, too."""
-    found = {**environment(request.config, choice), **request.variables}
+    found = {
+        **environment(request.config, choice, worker_threads(request.config.launching, choice)),
+        **request.variables,
+    }
     return {name: value for name, value in found.items() if not name.startswith("ACCELERATE_NB_")}
 
 
