@@ -1,74 +1,23 @@
-"""Events as lines of JSON, and back."""
+"""Events as lines of JSON, and back: in files, and in the stream from a worker to its node's agent."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, fields, replace
-from typing import Any, cast
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, get_args
 
-from accelerate_nb.events.field_checks import checked_fields
-from accelerate_nb.events.knob_events import KnobHeld, KnobValue
-from accelerate_nb.events.model import (
-    DeviceSample,
-    Display,
-    Event,
-    Failure,
-    FirstStep,
-    Frame,
-    Hang,
-    HostSample,
-    IdleWarning,
-    LogLine,
-    MemoryUse,
-    MeshCoordinates,
-    Metric,
-    NodeRanks,
-    PrecisionChoice,
-    Progress,
-    Restart,
-    StateChange,
-    StepBreakdown,
-    TaskDone,
-)
-from accelerate_nb.events.profile_events import ProfiledOperation, ProfileRequested, StepProfile
+import msgspec
+
+from accelerate_nb.events.model import Display, Event, Frame, LogLine, ProfiledOperation
 from accelerate_nb.events.terminal_lines import plain, plain_name
 
-# The `type` tag of each event in `events.jsonl`. A tag stays what it is when a class is renamed.
-TAGS: dict[str, type[Event]] = {
-    "log": LogLine,
-    "metric": Metric,
-    "progress": Progress,
-    "display": Display,
-    "device_sample": DeviceSample,
-    "host_sample": HostSample,
-    "state_change": StateChange,
-    "idle_warning": IdleWarning,
-    "failure": Failure,
-    "hang": Hang,
-    "task_done": TaskDone,
-    "first_step": FirstStep,
-    "restart": Restart,
-    "node_ranks": NodeRanks,
-    "mesh_coordinates": MeshCoordinates,
-    "precision_choice": PrecisionChoice,
-    "step_breakdown": StepBreakdown,
-    "memory_use": MemoryUse,
-    "knob_value": KnobValue,
-    "knob_held": KnobHeld,
-    "profile_requested": ProfileRequested,
-    "step_profile": StepProfile,
-}
-_TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
-_FIELDS = {tag: frozenset(field.name for field in fields(event_class)) for tag, event_class in TAGS.items()}
-# The fields that hold text; those of one line, in which something is named.
-_TEXTS = {
-    event_class: ()
-    if event_class in {LogLine, Display}
-    else tuple(field.name for field in fields(event_class) if re.search(r"str|Frame|Operation", str(field.type)))
-    for event_class in TAGS.values()
-}
-_NAMES = frozenset({"name", "label", "unit", "bar", "note", "device", "operations"})
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 # Folders of runs before the tags name the class, under the key `event`.
 _FORMER_TAGS = {
     "LogLine": "log",
@@ -87,34 +36,98 @@ _FORMER_TAGS = {
 
 def to_line(event: Event) -> bytes:
     """An event as one line of JSON with its newline: the tag under `type`, then its fields."""
-    values = asdict(event)
-    if isinstance(event, Failure):
-        values = {"exception": values.pop("type"), **values}
-    return json.dumps({"type": _TAG_OF[type(event)], **values}, default=str).encode() + b"\n"
+    try:
+        line = _ENCODER.encode(event)
+    except (TypeError, ValueError):
+        # a value that JSON has nothing for, or text that is no UTF-8
+        line = b"null"
+    # a number that is infinite, or none, would be a null there
+    if b"null" in line:
+        values = dict(zip(event.__struct_encode_fields__, msgspec.structs.astuple(event), strict=True))
+        line = json.dumps({"type": event.__struct_config__.tag, **values}, default=str).encode()
+    return line + b"\n"
 
 
 def from_line(line: bytes | str) -> Event:
-    """The event that `to_line` wrote; `ValueError` names a tag that is not known here."""
-    return from_values(json.loads(line))
+    """
+    The event that `to_line` wrote, now or in an earlier version; fields that are not known here are passed over.
+
+    Raises `ValueError` for a type that is not known here, or a field of another type, and `RecursionError` for what is nested deeply.
+    """
+    try:
+        return _DECODER.decode(line)
+    except ValueError:
+        # with what only Python's JSON has, such as NaN, or of before the tags
+        return _from_values(json.loads(line))
 
 
-def from_values(values: Any) -> Event:
-    """The event of a decoded line, which is used up; `ValueError` names a tag that is not known here, or a field of another type."""
-    if not isinstance(values, dict):
-        raise ValueError(f"A line holds no event, but {type(values).__name__}.")  # noqa: TRY004 - one error for all that is none
-    if "event" in values:
-        former = values.pop("event")
-        tag: Any = _FORMER_TAGS.get(str(former), former)
-    else:
-        tag = values.pop("type", None)
-        if tag == "failure":
-            values["type"] = values.pop("exception", "")
-    if not isinstance(tag, str) or tag not in TAGS:
-        raise ValueError(f"A line holds an event of type {tag!r}; known types are {', '.join(TAGS)}.")
-    if not values.keys() <= _FIELDS[tag]:
-        # of a newer version
-        values = {key: value for key, value in values.items() if key in _FIELDS[tag]}
-    return cast("Event", checked_fields(TAGS[tag], values))
+def _from_values(values: Any) -> Event:
+    if isinstance(values, dict) and "event" in values:
+        former = str(values.pop("event"))
+        if former == "Failure":
+            values["exception"] = values.pop("type", "")
+        values["type"] = _FORMER_TAGS.get(former, former)
+    event: Event = msgspec.convert(values, Event)
+    return event
+
+
+class EventSender:
+    """
+    The worker's end of its stream: sends its events over a socket, from any thread.
+
+    Nobody waits for another who sends: that one sends both. So what is collected as garbage meanwhile may send, too (a
+    progress bar closes then), and so may a process that was forked meanwhile.
+    """
+
+    def __init__(self, sock: socket.socket, rank: int) -> None:
+        self.rank = rank
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._due: deque[bytes] = deque()
+
+    def send(self, event: Event) -> None:
+        """Send one event; without a reader, it is dropped."""
+        self._due.append(to_line(event))
+        # another sender may have seen the end of the queue just before this event came: check again
+        while self._due and not self._lock.locked():
+            with self._lock:
+                self._send_all()
+
+    def _send_all(self) -> None:
+        while self._due:
+            try:
+                self._socket.sendall(self._due.popleft())
+            except OSError:
+                # the notebook's process has gone, and this one is about to be ended
+                self._due.clear()
+
+
+class EventReader:
+    """The reader's end of one stream: gives whole events out of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """The events that are complete now; a line that is none, which the function may have written, is left out."""
+        first, *others = data.split(b"\n")
+        self._parts.append(first)
+        for other in others:
+            line, self._parts = b"".join(self._parts), [other]
+            with suppress(ValueError, RecursionError):
+                yield from_line(line)
+
+
+# ------------------------------------------------------------------------------------------------------ harmless texts
+
+# The fields that hold text; those of one line, in which something is named.
+_TEXTS = {
+    event_class: ()
+    if event_class in {LogLine, Display}
+    else tuple(name for name, hint in event_class.__annotations__.items() if re.search(r"str|Frame|Operation", hint))
+    for event_class in get_args(Event)
+}
+_NAMES = frozenset({"name", "label", "unit", "bar", "note", "device", "operations"})
 
 
 def harmless(event: Event) -> Event:
@@ -124,7 +137,7 @@ def harmless(event: Event) -> Event:
         for name in _TEXTS[type(event)]
         if (found := harmless_value(value := getattr(event, name), is_name=name in _NAMES)) is not value
     }
-    return replace(event, **changed) if changed else event
+    return msgspec.structs.replace(event, **changed) if changed else event
 
 
 def harmless_value(value: Any, *, is_name: bool) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from accelerate_nb.events.knob_events import KnobHeld, KnobValue
-from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
+import msgspec
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Meaning: TypeAlias = Literal["", "bar", "warning", "error"]
@@ -19,8 +19,17 @@ OVER: frozenset[State] = frozenset({"finished", "failed", "stopped"})
 GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping"})
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class BaseEvent(msgspec.Struct, frozen=True, tag_field="type"):
+    """
+    The base of every event.
+
+    A worker sends its events to its node's agent, which reports them to whoever conducts the run. There they make up the run's state
+    (`events/run_state.py`), and most are kept in the run's folder, each as a line of JSON (`events/event_codec.py`). A tag stays what it
+    is when its class is renamed.
+    """
+
+
+class LogLine(BaseEvent, frozen=True, tag="log"):
     """
     A rank wrote a line; `open`: it has not ended yet (a progress bar) and the next one replaces it.
 
@@ -35,8 +44,7 @@ class LogLine:
     meaning: Meaning = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(BaseEvent, frozen=True, tag="metric"):
     """A rank logged a number under a name; `step` is the caller's own count."""
 
     rank: int
@@ -46,8 +54,7 @@ class Metric:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(BaseEvent, frozen=True, tag="progress"):
     """
     A rank has done `done` of `total` units of something.
 
@@ -68,8 +75,7 @@ class Progress:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Display:
+class Display(BaseEvent, frozen=True, tag="display"):
     """
     A rank showed something rich: a MIME bundle, as IPython's `display` makes it.
 
@@ -85,8 +91,7 @@ class Display:
     update: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
+class DeviceSample(BaseEvent, frozen=True, tag="device_sample"):
     """The load of a device: `utilisation` in percent, memory in bytes."""
 
     rank: int
@@ -97,8 +102,7 @@ class DeviceSample:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
+class HostSample(BaseEvent, frozen=True, tag="host_sample"):
     """
     The load of a machine: `cpu` in percent of all cores, the others as `(used, total)` in bytes.
 
@@ -113,8 +117,7 @@ class HostSample:
     node: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StateChange:
+class StateChange(BaseEvent, frozen=True, tag="state_change"):
     """A rank, or with `rank=None` the whole run, came into a state; `detail` is for people."""
 
     rank: int | None
@@ -123,8 +126,7 @@ class StateChange:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class IdleWarning:
+class IdleWarning(BaseEvent, frozen=True, tag="idle_warning"):
     """
     Nothing has come from any rank for `seconds`; with 0 something has again.
 
@@ -145,8 +147,7 @@ class Frame(NamedTuple):
     own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(BaseEvent, frozen=True, tag="failure"):
     """
     A rank failed.
 
@@ -157,7 +158,7 @@ class Failure:
     """
 
     rank: int
-    type: str
+    type: str = msgspec.field(name="exception")
     message: str
     traceback: str
     time: float
@@ -169,8 +170,7 @@ class Failure:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(BaseEvent, frozen=True, tag="hang"):
     """
     The run had not ended after `timeout` seconds, and was stopped; `None`: its ranks waited for one that had returned.
 
@@ -183,24 +183,21 @@ class Hang:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(BaseEvent, frozen=True, tag="task_done"):
     """A rank of a session has done the task of a number; 0 is to get ready."""
 
     rank: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStep:
+class FirstStep(BaseEvent, frozen=True, tag="first_step"):
     """A rank has made its first optimizer step since its process was started."""
 
     rank: int
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(BaseEvent, frozen=True, tag="restart"):
     """
     An attempt of the run has failed, or nodes have come, and all ranks start again after `delay` seconds, as attempt number `attempt`.
 
@@ -216,8 +213,7 @@ class Restart:
     ranks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRanks:
+class NodeRanks(BaseEvent, frozen=True, tag="node_ranks"):
     """The ranks `first` to `last` of a run on several nodes are on node number `node`, which people know by its name."""
 
     node: int
@@ -237,8 +233,7 @@ class NodeRanks:
         return self.name if self.name.startswith(number) else f"{number} · {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class MeshCoordinates:
+class MeshCoordinates(BaseEvent, frozen=True, tag="mesh_coordinates"):
     """The index of a rank along each axis of the mesh of its training, from the outermost axis to the innermost."""
 
     rank: int
@@ -246,8 +241,7 @@ class MeshCoordinates:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionChoice:
+class PrecisionChoice(BaseEvent, frozen=True, tag="precision_choice"):
     """The precision that a rank's training computes in, by its setting's name; "no" is that of the weights."""
 
     rank: int
@@ -255,8 +249,7 @@ class PrecisionChoice:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepBreakdown:
+class StepBreakdown(BaseEvent, frozen=True, tag="step_breakdown"):
     """
     The seconds that a rank's steps took, a mean over those since the last event, up to step number `step`.
 
@@ -286,8 +279,7 @@ class StepBreakdown:
         return self.data + self.forward + self.backward + self.communication + self.optimizer + self.idle
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(BaseEvent, frozen=True, tag="memory_use"):
     """
     The bytes that a rank's prepared models and optimizers hold on its device, measured after its first step.
 
@@ -303,6 +295,68 @@ class MemoryUse:
     time: float
     used: int | None = None
     total: int | None = None
+
+
+class KnobValue(BaseEvent, frozen=True, tag="knob_value"):
+    """The value of a rank's knob from a step on, which was declared or changed; `least` and `most` are its bounds, where it has any."""
+
+    rank: int
+    name: str
+    value: float
+    step: int
+    least: float | None
+    most: float | None
+    time: float
+    changed: bool = False
+
+
+class KnobHeld(BaseEvent, frozen=True, tag="knob_held"):
+    """A rank waits at the end of its step to change a knob, by the change's number; `steps` it has made, `None` where it makes none."""
+
+    rank: int
+    number: int
+    steps: int | None
+
+
+class ProfiledOperation(NamedTuple):
+    """
+    An operation of profiled steps: its calls, the seconds spent in itself and not in what it calls, and their share of all such time.
+
+    `device` is where that time was spent: "cpu", or the type of the device.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    share: float
+    device: str
+
+
+class ProfileRequested(BaseEvent, frozen=True, tag="profile_requested"):
+    """A rank is to profile its next `steps` optimizer steps; `number` counts the profiles of the run."""
+
+    rank: int
+    number: int
+    steps: int
+    time: float
+
+
+class StepProfile(BaseEvent, frozen=True, tag="step_profile"):
+    """
+    The costliest operations of a rank's steps, the costliest first, as torch's profiler saw them.
+
+    The profile of this number took `seconds` for `steps` steps, which are fewer than were requested where the function has ended. `trace` is
+    the file of its trace on the rank's machine; `problem` is why there is no profile, empty where there is one.
+    """
+
+    rank: int
+    number: int
+    steps: int
+    seconds: float
+    operations: tuple[ProfiledOperation, ...]
+    trace: str
+    time: float
+    problem: str = ""
 
 
 Event: TypeAlias = (
@@ -329,3 +383,32 @@ Event: TypeAlias = (
     | ProfileRequested
     | StepProfile
 )
+
+
+# ------------------------------------------------------------------------------------------------ displays of a type of their own
+
+CheckState: TypeAlias = Literal["waiting", "running", "passed", "failed", "left out"]
+
+_CHECK = "application/vnd.accelerate-nb.check+json"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check of a self-test: its name, its state, its finding; `advice` is what to do about a failure."""
+
+    name: str
+    title: str
+    state: CheckState
+    text: str = ""
+    advice: str = ""
+
+    def display(self, rank: int) -> Display:
+        """The check as the event that a worker sends."""
+        return Display(rank, {_CHECK: msgspec.to_builtins(self)}, {}, time.time())
+
+    @staticmethod
+    def of(event: Event) -> CheckResult | None:
+        """The check that an event is, if it is one."""
+        if not isinstance(event, Display) or _CHECK not in event.data:
+            return None
+        return msgspec.convert(event.data[_CHECK], CheckResult)

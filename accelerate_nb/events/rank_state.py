@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
-from accelerate_nb.events.knob_events import KnobValue
 from accelerate_nb.events.model import (
     DeviceSample,
     Failure,
+    KnobValue,
     LogLine,
     MemoryUse,
     MeshCoordinates,
     Metric,
+    ProfileRequested,
     Progress,
     State,
     StateChange,
     StepBreakdown,
+    StepProfile,
     Stream,
 )
-from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
 
 # What a rank says of itself, of which the newest counts.
 Fact: TypeAlias = (
@@ -76,7 +79,7 @@ def mean_steps(steps: Sequence[StepBreakdown], weights: Sequence[float]) -> Step
         means["preempted"] = (
             sum(weight * (step.preempted or 0.0) for step, weight in zip(steps, weights, strict=True)) / total
         )
-    return replace(steps[-1], **means)
+    return structs.replace(steps[-1], **means)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypedDict, get_type_hints
+
+import msgspec
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_codec import harmless_value, to_line
-from accelerate_nb.events.field_checks import fitting, is_drawable
-from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import (
     GOING_ON,
     DeviceSample,
     Event,
     Failure,
     HostSample,
+    KnobHeld,
     LogLine,
     Metric,
     Progress,
@@ -251,8 +251,7 @@ def folders(parent: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- status
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
+class _Status(TypedDict, total=False):
     """The types of what `status.json` holds, as far as somebody reads it."""
 
     state: State
@@ -284,6 +283,12 @@ class _Status:
     settings: dict[str, Any]
 
 
+_STATUS_TYPES = get_type_hints(_Status)
+# Bytes of a large machine, or seconds since 1970 with room.
+_LARGEST = 10**15
+_DEEPEST = 50
+
+
 def status_of(folder: Path) -> dict[str, Any] | None:
     """The content of a run's `status.json`; `None` where there is none yet, without what can't be read."""
     try:
@@ -294,8 +299,27 @@ def status_of(folder: Path) -> dict[str, Any] | None:
         return {}
     if not isinstance(status, dict) or not is_drawable({**status, "metrics": 0}):
         return {}
-    known = fitting(_Status, status)
-    return {name: harmless_value(value, is_name=name not in {"why", "error"}) for name, value in known.items()}
+    return {
+        name: harmless_value(value, is_name=name not in {"why", "error"})
+        for name, value in status.items()
+        if _fits(value, _STATUS_TYPES.get(name, Any))
+    }
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except ValueError:
+        return False
+    return True
+
+
+def is_drawable(value: Any, depth: int = 0) -> bool:
+    """Whether all numbers of a plain value are finite and of a size that means something, and none is nested deeply."""
+    if isinstance(value, (list, tuple, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return depth < _DEEPEST and all(is_drawable(part, depth + 1) for part in parts)
+    return not isinstance(value, (int, float)) or abs(value) <= _LARGEST
 
 
 def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -12,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from accelerate_nb.events.event_codec import from_values
-from accelerate_nb.events.field_checks import is_drawable
+from msgspec import structs
+
+from accelerate_nb.events.event_codec import from_line
 from accelerate_nb.events.line_reader import shown_lines
 from accelerate_nb.events.meaning import LineClassifier
 from accelerate_nb.events.model import GOING_ON, OVER, Display, Event, LogLine, Metric, Restart, State, StateChange
-from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_over, status_of
+from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_drawable, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 
@@ -347,37 +347,22 @@ def _newlines(file: Any, end: int) -> int:
 
 def _events(lines: list[bytes]) -> Iterator[Event]:
     """The events of these lines; those that can't be read are left out."""
-    try:
-        # one call of the parser for many lines: a long run has a million
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        found = []
-    if len(found) != len(lines):
-        found = [values for line in lines for values in _values(line)]
-    for values in found:
-        # of a type that only a newer version knows, or with values that nobody can draw
+    for line in lines:
+        # cut off where its writer died, of a type that only a newer version knows, or with values that nobody can draw
         with suppress(ValueError, RecursionError):
-            event = from_values(values)
-            if _is_sound(event, values):
+            event = from_line(line)
+            if _is_sound(event):
                 yield event
 
 
-def _values(line: bytes) -> Iterator[Any]:
-    # cut off where its writer died
-    with suppress(ValueError, RecursionError):
-        yield json.loads(line)
-
-
-def _is_sound(event: Event, values: dict[str, Any]) -> bool:
+def _is_sound(event: Event) -> bool:
     """Whether the numbers of an event mean something; a metric and a display may have any."""
     rank, when = getattr(event, "rank", None), getattr(event, "time", 0.0)
     if not -_LATEST <= when <= _LATEST or not (rank is None or 0 <= rank < MOST_RANKS):
         return False
-    if isinstance(event, Metric):
-        return isinstance(event.value, float) or is_drawable(event.value)
     if isinstance(event, Restart) and not 0 <= (event.ranks or 0) <= MOST_RANKS:
         return False
-    return isinstance(event, Display) or is_drawable(values)
+    return isinstance(event, (Metric, Display)) or is_drawable(structs.astuple(event))
 
 
 def former_attempts(folder: Path) -> list[Path]:

@@ -10,7 +10,6 @@ from typing import Protocol, TypeAlias
 
 from accelerate_nb.events.bounded_log import BoundedLog
 from accelerate_nb.events.event_codec import harmless
-from accelerate_nb.events.knob_events import KnobValue
 from accelerate_nb.events.model import (
     OVER,
     DeviceSample,
@@ -21,19 +20,21 @@ from accelerate_nb.events.model import (
     Hang,
     HostSample,
     IdleWarning,
+    KnobValue,
     LogLine,
     MemoryUse,
     MeshCoordinates,
     Metric,
     NodeRanks,
     PrecisionChoice,
+    ProfileRequested,
     Progress,
     Restart,
     State,
     StateChange,
     StepBreakdown,
+    StepProfile,
 )
-from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
 from accelerate_nb.events.rank_state import RankFold, RankState, RankSummary
 
 Shown: TypeAlias = LogLine | Display

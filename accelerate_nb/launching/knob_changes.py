@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.knob_events import KnobHeld
-from accelerate_nb.events.model import Event
+from accelerate_nb.events.model import (
+    Event,
+    KnobHeld,
+)
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.knobs import HOLD_TIMEOUT, checked_change
 from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob

@@ -10,8 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
-from accelerate_nb.events.profile_events import StepProfile
+from accelerate_nb.events.model import (
+    Event,
+    NodeRanks,
+    Restart,
+    State,
+    StateChange,
+    StepProfile,
+)
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult

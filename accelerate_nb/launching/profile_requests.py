@@ -9,8 +9,10 @@ from pathlib import Path
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.events.model import Event
-from accelerate_nb.events.profile_events import ProfileRequested
+from accelerate_nb.events.model import (
+    Event,
+    ProfileRequested,
+)
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.profile_messages import ProfileSteps

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+
+from msgspec import structs
 
 from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge
 from accelerate_nb.devices.nvml import GpuGauge
@@ -101,7 +102,7 @@ def device_samples(
     """The load of the devices of a machine's ranks, whose processes are among `pids`, beside the machine's own."""
     local = {rank - ranks.start: pid for rank, pid in pids.items() if rank in ranks}
     for sample in gauge.samples(RankProcesses(len(ranks), local, load.memory[1]), load.time):
-        yield replace(sample, rank=ranks.start + sample.rank)
+        yield structs.replace(sample, rank=ranks.start + sample.rank)
 
 
 def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGauge:

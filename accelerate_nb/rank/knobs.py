@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.knob_events import KnobHeld, KnobValue
+from accelerate_nb.events.model import KnobHeld, KnobValue
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.user_warnings import warn_user

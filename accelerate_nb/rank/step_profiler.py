@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
+from accelerate_nb.events.model import ProfiledOperation, StepProfile
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank_local import RankLocal

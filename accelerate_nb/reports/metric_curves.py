@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from msgspec import structs
+
 from accelerate_nb.events.metric_names import SUMMED, in_order, logged_names
 from accelerate_nb.events.model import Metric
 from accelerate_nb.events.rank_state import RankState
@@ -119,7 +121,7 @@ def sum_of_ranks(series: Mapping[int, Sequence[Metric]]) -> list[Metric]:
         newest[metric.rank] = metric
         if len(newest) == len(series) and (metric.time <= until or not found):
             step = max((known.step for known in newest.values() if known.step is not None), default=None)
-            found.append(replace(metric, value=sum(known.value for known in newest.values()), step=step))
+            found.append(structs.replace(metric, value=sum(known.value for known in newest.values()), step=step))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accelerate_nb.events.profile_events import StepProfile
+from accelerate_nb.events.model import StepProfile
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.number_format import counted, ranks_text, value_text

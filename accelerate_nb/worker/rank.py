@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from accelerate_nb.events.channel import EventSender
+from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import connect

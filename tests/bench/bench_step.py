@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from accelerate_nb.events.channel import EventSender
+from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from accelerate_nb.events.channel import EventSender
+from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.events.model import Progress, StateChange
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork

@@ -7,8 +7,7 @@ import socket
 import threading
 import time
 
-from accelerate_nb.events.channel import EventReader, EventSender
-from accelerate_nb.events.event_codec import to_line
+from accelerate_nb.events.event_codec import EventReader, EventSender, to_line
 from accelerate_nb.events.model import Display, LogLine, Metric, StateChange
 
 EVENTS = [

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from accelerate_nb.events.event_codec import TAGS, from_line, to_line
-from accelerate_nb.events.knob_events import KnobHeld, KnobValue
+from accelerate_nb.events.event_codec import from_line, to_line
 from accelerate_nb.events.model import (
     DeviceSample,
     Display,
+    Event,
     Failure,
     FirstStep,
     Frame,
     Hang,
     HostSample,
     IdleWarning,
+    KnobHeld,
+    KnobValue,
     LogLine,
     MemoryUse,
     MeshCoordinates,
     Metric,
     NodeRanks,
     PrecisionChoice,
+    ProfiledOperation,
+    ProfileRequested,
     Progress,
     Restart,
     StateChange,
     StepBreakdown,
+    StepProfile,
     TaskDone,
 )
-from accelerate_nb.events.profile_events import ProfiledOperation, ProfileRequested, StepProfile
 
 EVENTS = [
     LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
@@ -59,6 +65,20 @@ EVENTS = [
     KnobHeld(1, 2, None),
     ProfileRequested(1, 2, 10, 11.0),
     StepProfile(1, 2, 9, 0.5, (ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),), "/runs/1/profile.json.gz", 11.0),
+    # what JSON has no numbers or no text for
+    Metric(0, "loss", math.nan, 2**70, 2.0),
+    Metric(0, "loss", -math.inf, 3, 2.0),
+    Metric(0, "steps", 7.0, 3, 2.0),
+    Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
+    Display(
+        0,
+        {"text/plain": "\ud800", "application/json": {"a": [10**40, math.nan, -math.inf]}},
+        {},
+        0.0,
+        "id",
+        update=True,
+    ),
+    Failure(1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)),
 ]
 
 
@@ -67,8 +87,8 @@ def test_an_event_survives_its_line(event):
     line = to_line(event)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert from_line(line) == event
-    assert from_line(line.decode()) == event
+    # as texts: a number that is none is not equal to itself
+    assert repr(from_line(line)) == repr(from_line(line.decode())) == repr(event)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +105,20 @@ def test_a_node_s_label_has_its_number_once(name, label):
 
 
 def test_every_kind_is_tried():
-    assert {type(event) for event in EVENTS} == set(TAGS.values())
-
-
-def test_a_number_that_is_none_survives_too():
-    assert math.isnan(from_line(to_line(Metric(0, "loss", math.nan, 0, 0.0))).value)
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
 
 
 def test_a_type_that_is_not_known_is_named():
-    with pytest.raises(ValueError, match="'teapot'; known types are log"):
+    with pytest.raises(ValueError, match="teapot"):
         from_line(b'{"type": "teapot"}')
-    with pytest.raises(ValueError, match="None"):
+    with pytest.raises(ValueError, match="type"):
         from_line(b"{}")
+
+
+def test_a_file_of_before_msgspec_wrote_it_is_read():
+    lines = Path(__file__).with_name("former_events.jsonl").read_bytes().splitlines()
+    assert len(lines) == 32
+    assert [repr(from_line(line)) for line in lines] == list(map(repr, EVENTS[:32]))
 
 
 FORMER = {

@@ -8,22 +8,23 @@ import re
 import pytest
 from tqdm import tqdm
 
-from accelerate_nb.events.knob_events import KnobValue
 from accelerate_nb.events.model import (
     DeviceSample,
     Failure,
     Frame,
     Hang,
     IdleWarning,
+    KnobValue,
     LogLine,
     MeshCoordinates,
     Metric,
     NodeRanks,
+    ProfiledOperation,
     Progress,
     Restart,
     StateChange,
+    StepProfile,
 )
-from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned, draws_a_bar, plain, plain_name
 from accelerate_nb.reports.ansi import as_html

@@ -188,7 +188,7 @@ def test_an_idle_run_reports_who_waits_and_goes_on_when_it_can(tmp_path):
     (tmp_path / "go").touch()
     assert run.wait(60) == "done"
     assert run.view.idle_warning is None
-    assert '"type": "idle_warning", "seconds": 0' in (run.folder / "events.jsonl").read_text()
+    assert b'"type":"idle_warning","seconds":0' in (run.folder / "events.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accelerate_nb.events.profile_events import ProfiledOperation
+from accelerate_nb.events.model import ProfiledOperation
 from accelerate_nb.rank import background_tasks, event_sink, step_profiler
 from accelerate_nb.rank.step_profiler import ProfileRequest, StepProfiler, costliest, current_step_profiler
 

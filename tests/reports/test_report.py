@@ -8,12 +8,12 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from urllib.parse import unquote
 
 import bleach
 import nbformat
 import pytest
+from msgspec import structs
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
 from accelerate_nb.events.model import (
@@ -24,11 +24,12 @@ from accelerate_nb.events.model import (
     MeshCoordinates,
     Metric,
     NodeRanks,
+    ProfiledOperation,
     Progress,
     Restart,
     StateChange,
+    StepProfile,
 )
-from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.reports.history.comparison import mean_metrics
@@ -166,9 +167,9 @@ def test_a_report_shows_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
         )
     # where next to nothing is free, or what grows with a batch is not known, nothing is promised
     for tight in (
-        replace(memory, used=79 * gib),
-        replace(memory, peak=4 * gib, used=6 * gib),
-        replace(memory, total=None),
+        structs.replace(memory, used=79 * gib),
+        structs.replace(memory, peak=4 * gib, used=6 * gib),
+        structs.replace(memory, total=None),
     ):
         assert batch_factor(tight) is None
 

@@ -8,8 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, NodeRanks, Progress, Restart, StateChange
-from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
+from accelerate_nb.events.model import (
+    Failure,
+    IdleWarning,
+    LogLine,
+    Metric,
+    NodeRanks,
+    ProfiledOperation,
+    Progress,
+    Restart,
+    StateChange,
+    StepProfile,
+)
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import PlainText
 from tests.notebook.paper import Paper

@@ -35,6 +35,10 @@ def test_importing_the_package_brings_in_nothing_heavy(code: str) -> None:
     assert loaded_by(code) & HEAVY == set()
 
 
+def test_importing_the_package_reads_no_events_and_messages() -> None:
+    assert "msgspec" not in loaded_by("import accelerate_nb")
+
+
 def test_the_check_would_see_torch() -> None:
     assert "torch" in loaded_by("from accelerate_nb import Accelerator")
 

@@ -240,6 +240,8 @@ def _on_meshes(outline: Any, optimizer: str, mesh: Mesh | None, memory_budget: M
 
 def _measured(word: str) -> dict[str, Any]:
     """What the ranks of a run held after their first step, in bytes."""
+    from msgspec import structs
+
     from accelerate_nb.config.runs_folder import configured_runs_folder
     from accelerate_nb.events.find_run import find_run
     from accelerate_nb.events.run_reader import view_of
@@ -251,7 +253,10 @@ def _measured(word: str) -> dict[str, Any]:
             f"The memory of the run {run.folder.name} was requested, but none of its ranks made a step with a prepared optimizer. Name "
             "another run; `accelerate-nb runs` lists them."
         )
-    return {"run": run.folder.name, "ranks": [asdict(glance.memory) for glance in found if glance.memory is not None]}
+    return {
+        "run": run.folder.name,
+        "ranks": [structs.asdict(glance.memory) for glance in found if glance.memory is not None],
+    }
 
 
 def _mesh_facts(estimate: Any) -> dict[str, Any]:

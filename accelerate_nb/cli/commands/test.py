@@ -15,7 +15,7 @@ from accelerate_nb.config.formats import plain
 from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.events.model import CheckResult
 from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 
 _EXAMPLES = """examples:

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.events.event_codec import from_values, to_line
+import msgspec
+
+from accelerate_nb.events.event_codec import to_line
 from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.events.run_state import RunState
 
@@ -18,7 +20,7 @@ def live_values(view: RunState) -> list[dict[str, Any]]:
 
 def apply_live(view: RunState, values: Sequence[Mapping[str, Any]]) -> None:
     """Bring another view of the same run to this state."""
-    events = [from_values(dict(item)) for item in values]
+    events = [msgspec.convert(item, Event) for item in values]
     open_lines = [event for event in events if isinstance(event, LogLine)]
     for event in events:
         if not isinstance(event, LogLine):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.events.channel import EventReader
+from accelerate_nb.events.event_codec import EventReader
 from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import crash_dump, process_state

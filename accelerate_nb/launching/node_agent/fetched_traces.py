@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerate_nb.events.profile_events import StepProfile
+from msgspec import structs
+
+from accelerate_nb.events.model import StepProfile
 from accelerate_nb.launching.node_agent.file_parts import ReadPart, fetched
 
 # A trace that is larger or takes longer stays on its node; so do those beyond the other limit, of a run.
@@ -72,7 +73,7 @@ class FetchedTraces:
                 if fetched(part, read, min(_MOST_BYTES, self._left), time.monotonic() + _MOST_SECONDS):
                     self._left -= part.stat().st_size
                     os.replace(part, path)
-                    wanted.take(replace(wanted.profile, trace=str(path)))
+                    wanted.take(structs.replace(wanted.profile, trace=str(path)))
             part.unlink(missing_ok=True)
 
     def _next(self) -> _WantedTrace | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import chain, repeat
+
+from msgspec import structs
 
 from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.devices.probe import probe
@@ -54,4 +55,4 @@ class NodeSampler:
             while not self._over.wait(next(waits)):
                 load = host.sample()
                 devices = tuple(device_samples(gauge, ranks, self._pids(), load))
-                self._send(NodeLoad(replace(load, node=rank_info.node_rank), devices))
+                self._send(NodeLoad(structs.replace(load, node=rank_info.node_rank), devices))

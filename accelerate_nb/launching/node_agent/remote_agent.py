@@ -13,10 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from accelerate_nb.config.rank_lists import of_ranks
-from accelerate_nb.events.knob_events import KnobHeld
-from accelerate_nb.events.model import Event, NodeRanks, TaskDone
-from accelerate_nb.events.profile_events import StepProfile
+from accelerate_nb.events.model import (
+    Event,
+    KnobHeld,
+    NodeRanks,
+    StepProfile,
+    TaskDone,
+)
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
@@ -246,7 +252,7 @@ class RemoteAgent:
             case RankEvent(_, _, event):
                 return replace(report, event=_dated(event, offset))
             case RankOutput(_, _, _, lines):
-                return replace(report, lines=tuple(replace(line, time=line.time - offset) for line in lines))
+                return replace(report, lines=tuple(structs.replace(line, time=line.time - offset) for line in lines))
             case RankExited():
                 return replace(report, time=report.time - offset)
         return report
@@ -263,4 +269,8 @@ class RemoteAgent:
 
 
 def _dated(event: Event, offset: float) -> Event:
-    return event if isinstance(event, (NodeRanks, TaskDone, KnobHeld)) else replace(event, time=event.time - offset)
+    return (
+        event
+        if isinstance(event, (NodeRanks, TaskDone, KnobHeld))
+        else structs.replace(event, time=event.time - offset)
+    )

@@ -16,7 +16,7 @@ from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.nvml import Driver, driver
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.torch_build import torch_is_built_for
-from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.events.model import CheckResult
 from accelerate_nb.launching.planning.preflight import run_preflight
 
 _SHARED = Path("/dev/shm")

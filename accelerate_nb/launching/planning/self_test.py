@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
-from accelerate_nb.events.checks import CheckResult, from_display
+from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.launched_run import LaunchedRun
@@ -109,7 +109,7 @@ class _CheckFrontEnd:
         news = self._shown_run.view.since(self._cursor)
         self._cursor = news.cursor
         for shown in news.shown:
-            if (check := from_display(shown)) is not None:
+            if (check := CheckResult.of(shown)) is not None:
                 self._on_check(self._shown_run, check)
 
     follow = show = opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate_nb.events.knob_events import KnobValue
+from accelerate_nb.events.model import KnobValue
 from accelerate_nb.events.run_state import RunState
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from accelerate_nb.events.model import MemoryUse
-from accelerate_nb.events.profile_events import ProfileRequested, StepProfile
+from msgspec import structs
+
+from accelerate_nb.events.model import (
+    MemoryUse,
+    ProfileRequested,
+    StepProfile,
+)
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.reports.memory_parts import memory_parts, memory_text
 
@@ -40,4 +44,4 @@ class RankFactsFeed:
             requested, profile = now = rank.requested_profile, rank.profile
             if self._profiles.get(rank.rank, (None, None)) != now:
                 self._profiles[rank.rank] = now
-                yield [rank.rank, requested and requested.steps, profile and asdict(profile)]
+                yield [rank.rank, requested and requested.steps, profile and structs.asdict(profile)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.events.model import CheckResult
 from accelerate_nb.launching.planning.self_test import SelfTest
 from accelerate_nb.notebook.picker import html
 

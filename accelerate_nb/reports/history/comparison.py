@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
 
+from msgspec import structs
+
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.events.metric_names import SUMMED, in_order
 from accelerate_nb.events.model import Metric
@@ -163,7 +165,7 @@ def _value_text(value: Any) -> str:
 
 def _means(every: Sequence[Sequence[Metric]], started: float, index: int) -> Iterator[Metric]:
     if any(metric.step is None for some in every for metric in some):
-        yield from (replace(metric, rank=index, time=metric.time - started) for metric in every[0])
+        yield from (structs.replace(metric, rank=index, time=metric.time - started) for metric in every[0])
         return
     newest = {metric.step or 0: metric for some in every for metric in some}
     series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]

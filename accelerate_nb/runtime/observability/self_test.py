@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.checks import CheckResult, Progress, to_display
+from accelerate_nb.events.model import CheckResult, CheckState
 from accelerate_nb.rank.event_sink import outlet
 from accelerate_nb.runtime.accelerator.accelerator import Accelerator
 from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs
@@ -49,10 +49,10 @@ def run_checks() -> None:
         _report(step, "passed", found)
 
 
-def _report(step: SelfTestStep, state: Progress, text: str = "") -> None:
+def _report(step: SelfTestStep, state: CheckState, text: str = "") -> None:
     listener = outlet()
     if listener is not None and listener.rank == 0:
-        listener.send(to_display(CheckResult(step.name, step.title, state, text), rank=0))
+        listener.send(CheckResult(step.name, step.title, state, text).display(rank=0))
 
 
 def devices(accelerator: Accelerator) -> str:

@@ -8,15 +8,17 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, cast, get_args
 
+import msgspec
+
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.events.event_codec import from_values, to_line
+from accelerate_nb.events.event_codec import to_line
 from accelerate_nb.events.field_checks import SPECIAL_CHECKS, MismatchError, check_plain, checked_fields
 from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import TAGS
 
 _EVENT_CLASSES = get_args(Event)
-_LOG_LINE_VALUES = attrgetter(*(field.name for field in fields(LogLine)))
+_LOG_LINE_VALUES = attrgetter(*LogLine.__struct_fields__)
 _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
 
 
@@ -74,9 +76,10 @@ def _check_event(value: Any) -> Event:
     if type(value) is list:
         return _check_log_line(value)
     try:
-        return from_values(dict(check_plain(dict, value)))
+        event: Event = msgspec.convert(check_plain(dict, value), Event)
     except (ValueError, TypeError, KeyError) as error:
         raise MismatchError(f"it is no event: {error}") from None
+    return event
 
 
 def _check_log_line(value: Any) -> LogLine:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
+from msgspec import structs
+
 from accelerate_nb.events.model import TaskDone
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
@@ -183,7 +185,7 @@ class TaskLoop:
         self._can_be_stopped = False
         current_step_profiler().end_function()
         if self._is_interrupted and reply.failure is not None:
-            reply = replace(reply, failure=replace(reply.failure, ended_by_us=True))
+            reply = replace(reply, failure=structs.replace(reply.failure, ended_by_us=True))
         with self._lock:
             self._number = None
             # tasks that have come since then wait still
@@ -255,7 +257,7 @@ class TaskLoop:
         _clear_frames(error)
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
         if in_collective and self._gone and not failure.advice:
-            failure = replace(failure, advice=_GONE)
+            failure = structs.replace(failure, advice=_GONE)
         return TaskReply(0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective)
 
     def _sources(self) -> CellSources:

@@ -19,8 +19,10 @@ from accelerate_nb import Run, launch
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.line_reader import LineAssembler
-from accelerate_nb.events.model import LogLine
-from accelerate_nb.events.profile_events import StepProfile
+from accelerate_nb.events.model import (
+    LogLine,
+    StepProfile,
+)
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.detached.control_server import ControlServer

@@ -7,9 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StateError
-from accelerate_nb.events.knob_events import KnobValue
-from accelerate_nb.events.model import StateChange
-from accelerate_nb.events.profile_events import ProfiledOperation, ProfileRequested, StepProfile
+from accelerate_nb.events.model import (
+    KnobValue,
+    ProfiledOperation,
+    ProfileRequested,
+    StateChange,
+    StepProfile,
+)
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display import run_requests
 from accelerate_nb.notebook.display.message_feed import MessageFeed

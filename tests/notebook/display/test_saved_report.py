@@ -8,8 +8,12 @@ import random
 import re
 from typing import Any
 
-from accelerate_nb.events.model import LogLine, Metric
-from accelerate_nb.events.profile_events import ProfiledOperation, StepProfile
+from accelerate_nb.events.model import (
+    LogLine,
+    Metric,
+    ProfiledOperation,
+    StepProfile,
+)
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.reports.size_limits import saved_size

@@ -8,10 +8,10 @@ import pickle
 import re
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 from torch.utils.data import DataLoader, Dataset
 
 from accelerate_nb import Accelerator
@@ -122,7 +122,7 @@ def causes_of(*events):
 def windows_of(steps):
     """The first step, and the others for so long that a rank may be called slow."""
     first, usual = steps
-    return first, *(replace(usual, step=1 + number * math.ceil(5 / usual.total + 50)) for number in range(1, 9))
+    return first, *(structs.replace(usual, step=1 + number * math.ceil(5 / usual.total + 50)) for number in range(1, 9))
 
 
 SENTENCES = {
