@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.protocol.agent_messages import StartWorkers
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors
-
-_FILES = ("accelerate_nb_outcome", "accelerate_nb_stacks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +28,19 @@ class Connection:
     @staticmethod
     def open() -> Connection:
         """Make all of them; nobody but this process and those it hands them to can open them."""
-        with ExitStack() as until_complete:
-
-            def closed_on_error(*descriptors: int) -> tuple[int, ...]:
-                for descriptor in descriptors:
-                    until_complete.callback(os.close, descriptor)
-                return descriptors
-
-            out_read, out_write = closed_on_error(*os.pipe())
-            err_read, err_write = closed_on_error(*os.pipe())
-            near, far = closed_on_error(*(end.detach() for end in socket.socketpair()))
-            outcome, stacks = (closed_on_error(memory_file(name))[0] for name in _FILES)
-            its_outcome, its_stacks = (closed_on_error(os.dup(file))[0] for file in (outcome, stacks))
-            until_complete.pop_all()
+        opened: list[int] = []
+        try:
+            opened += os.pipe()
+            opened += os.pipe()
+            opened += (end.detach() for end in socket.socketpair())
+            opened += map(memory_file, ("accelerate_nb_outcome", "accelerate_nb_stacks"))
+            # one after the other, so that the first is closed where the second fails
+            opened += (os.dup(file) for file in opened[-2:])
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        out_read, out_write, err_read, err_write, near, far, outcome, stacks, its_outcome, its_stacks = opened
         for descriptor in (out_read, err_read, near):
             os.set_blocking(descriptor, False)
         ends = WorkerDescriptors(stdout=out_write, stderr=err_write, events=far, outcome=its_outcome, stacks=its_stacks)
