@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.cli.parser import spellings
-from accelerate_nb.cli.terminal.estimate_tables import MemoryBudget, estimate_lines
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.cli.parser import add_settings, given_settings, spellings
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.options import parallelism
+from accelerate_nb.config.settings import settings
+from accelerate_nb.config.value_types import InvalidValue
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
+from accelerate_nb.reports.number_format import bytes_text
 
 if TYPE_CHECKING:
+    from accelerate_nb.big_models.estimate import ModelOutline
     from accelerate_nb.runtime.world.mesh import Mesh
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _PRECISIONS = ("float32", "mixed", "bfloat16")
 _OPTIMIZERS = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit")
+_RANKS = [setting for setting in settings(LaunchingConfig) if setting.name == "num_processes"]
+_PARTS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "extra": "while a step lasts"}
 _EXAMPLES = """examples:
   accelerate-nb estimate-memory ./llama                         a folder with config.json, or with weights
   accelerate-nb estimate-memory model.safetensors --num-processes 4
@@ -48,7 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="A folder or file: config.json of transformers, safetensors, a checkpoint of torch, shards. "
         "Or code: path/file.py:name, package.module:name.",
     )
-    parser.add_argument("--args", metavar="JSON", help="The keyword arguments of MODEL's class or function.")
+    parser.add_argument(
+        "--args",
+        type=_keyword_arguments,
+        default={},
+        metavar="JSON",
+        help="The keyword arguments of MODEL's class or function.",
+    )
     parser.add_argument(
         "--dtypes",
         nargs="+",
@@ -59,13 +71,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="The optimizer (default: adamw).")
     parser.add_argument(
-        *("-n", *spellings("num_processes")),
-        dest="ranks",
-        type=int,
-        metavar="N",
-        help="Number of ranks that share the training; without it, one for each accelerator of this machine.",
-    )
-    parser.add_argument(
         "--mesh",
         metavar="DEGREES",
         help="The mesh of a training, such as dp_shard=4,tp=2: what each of its ranks holds.",
@@ -73,64 +78,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE", help="The memory of a device, such as 24GiB, in place of this machine's."
     )
-    parser.add_argument(
-        "--run",
-        metavar="RUN",
-        help="A run of this model, such as last: what its ranks really held stands beside the estimate.",
-    )
-    parser.add_argument(
-        *spellings("trust_remote_code"),
-        action="store_true",
-        help="Run code that lies beside config.json; only where you have read it.",
-    )
+    trust_help = "Run code that lies beside config.json; only where you have read it."
+    parser.add_argument(*spellings("trust_remote_code"), action="store_true", help=trust_help)
     parser.add_argument("--json", action="store_true", help="Write JSON; sizes are in bytes.")
+    add_settings(parser, _RANKS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Estimate, and write."""
-    mesh = None if arguments.mesh is None else _mesh(arguments.mesh, arguments.ranks)
-    ranks = _ranks(arguments.ranks) if mesh is None else mesh.size
-    memory_budget = _memory_budget(arguments.memory, ranks)
-    outlined = import_module("accelerate_nb.big_models.estimate.model_outline").outline
-    with _with_context(arguments.model):
-        outline = outlined(arguments.model, _arguments(arguments.args), trusts=arguments.trust_remote_code)
-    facts = _estimated(outline, arguments.dtypes, arguments.optimizer, ranks, memory_budget)
-    facts |= _on_meshes(outline, arguments.optimizer, mesh, memory_budget)
-    if arguments.run is not None:
-        facts["measured"] = _measured(arguments.run)
-    if arguments.json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(estimate_lines(facts, memory_budget)))
+    facts = _facts(arguments)
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(facts)))
     return 0
 
 
-@contextmanager
-def _with_context(model: str) -> Iterator[None]:
-    """Errors of the user's code while it builds a model, as one line."""
-    try:
-        yield
-    except AccelerateNbError:
-        raise
-    except (Exception, SystemExit) as error:
-        calls = extract_tb(error.__traceback__)
-        in_file = [call for call in calls if Path(call.filename).name == Path(model.partition(":")[0]).name]
-        last = (in_file or calls)[-1]
-        where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
-        raise ConfigurationError(
-            f"{model} was to be built, and that failed with {type(error).__name__}: {error}{where}. A file is imported for this: "
-            "put training under `if __name__ == '__main__':`, and correct what fails."
-        ) from error
-
-
-def _ranks(requested: int | None) -> int:
+def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every figure, in bytes, under stable keys."""
+    from accelerate_nb.big_models import estimate
     from accelerate_nb.devices.probe import probe
+    from accelerate_nb.runtime.world.mesh import Mesh
 
-    if requested is not None and requested < 1:
-        raise ConfigurationError(
-            f"--num-processes {requested} was given, but it should be at least 1. Pass such a number."
-        )
-    return requested or max(1, probe().count)
+    requested = given_settings(arguments, _RANKS).get("num_processes")
+    mesh = None if arguments.mesh is None else _mesh(arguments.mesh, requested)
+    ranks = mesh.size if mesh is not None else requested or max(1, probe().count)
+    memory, device = _device_memory(arguments.memory, ranks)
+    outline = _outline(arguments.model, arguments.args, trusts=arguments.trust_remote_code)
+
+    def on_mesh(mesh: Mesh, precision: Any) -> dict[str, Any]:
+        stages = estimate.on_mesh(outline, precision, arguments.optimizer, mesh)
+        sizes = [{**asdict(stage), "total": stage.total} for stage in stages]
+        return {"degrees": dict(mesh.degrees), "precision": precision, "stages": sizes}
+
+    meshes = [mesh] if mesh is not None else [Mesh(dp_replicate=ranks), Mesh(dp_shard=ranks)] if ranks > 1 else []
+    smallest = memory and estimate.smallest_mesh(outline, "mixed", arguments.optimizer, memory)
+    return {
+        "model": outline.source,
+        "parameters": sum(weight.numbers for weight in outline.weights if not weight.is_buffer),
+        "trained_parameters": sum(weight.numbers for weight in outline.weights if weight.trains),
+        "buffers": sum(weight.numbers for weight in outline.weights if weight.is_buffer),
+        "largest_layer": estimate.largest_layer(outline, 4)[0],
+        "optimizer": arguments.optimizer,
+        "num_processes": ranks,
+        "device": device,
+        "device_memory": memory,
+        "inference": [
+            {
+                "dtype": dtype,
+                "total": estimate.bytes_of(outline.weights, estimate.DTYPES[dtype]),
+                "largest_layer": estimate.largest_layer(outline, estimate.DTYPES[dtype])[1],
+            }
+            for dtype in dict.fromkeys(arguments.dtypes)
+        ],
+        "training": [on_mesh(item, precision) for item in (Mesh(), *meshes) for precision in _PRECISIONS],
+        "smallest_mesh": smallest and on_mesh(smallest, "mixed"),
+    }
 
 
 def _mesh(text: str, ranks: int | None) -> Mesh:
@@ -140,128 +140,132 @@ def _mesh(text: str, ranks: int | None) -> Mesh:
     >>> str(_mesh("dp_shard=4,tp=2", None))
     'dp_shard 4 x tp 2'
     """
-    from accelerate_nb.runtime.world.mesh import AXES, Mesh
+    from accelerate_nb.runtime.world.mesh import Mesh
 
-    degrees: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, degree = (word.strip() for word in part.partition("="))
-        axis = axis.removesuffix("_size")
-        if axis not in AXES or not degree.isdigit():
-            raise ConfigurationError(
-                f"--mesh {text!r} was given, of which {part!r} is no degree. {did_you_mean(axis, AXES)} Write degrees as "
-                f"dp_shard=4,tp=2; axes are {', '.join(AXES)}.".replace("  ", " ")
-            )
-        degrees[axis] = int(degree)
-    found = Mesh(**degrees)
+    try:
+        degrees = parallelism.DEGREES.parse(re.sub(r"(_size)?\s*=", "_size=", text))
+    except InvalidValue as unfit:
+        raise ConfigurationError(
+            f"--mesh {text!r} was given, but degrees are written as dp_shard=4,tp=2. {unfit}"
+        ) from None
+    found = Mesh(**parallelism.sizes(degrees))
     return found if ranks is None else found.checked(ranks)
 
 
-def _arguments(text: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--args {text!r} should be JSON, but is not: {error}. Write it as '{{\"hidden\": 128}}'."
-        ) from None
-    if not isinstance(found, dict):
-        raise ConfigurationError(
-            f"--args {text!r} should be arguments by their names. Write them as '{{\"hidden\": 128}}'."
-        )
-    return found
-
-
-def _memory_budget(size: str | None, ranks: int) -> MemoryBudget | None:
-    """The memory of a rank's device; on the CPU a rank's share of the machine's."""
+def _device_memory(size: str | None, ranks: int) -> tuple[int | None, str]:
+    """The memory of a rank's device, on the CPU a rank's share of the machine's, and what that is called."""
     from accelerate_nb.devices.host_usage import HostGauge
     from accelerate_nb.devices.nvml import GpuGauge
     from accelerate_nb.devices.probe import probe
     from accelerate_nb.runtime.checkpoints.weights import parse_size
 
     if size is not None:
-        return MemoryBudget(parse_size(size), "a device")
+        return parse_size(size), "a device"
     devices = probe()
     if devices.kind == "cpu":
-        memory = HostGauge([]).memory()[1]
-        return MemoryBudget(
-            memory // ranks, "this machine's memory" if ranks == 1 else f"this machine's memory for {ranks} ranks"
-        )
+        shared = "" if ranks == 1 else f" for {ranks} ranks"
+        return HostGauge([]).memory()[1] // ranks, f"this machine's memory{shared}"
     gpus = GpuGauge(os.environ)
     try:
         samples = [gpus.sample(number, time.time()) for number in range(devices.count)]
     finally:
         gpus.close()
     sizes = [sample.memory_total for sample in samples if sample is not None and sample.memory_total]
-    return MemoryBudget(min(sizes), f"this machine's {devices.label}") if sizes else None
+    return min(sizes, default=None), f"this machine's {devices.label}"
 
 
-def _estimated(
-    outline: Any, dtypes: Sequence[str], optimizer: str, ranks: int, memory_budget: MemoryBudget | None
-) -> dict[str, Any]:
-    """Every figure, in bytes, under stable keys."""
-    estimating = import_module("accelerate_nb.big_models.estimate.memory_estimate")
-    layer, _ = estimating.largest_layer(outline, 4)
-    return {
-        "model": outline.source,
-        "parameters": sum(parameter.numbers for parameter in outline.parameters),
-        "trained_parameters": sum(weight.numbers for weight in outline.weights if weight.trains),
-        "buffers": sum(buffer.numbers for buffer in outline.buffers),
-        "largest_layer": layer,
-        "optimizer": optimizer,
-        "num_processes": ranks,
-        "device_memory": None if memory_budget is None else memory_budget.bytes,
-        "inference": [asdict(estimating.loaded(outline, dtype)) for dtype in dict.fromkeys(dtypes)],
-        "training": [
-            {
-                "precision": found.precision,
-                "alone": _with_total(found.alone),
-                "ranks": {way: _with_total(state) for way, state in found.ranks.items()},
-            }
-            for found in (estimating.training(outline, precision, optimizer, ranks) for precision in _PRECISIONS)
-        ],
-    }
-
-
-def _on_meshes(outline: Any, optimizer: str, mesh: Mesh | None, memory_budget: MemoryBudget | None) -> dict[str, Any]:
-    """The figures for each rank of the requested mesh, and the smallest mesh on which a training in mixed precision fits."""
-    estimating = import_module("accelerate_nb.big_models.estimate.mesh_estimate")
-    found: dict[str, Any] = {}
-    if mesh is not None:
-        found["mesh"] = {
-            "degrees": dict(mesh.degrees),
-            "training": [
-                _mesh_facts(estimating.on_mesh(outline, precision, optimizer, mesh)) for precision in _PRECISIONS
-            ],
-        }
-    if memory_budget is not None:
-        smallest = estimating.smallest_mesh(outline, "mixed", optimizer, memory_budget.bytes)
-        found["smallest_mesh"] = smallest and {"degrees": dict(smallest.mesh.degrees), **_mesh_facts(smallest)}
+def _keyword_arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} should be JSON, but is not: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} should be arguments by their names, as '{{\"hidden\": 128}}'")
     return found
 
 
-def _measured(word: str) -> dict[str, Any]:
-    """What the ranks of a run held after their first step, in bytes."""
-    from msgspec import structs
+def _outline(model: str, arguments: dict[str, Any], *, trusts: bool) -> ModelOutline:
+    """The model's tensors; an error of the user's code while it builds the model becomes one line."""
+    from accelerate_nb.big_models.estimate import outline
 
-    from accelerate_nb.config.runs_folder import configured_runs_folder
-    from accelerate_nb.events.find_run import find_run
-    from accelerate_nb.events.run_reader import view_of
-
-    run = find_run(word, configured_runs_folder(os.environ, None))
-    found = [glance for glance in view_of(run).glances() if glance.memory is not None]
-    if not found:
-        raise ConfigurationError(
-            f"The memory of the run {run.folder.name} was requested, but none of its ranks made a step with a prepared optimizer. Name "
-            "another run; `accelerate-nb runs` lists them."
+    try:
+        return outline(model, arguments, trusts=trusts)
+    except AccelerateNbError:
+        raise
+    except (Exception, SystemExit) as error:
+        file, _, _ = model.partition(":")
+        calls = [call for call in extract_tb(error.__traceback__) if Path(call.filename).name == Path(file).name]
+        where = (
+            f" ({calls[-1].filename}, line {calls[-1].lineno})" if calls and not isinstance(error, SyntaxError) else ""
         )
-    return {
-        "run": run.folder.name,
-        "ranks": [structs.asdict(glance.memory) for glance in found if glance.memory is not None],
-    }
+        raise ConfigurationError(
+            f"{model} was to be built, and that failed with {type(error).__name__}: {error}{where}. A file is imported for this: "
+            "put training under `if __name__ == '__main__':`, and correct what fails."
+        ) from error
 
 
-def _mesh_facts(estimate: Any) -> dict[str, Any]:
-    return {"precision": estimate.precision, "stages": [_with_total(stage) for stage in estimate.stages]}
+# ----------------------------------------------------------------------------------------------------------------- text
 
 
-def _with_total(state: Any) -> dict[str, int]:
-    return {**asdict(state), "total": state.total}
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    """The figures as tables of text."""
+    memory = facts["device_memory"]
+
+    def total(size: int) -> str:
+        fits = "" if memory is None else "  fits" if size <= memory else "  too much"
+        return bytes_text(size) + fits
+
+    beside = "" if facts["trained_parameters"] == facts["parameters"] else f", {facts['trained_parameters']:,} trained"
+    yield f"{facts['model']}: {facts['parameters']:,} parameters{beside}; {facts['buffers']:,} numbers in buffers"
+    if memory is not None:
+        yield f"Compared with {facts['device']}: {bytes_text(memory)}"
+    yield ""
+    yield "To compute with, the weights kept as"
+    yield from _table(
+        ["", "total", f"largest layer ({facts['largest_layer']})"],
+        [[fact["dtype"], total(fact["total"]), bytes_text(fact["largest_layer"])] for fact in facts["inference"]],
+    )
+    yield ""
+    yield f"To train with {facts['optimizer']}, on each rank"
+    rows = []
+    for fact in facts["training"]:
+        for number, stage in enumerate(fact["stages"]):
+            name = f"{_mesh_text(fact['degrees'])}, {fact['precision']}"
+            stage_name = "" if len(fact["stages"]) == 1 else f", stage {number}"
+            rows.append([name + stage_name, *(bytes_text(stage[part]) for part in _PARTS), total(stage["total"])])
+    yield from _table(["", *_PARTS.values(), "total"], rows)
+    yield ""
+    if memory is not None:
+        yield _proposal(facts["smallest_mesh"])
+        yield ""
+    yield "Activations are not counted: they grow with the batch and with the length of its samples."
+
+
+def _proposal(smallest: dict[str, Any] | None) -> str:
+    """The smallest mesh on which the training fits, in a sentence."""
+    if smallest is None:
+        return "No mesh of shards, split layers and stages fits in mixed precision: a device needs more memory."
+    size = bytes_text(max(stage["total"] for stage in smallest["stages"]))
+    where = f"The smallest mesh is {_mesh_text(smallest['degrees'])}" if smallest["degrees"] else "One rank is enough"
+    return f"{where} in mixed precision: {size} a rank, with a fifth of the memory left for activations."
+
+
+def _mesh_text(degrees: dict[str, int]) -> str:
+    """
+    A mesh in words, and how many ranks it has.
+
+    >>> _mesh_text({"dp_replicate": 2}), _mesh_text({"dp_shard": 2, "tp": 2})
+    ('dp_replicate 2 (DDP)', 'dp_shard 2 x tp 2 (4 ranks)')
+    """
+    if not degrees:
+        return "one rank"
+    names = {"dp_replicate": "DDP", "dp_shard": "FSDP"}
+    note = names.get("+".join(degrees), f"{math.prod(degrees.values())} ranks")
+    return f"{' x '.join(f'{axis} {degree}' for axis, degree in degrees.items())} ({note})"
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
+    for row in (headings, *rows):
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        yield "  " + "   ".join(cells).rstrip()

@@ -22,7 +22,6 @@ from accelerate_nb.notebook.picker import html
 from accelerate_nb.notebook.picker.fields import SettingField
 from accelerate_nb.notebook.picker.file_section import FileSection
 from accelerate_nb.notebook.picker.insert_cell import InsertCellButton
-from accelerate_nb.notebook.picker.memory_section import MemorySection, PlannedMesh, settings_of
 from accelerate_nb.notebook.picker.self_test_section import TestSection
 from accelerate_nb.notebook.picker.settings_section import SettingsSection
 from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin
@@ -71,7 +70,6 @@ class ConfigPicker:
         path = self._beginning.file or str(files.default_path(os.environ))
         self.file = FileSection(lambda: self._appraisal.content, self.load, path)
         self.test = TestSection(lambda: self.value)
-        self.memory = MemorySection(self._planned_mesh, lambda degrees: self.set(**settings_of(degrees)))
         self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
         self._again.on_click(lambda _: self.reset())
         self.form = self._laid_out()
@@ -172,20 +170,13 @@ class ConfigPicker:
         self.file.allow(possible=found.config is not None)
         self.test.allow(possible=found.config is not None)
 
-    def _planned_mesh(self) -> PlannedMesh | None:
-        found = self._appraisal
-        if found.config is None or found.choice is None:
-            return None
-        computes_in = "float32" if found.config.training.mixed_precision in (None, "no") else "mixed"
-        return PlannedMesh(found.mesh or {"dp_replicate": found.choice.size}, computes_in)
-
     def _laid_out(self) -> Any:
         left = self.settings.box
         heading = ipywidgets.HTML(html.heading("Copy as"))
         call, *others = self._texts.values()
         parts = [heading, self._leads, self._mesh, call, self.insert, *others]
         texts = ipywidgets.VBox(parts).add_class("acc-group")
-        right = ipywidgets.VBox([texts, self.memory.box, self.file.box, self.test.box]).add_class("acc-side")
+        right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
         halves = ipywidgets.Box([left, right]).add_class("acc-halves")
         again = ipywidgets.Box([self._again]).add_class("acc-row")
         parts = [ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again]

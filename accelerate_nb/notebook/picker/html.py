@@ -7,7 +7,6 @@ from html import escape
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.events.model import CheckResult
@@ -114,7 +113,7 @@ def mesh(degrees: Mapping[str, int]) -> str:
         return ""
     *outer, inner = degrees
     size = prod(degrees.values())
-    title = f"{mesh_text(degrees)}: {size} ranks"
+    title = f"{' x '.join(f'{axis} {degree}' for axis, degree in degrees.items())}: {size} ranks"
     if size > _MOST_RANKS:
         return f'<div class="acc-help">{escape(title)}</div>'
     head = "".join(f'<th scope="col">{escape(inner)} {index}</th>' for index in range(degrees[inner]))
@@ -128,55 +127,6 @@ def mesh(degrees: Mapping[str, int]) -> str:
         f'<table class="acc-mesh"><caption>{escape(title)}</caption><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def memory(facts: Mapping[str, Any], precision: str) -> str:
-    """The estimate of a training's memory on each rank, a column for each stage, and the smallest mesh that fits, in words."""
-    training = next(fact for fact in facts["mesh"]["training"] if fact["precision"] == precision)
-    names = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "optimizer": "optimizer",
-        "extra": "during a step",
-        "total": "total",
-    }
-    stages = training["stages"]
-    titles = ["each rank"] if len(stages) == 1 else [f"stage {index}" for index in range(len(stages))]
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{bytes_text(stage[key])}</td>" for stage in stages)}</tr>'
-        for key, name in names.items()
-    )
-    title = f"{facts['parameters']:,} parameters on {mesh_text(facts['mesh']['degrees'])}, {precision}"
-    return (
-        f'<table class="acc-mesh"><caption>{escape(title)}</caption><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>'
-        f"{status(_fits(facts, max(stage['total'] for stage in stages)))}"
-        '<div class="acc-help">Activations are not counted: they grow with the batch.</div>'
-    )
-
-
-def _fits(facts: Mapping[str, Any], largest: int) -> str:
-    budget = facts["device_memory"]
-    if budget is None:
-        return ""
-    fits = "It fits" if largest <= budget else "It does not fit"
-    smallest = facts["smallest_mesh"]
-    proposal = (
-        "no mesh of shards, split layers and stages does"
-        if smallest is None
-        else f"the smallest mesh is {mesh_text(smallest['degrees'])}"
-    )
-    return f"{fits} a device of {bytes_text(budget)}; {proposal}."
-
-
-def mesh_text(degrees: Mapping[str, int]) -> str:
-    """
-    A mesh in words.
-
-    >>> mesh_text({"dp_shard": 2, "tp": 2})
-    'dp_shard 2 x tp 2'
-    """
-    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one rank"
 
 
 def status(text: str) -> str:

@@ -461,25 +461,6 @@ def test_a_press_tests_the_settings_with_real_workers():
     assert picker.test.end.disabled
 
 
-def test_memory_is_estimated_for_the_forms_mesh_and_the_smallest_mesh_is_taken_by_a_press(tmp_path):
-    code = "from torch import nn\ndef model():\n    return nn.Linear(1024, 1024, bias=False)\n"
-    (tmp_path / "made.py").write_text(code)
-    picker = config_picker(num_processes=2, cpu=True)
-    button(picker, "Estimate").click()
-    assert "Name a model first." in shown(picker)
-    picker.memory.model.value = f"{tmp_path / 'made.py'}:model"
-    button(picker, "Estimate").click()
-    found = picker.memory.wait(60)
-    assert "1,048,576 parameters on dp_replicate 2, float32" in found
-    assert re.findall("<td>([^<]+)</td>", found) == ["4.0 MiB", "4.0 MiB", "8.0 MiB", "4.0 MiB", "20.0 MiB"]
-    assert "the smallest mesh is one rank" in found
-    button(picker, "Use the smallest mesh").click()
-    assert (picker.value.launching.num_processes, picker.value.training.parallelism_config) == (1, None)
-    picker.memory.model.value = str(tmp_path / "gone.py")
-    button(picker, "Estimate").click()
-    assert "is no file or folder, and nothing is downloaded" in picker.memory.wait(60)
-
-
 def test_the_value_feeds_a_launch():
     picker = config_picker(num_processes=2, cpu=True, mixed_precision="bf16")
     found = notebook_launcher(

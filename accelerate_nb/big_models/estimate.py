@@ -1,0 +1,510 @@
+"""The memory that a model takes, before anything is loaded: its weights, and each rank of a mesh in training."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_weights
+from accelerate_nb.big_models.empty import init_empty_weights
+from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.checkpoints.dcp import index
+from accelerate_nb.runtime.checkpoints.dcp.merge import weights_among
+from accelerate_nb.runtime.world.mesh import Mesh
+
+Optimizer: TypeAlias = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit"]
+# float32 weights; those computed with in 16 bits; 16 bits throughout
+Precision: TypeAlias = Literal["float32", "mixed", "bfloat16"]
+
+# The bytes of one number of each type in which weights are kept to compute with them.
+DTYPES: dict[str, float] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}
+# torch's optimizers count the steps of each weight in a float32.
+_STEP = 4
+# bitsandbytes keeps the states of smaller weights as float32, those of others in bytes with a float32 for each block
+# (`min_8bit_size` and the block size of bitsandbytes/optim/optimizer.py, `Optimizer2State`).
+_SMALL, _BLOCK = 4096, 256
+# A smaller mesh is proposed only where so much of a device is left for activations.
+_FREE = 0.2
+# Layers are split along their width between devices of one machine.
+_MOST_TP = 8
+_LARGEST_WORLD = 4096
+
+_PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+# Under which words the weights stand in what people save with torch.save.
+_WORDS = ("state_dict", "model_state_dict", "model", "module")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """
+    A tensor of a model: `itemsize` are the bytes of a number as it is kept now, `layer` the layer that it is in.
+
+    One that `trains` gets a gradient. `split` is the dimension along which the model's own plan of tensor parallelism splits it, if it
+    does. A checkpoint doesn't say which of its tensors are buffers; numbers that are no floating-point ones are taken for such.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: float
+    is_float: bool
+    trains: bool
+    is_buffer: bool
+    layer: str
+    split: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def block(self) -> str:
+        """The block that it is in: its name up to the first number in it; empty for what is in no block."""
+        found = re.match(r"(.*?\.)?\d+(?=\.)", self.name)
+        return found[0] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The tensors of a model, each once, however many names it has; `source` is where they were read from."""
+
+    source: str
+    weights: tuple[TensorInfo, ...]
+
+    @property
+    def parameters(self) -> tuple[TensorInfo, ...]:
+        """The parameters, without buffers."""
+        return tuple(weight for weight in self.weights if not weight.is_buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """
+    The bytes that a rank holds between two steps, and `extra`: what comes and goes beside it while a step is computed.
+
+    Activations, which depend on the batch, are not counted.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    extra: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.extra
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def bytes_of(weights: Iterable[TensorInfo], itemsize: float) -> int:
+    """
+    The bytes of tensors whose floating-point numbers take so many each.
+
+    >>> bytes_of(outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).weights, DTYPES["float16"])
+    16
+    """
+    return math.ceil(sum(weight.numbers * (itemsize if weight.is_float else weight.itemsize) for weight in weights))
+
+
+def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
+    """The layer that takes the most, and its bytes, each floating-point number taking so many."""
+    layers: dict[str, list[TensorInfo]] = {}
+    for weight in outline.weights:
+        layers.setdefault(weight.layer, []).append(weight)
+    sizes = {name: bytes_of(weights, itemsize) for name, weights in layers.items()}
+    name = max(sizes, key=lambda item: sizes[item], default="")
+    return name, sizes.get(name, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def on_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, mesh: Mesh) -> list[RankBytes]:
+    """
+    The memory for a training on a mesh: layers on stages (pp), split along their width (tp), sharded (dp_shard and cp), or copied.
+
+    That of each rank, or of each rank of a stage where there are several stages.
+    Under FSDP a rank has its part of each tensor, cut along the first dimension, and for a moment two blocks and what is in no block
+    whole, with the gradient of one. In mixed precision `torch.autocast` keeps a copy of 16 bits of each weight from its first use in
+    the forward to the backward. DDP keeps the gradients a second time, in the buckets that it sends, unless `gradient_as_bucket_view`.
+
+    >>> on_mesh(outline("torch.nn:Linear", {"in_features": 4, "out_features": 6}), "float32", "sgd", Mesh(dp_shard=2))
+    [RankBytes(weights=60, gradients=60, optimizer=0, extra=240)]
+    """
+    if mesh.tp > 1 and not any(weight.split is not None for weight in outline.weights):
+        raise ConfigurationError(
+            f"The memory on {mesh} was requested, but {outline.source} has no plan by which tp would split it. Name the "
+            "configuration of a model of transformers that has one, or leave tp out."
+        )
+    return [_on_rank(stage, precision, optimizer, mesh) for stage in _stages(outline.weights, mesh.pp)]
+
+
+def smallest_mesh(
+    outline: ModelOutline, precision: Precision, optimizer: Optimizer, memory: int, limit: int = _LARGEST_WORLD
+) -> Mesh | None:
+    """
+    The mesh of the fewest ranks of `memory` bytes each on which a training fits; `None` where none of `limit` does.
+
+    A fifth of the memory is left for activations. Numbers of ranks are powers of two. Of meshes with equally many ranks the one that
+    communicates the least comes first: shards alone, then with split layers, then with stages.
+    """
+    size = 1
+    while size <= limit:
+        for mesh in _meshes(outline, size):
+            stages = on_mesh(outline, precision, optimizer, mesh)
+            if max(stage.total for stage in stages) <= memory * (1 - _FREE):
+                return mesh
+        size *= 2
+    return None
+
+
+def _meshes(outline: ModelOutline, size: int) -> Iterator[Mesh]:
+    yield Mesh(dp_shard=size)
+    degrees = [degree for degree in (2, 4, 8) if degree <= min(size, _MOST_TP)]
+    splits = [weight.shape[weight.split] for weight in outline.weights if weight.split is not None]
+    for degree in degrees:
+        if splits and all(width % degree == 0 for width in splits):
+            yield Mesh(dp_shard=size // degree, tp=degree)
+    blocks = {weight.block for weight in outline.weights} - {""}
+    for degree in degrees:
+        if degree <= len(blocks):
+            yield Mesh(dp_shard=size // degree, pp=degree)
+
+
+def _stages(weights: Sequence[TensorInfo], count: int) -> list[list[TensorInfo]]:
+    """The tensors of each stage, which have about equally many numbers, as the runtime cuts them."""
+    if count == 1:
+        return [list(weights)]
+    # not before it is used: it loads what trains
+    from accelerate_nb.runtime.strategies.pipeline.stage_plan import balanced
+
+    on_all = [weight for weight in weights if weight.is_buffer and not weight.block]
+    named: dict[str, list[TensorInfo]] = {}
+    for weight in weights:
+        if not weight.is_buffer or weight.block:
+            named.setdefault(weight.block or weight.layer, []).append(weight)
+    layers = list(named.values())
+    if len(layers) < count:
+        raise ConfigurationError(
+            f"The memory on {count} stages of a pipeline was requested, but the model has {len(layers)} layers. Take fewer stages."
+        )
+    starts = [0, *balanced([float(sum(weight.numbers for weight in layer)) for layer in layers], count), len(layers)]
+    return [on_all + [weight for layer in layers[start:end] for weight in layer] for start, end in pairwise(starts)]
+
+
+def _on_rank(weights: Sequence[TensorInfo], precision: Precision, optimizer: Optimizer, mesh: Mesh) -> RankBytes:
+    itemsize = 2 if precision == "bfloat16" else 4
+    shards = mesh.dp_shard * mesh.cp if mesh.dp_shard > 1 else 1
+    split = [weight if weight.split is None else _cut(weight, weight.split, mesh.tp) for weight in weights]
+    # the first shard is the largest one; buffers are whole
+    parts = [weight if weight.is_buffer or not weight.shape else _cut(weight, 0, shards) for weight in split]
+    trained = [weight for weight in parts if weight.trains]
+    gradients = bytes_of(trained, itemsize)
+    if shards > 1:
+        extra = _gathered(split, 4 if precision == "float32" else 2)
+    else:
+        copied = [weight for weight in parts if weight.is_float and not weight.is_buffer and precision == "mixed"]
+        extra = bytes_of(copied, 2) + (gradients if mesh.dp_replicate * mesh.cp > 1 else 0)
+    return RankBytes(
+        weights=bytes_of(parts, itemsize),
+        gradients=gradients,
+        optimizer=sum(_optimizer_bytes(optimizer, weight, itemsize) for weight in trained),
+        extra=extra,
+    )
+
+
+def _cut(weight: TensorInfo, dimension: int, degree: int) -> TensorInfo:
+    length = math.ceil(weight.shape[dimension] / degree)
+    return replace(weight, shape=(*weight.shape[:dimension], length, *weight.shape[dimension + 1 :]))
+
+
+def _gathered(weights: Iterable[TensorInfo], itemsize: float) -> int:
+    """What is whole for a moment: what is in no block, two blocks (one is fetched ahead), and the gradient of the largest of these."""
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        if not weight.is_buffer:
+            sizes[weight.block] = sizes.get(weight.block, 0) + bytes_of([weight], itemsize)
+    outside = sizes.pop("", 0)
+    largest = sorted(sizes.values())[-2:]
+    return outside + sum(largest) + max([outside, *largest])
+
+
+def _optimizer_bytes(optimizer: Optimizer, weight: TensorInfo, itemsize: int) -> int:
+    """The bytes that an optimizer remembers of a weight whose numbers take `itemsize` bytes each."""
+    moment = weight.numbers * itemsize
+    match optimizer:
+        case "sgd":
+            return 0
+        case "sgd-momentum":
+            return moment  # `torch.optim.SGD` counts no steps
+        case "adam" | "adamw":
+            return 2 * moment + _STEP
+        case "adafactor" if len(weight.shape) < 2:
+            return moment + _STEP
+        case "adafactor":
+            # the second moment of a matrix is one row and one column
+            *rest, rows, columns = weight.shape
+            return math.prod(rest) * (rows + columns) * itemsize + _STEP
+        case "adam8bit":
+            # two moments of one byte, with a scale for each block
+            is_small = weight.numbers < _SMALL
+            return 2 * (weight.numbers * 4 if is_small else weight.numbers + 4 * math.ceil(weight.numbers / _BLOCK))
+
+
+# ------------------------------------------------------------------------------------------------- where a model is from
+
+
+def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: bool = False) -> ModelOutline:
+    """
+    The weights of a named model; none of them is read, and nothing is fetched.
+
+    That is a folder or a file: `config.json` of transformers, safetensors, a checkpoint of torch, shards of
+    torch.distributed.checkpoint. Or it is code, `path/file.py:name` or `package.module:name`, of which the name is a module
+    or is called with `arguments` to make one. With `trusts`, code beside a configuration is run.
+
+    >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).parameters[0].shape
+    (2, 3)
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _of_folder(path, trusts=trusts)
+    location, colon, name = (source, "", "") if path.exists() else source.rpartition(":")
+    if (path.suffix == ".py" and path.exists()) or (colon and location):
+        return _of_code(location, name, arguments or {})
+    if not path.exists():
+        raise ConfigurationError(
+            f"{source} is no file or folder, and nothing is downloaded. Download it first (`hf download {source} config.json "
+            "--local-dir model`) and pass the folder, or name code as path/file.py:name or package.module:name."
+        )
+    if path.suffix == ".ipynb":
+        raise ConfigurationError(
+            f"{path} is a notebook. Write it as a script with `accelerate-nb export {path}`, and name the model in that: "
+            f"{path.with_suffix('.py')}:name."
+        )
+    if path.suffix == ".json" and not path.name.endswith(".index.json"):
+        return _of_configuration(path, trusts=trusts)
+    if path.suffix in {".safetensors", ".json", *_PICKLED}:
+        return _of_files(checkpoint_files(path), str(path))
+    raise ConfigurationError(
+        f"{path} is no file of weights that is known by its name. Known are .safetensors, {', '.join(sorted(_PICKLED))}, "
+        "the index of several files (.index.json), config.json of transformers, and Python files."
+    )
+
+
+def of_module(model: Module, source: str) -> ModelOutline:
+    """The weights of a module; a layer is a module without children, or one of a class that must not be split."""
+    no_split: Any = getattr(model, "_no_split_modules", None) or []
+    splits: Mapping[str, int] = {}
+    if getattr(model, "tp_plan", None):
+        # not before it is used: it loads what trains
+        from accelerate_nb.runtime.strategies.tensor_parallel.split_layers import split_dimensions
+
+        splits = split_dimensions(model)
+
+    def layers(module: Module, path: str) -> Iterator[tuple[str, str]]:
+        """Each tensor's name with its layer."""
+        children = list(module.named_children())
+        if path and (not children or type(module).__name__ in no_split):
+            for name, _ in (*module.named_parameters(), *module.named_buffers()):
+                yield f"{path}.{name}", path
+            return
+        for name, child in children:
+            yield from layers(child, f"{path}.{name}" if path else name)
+
+    layer_of = dict(layers(model, ""))
+
+    def info(name: str, tensor: Tensor, *, trains: bool, is_buffer: bool) -> TensorInfo:
+        is_float, layer = _is_float(tensor), layer_of.get(name, name)
+        shape, itemsize = tuple(tensor.shape), tensor.element_size()
+        return TensorInfo(name, shape, itemsize, is_float, trains and is_float, is_buffer, layer, splits.get(name))
+
+    parameters = [
+        info(name, item, trains=item.requires_grad, is_buffer=False) for name, item in model.named_parameters()
+    ]
+    buffers = [info(name, item, trains=False, is_buffer=True) for name, item in model.named_buffers()]
+    return ModelOutline(source, (*parameters, *buffers))
+
+
+def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
+    if (folder / index.LIST).is_file() or any(folder.glob(f"{index.MODEL_FOLDER}_*/{index.LIST}")):
+        listed = index.list_shards(folder)
+        prefix, _ = weights_among(listed.positions)
+        length = len(prefix)
+        found = [
+            (".".join(map(str, position[length:])), listed.tensors[key])
+            for key, position in listed.positions.items()
+            if key in listed.tensors and position[:length] == prefix
+        ]
+        return ModelOutline(str(listed.folder), tuple(_stored(name, tensor) for name, tensor in found))
+    configuration = folder / "config.json"
+    has_weights = any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
+    if configuration.is_file() and (importlib.util.find_spec("transformers") or not has_weights):
+        return _of_configuration(configuration, trusts=trusts)
+    return _of_files(checkpoint_files(folder), str(folder))
+
+
+def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
+    found: list[TensorInfo] = []
+    for path in files:
+        if path.suffix == ".safetensors":
+            with open_weights(path) as weights:
+                found += [_stored(name, tensor) for name, tensor in weights.items()]
+            continue
+        # names of one memory are one weight
+        first: dict[Any, str] = {}
+        state = _state_in(load_pickled(path), path)
+        for name, tensor in state.items():
+            first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
+        found += [_stored(name, state[name]) for name in first.values()]
+    return ModelOutline(source, tuple(found))
+
+
+def _stored(name: str, tensor: Tensor) -> TensorInfo:
+    is_float, layer = _is_float(tensor), name.rpartition(".")[0] or name
+    return TensorInfo(name, tuple(tensor.shape), tensor.element_size(), is_float, is_float, not is_float, layer)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
+    """The weights in what was saved: all of it, or what stands under one of the usual words."""
+    states = [content, *(content.get(word) for word in _WORDS)] if isinstance(content, Mapping) else []
+    for state in states:
+        items = state.items() if isinstance(state, Mapping) else ()
+        if tensors := {str(name): item for name, item in items if isinstance(item, Tensor)}:
+            return tensors
+    held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+    raise CheckpointError(
+        f"{path} should hold weights by their names, on top or under one of {', '.join(_WORDS)}, but holds {held}. "
+        "Save `model.state_dict()`."
+    )
+
+
+# ------------------------------------------------------------------------------------------- models made without memory
+
+
+def _without_memory(make: Callable[[], Any], source: str) -> Module:
+    """
+    The model that `make` makes, on torch's meta device.
+
+    A model may read numbers while it is made, those of a `linspace` for one: then all but its weights has memory.
+    """
+    needed = ""
+    for include_buffers in (True, False):
+        try:
+            with init_empty_weights(include_buffers=include_buffers):
+                made = make()
+        except (NotImplementedError, RuntimeError) as error:
+            needed = str(error).partition("\n")[0]
+            if "meta" not in str(error):
+                raise
+            continue
+        if not isinstance(made, Module):
+            raise ConfigurationError(
+                f"{source} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
+            )
+        return made
+    raise ConfigurationError(
+        f"{source} needs the numbers of its weights while it is made ({needed}), and they have none. Name a checkpoint of it instead."
+    )
+
+
+def _of_configuration(path: Path, *, trusts: bool) -> ModelOutline:
+    """The model that a configuration of transformers describes: of the class that it names, or the one without a head."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError(f"{path} describes a model of transformers: pip install transformers")
+    transformers: Any = import_module("transformers")
+    try:
+        configuration = transformers.AutoConfig.from_pretrained(
+            str(path if path.name != "config.json" else path.parent), local_files_only=True, trust_remote_code=trusts
+        )
+        maker = transformers.AutoModel.from_config
+        class_map = (getattr(configuration, "auto_map", None) or {}) if trusts else {}
+        if own := [class_name for class_name in class_map if class_name.startswith("AutoModel")]:
+            class_name = next((item for item in own if item != "AutoModel"), "AutoModel")
+            maker = partial(getattr(transformers, class_name).from_config, trust_remote_code=True)
+        else:
+            named = (getattr(transformers, name, None) for name in getattr(configuration, "architectures", None) or [])
+            maker = next(filter(None, named), maker)
+        model = _without_memory(lambda: maker(configuration), str(path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigurationError(
+            f"{path} should describe a model that transformers {transformers.__version__} can make, but: {reason} "
+            "Code that lies beside it is run only with --trust_remote_code."
+        ) from None
+    return of_module(model, f"{type(model).__name__} as {path} describes it")
+
+
+def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOutline:
+    """
+    The model that a name is, in a file or in a module of Python's, or that it returns where it is called with `arguments`.
+
+    Without a name it is the only model that the file defines. Imports find modules beside the file, or in the current folder, as with
+    `python file.py` and `python -m`.
+    """
+
+    def make() -> Any:
+        module = _imported(location)
+        known = [item for item, value in vars(module).items() if _is_model_of(module, value)]
+        if not name and len(known) != 1:
+            found_there = f"several models: {', '.join(known)}" if known else "no torch.nn.Module"
+            raise ConfigurationError(f"{location} has {found_there}. Name what gives the model: {location}:name.")
+        found: Any = module
+        for part in (name or known[0]).split("."):
+            if not hasattr(found, part):
+                raise ConfigurationError(f"{location} has no {name}. It has {', '.join(known) or 'no modules'}.")
+            found = getattr(found, part)
+        if not isinstance(found, Module) and callable(found):
+            return found(**arguments)
+        if arguments:
+            raise ConfigurationError(f"{location}:{name} is there already, and takes no arguments. Leave --args out.")
+        return found
+
+    before = list(sys.path)
+    sys.path.insert(0, str(Path(location).resolve().parent if location.endswith(".py") else Path.cwd()))
+    try:
+        source = f"{location}:{name}".rstrip(":")
+        return of_module(_without_memory(make, source), source)
+    finally:
+        sys.path[:] = before
+
+
+def _is_model_of(module: ModuleType, value: Any) -> bool:
+    """Whether a value of a file is a class of models of its own, or a model."""
+    is_class = isinstance(value, type) and issubclass(value, Module) and value.__module__ == module.__name__
+    return is_class or isinstance(value, Module)
+
+
+def _imported(location: str) -> ModuleType:
+    if not location.endswith(".py"):
+        return import_module(location)
+    path = Path(location).expanduser()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "a file that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # data classes, and pickles, find their module by its name
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

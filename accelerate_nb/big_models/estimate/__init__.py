@@ -1,1 +1,0 @@
-"""Estimates of the memory that a model takes, before anything is loaded."""
