@@ -166,7 +166,7 @@ def computes_in_parallel():
 
 def saves_in_the_background(folder, goes_wrong):
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.checkpoints.io.background_write import BackgroundWrite
+    from accelerate_nb.runtime.checkpoints.saver import BackgroundWrite
 
     writes = BackgroundWrite._run
 

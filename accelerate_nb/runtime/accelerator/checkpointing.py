@@ -111,7 +111,8 @@ class CheckpointMethods(ProcessMethods):
                 prune(self.project_configuration)
 
         with current_stop_request().saving():
-            self._saver.save(paths, files, after, moment=str(self.step), blocking=blocking)
+            needs_all = not self.strategy.copies_are_whole
+            self._saver.save(paths, files, after, needs_all=needs_all, blocking=blocking)
         self.project_configuration.iteration += 1
         return paths.folder
 

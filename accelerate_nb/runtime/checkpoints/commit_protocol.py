@@ -1,4 +1,4 @@
-"""The agreement of a save's processes on its result, without a collective operation."""
+"""The agreement of a save's processes: who takes part, and whether all of them have written their files."""
 
 from __future__ import annotations
 
@@ -6,49 +6,193 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Set as AbstractSet
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.runtime.checkpoints import manifest
-from accelerate_nb.runtime.checkpoints.liveness import ProcessLiveness
 from accelerate_nb.runtime.world.registry import has_own_store
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
-# How long the others' files may take once they have begun to save.
-LIMIT = timedelta(minutes=30)
-# How long the main process waits for the others to begin, before it goes on without them.
-JOIN_TIMEOUT = 20.0
-# How long a process waits for the main one to come to its folder, once that has saved to another in the same step.
+# How long a process waits for another one in the same save.
+LIMIT = 1800.0
+# How long the main process waits for the others to begin before it goes on without them, and for those that were not in its last save.
+JOIN_TIMEOUT, RETURN_TIMEOUT = 20.0, 0.5
+# How long a process waits for the main one to come to its folder, once that has saved to another, or to this one without it.
 SETTLE = 5.0
-# The interval at which a process that waits for another one checks whether that is alive.
-_LIVENESS_INTERVAL = timedelta(seconds=1)
-_FINE = "fine"
-# The status of a process in a save of the main one: the first claim holds.
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+# What a process has of a save of the main one: the first that is said holds.
 _JOINED, _ELSEWHERE, _LEFT_OUT = "joined", "elsewhere", "left out"
+_FINE, _INTERRUPTED = "fine", "It was interrupted."
+_MESSAGE_SIZE = 8192
+
+
+class SaveChannel:
+    """
+    One process's connection to the others about its saves.
+
+    Who saves is agreed on in the run's store, since loops may call `save_state` on the main process alone, as Accelerate lets
+    them. Those who do are connected by a group of gloo, in which the death of one is noticed at once. Each text has a signature
+    that only processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
+    """
+
+    def __init__(self, world: World) -> None:
+        store: Any = world.store
+        self.world = world
+        self._store = dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
+        self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
+        # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
+        # even if the main process has begun one while this one was still making its Accelerator
+        self.next = 1 if has_own_store() else self.newest() + 1
+        # processes that were not in the main process's last save
+        self.absent: set[int] = set()
+        self.members: list[int] = []
+        # the thread of a save that is still being written
+        self.busy: Thread | None = None
+        self._group: Any = None
+        self._group_number = 0
+        report_end = partial(_report_end, weakref.ref(self))
+        # the first is for a launched function; the second for scripts, and for children of multiprocessing, which have no atexit
+        background_tasks.begun(report_end)
+        Finalize(None, report_end, exitpriority=0)
+
+    # The store
+
+    def newest(self, *, begins: bool = False) -> int:
+        """The number of the main process's newest save, which begins now or has begun."""
+        return int(self._store.add("saves", int(begins)))
+
+    def put(self, name: str, content: Any) -> None:
+        """Keep a value in the store."""
+        self._store.set(name, self._signed(name, json.dumps(content)))
+
+    def first(self, name: str, content: Any) -> Any:
+        """Keep a value where there is none; returns the one that is there then."""
+        store: Any = self._store
+        return json.loads(self._text(name, store.compare_set(name, "", self._signed(name, json.dumps(content)))))
+
+    def get(self, name: str) -> Any:
+        """A value of the store, once it is there."""
+        if not self.are_there([name], LIMIT):
+            raise CheckpointError(f"The other processes have saved nothing for {LIMIT:g} seconds ({name}).")
+        return json.loads(self._text(name, self._store.get(name)))
+
+    def are_there(self, names: Sequence[str], limit: float) -> bool:
+        """Whether all of these are in the store within some seconds."""
+        end, pause = time.monotonic() + limit, 0.001
+        # the store's own way to wait can't be interrupted, and complains on stderr of each timeout
+        while names and not self._store.check(list(names)):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        return True
+
+    # The group of those who save
+
+    def connect(self, members: Sequence[int], number: int) -> None:
+        """Connect the processes that take part in a save; `number` is that of the save for which their group was made."""
+        if number == self._group_number or len(members) == 1:
+            return
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs don't know its arguments
+        store = dist.PrefixStore(f"{number}/group", self._store)
+        self._group = gloo(store, members.index(self.world.rank), len(members), _CONNECT_TIMEOUT)
+        self.members, self._group_number = list(members), number
+
+    def group_for(self, members: Sequence[int], number: int) -> int:
+        """The number of the group that these have, or of the one that they are to make for a save."""
+        return self._group_number if list(members) == self.members else number
+
+    def disconnect(self) -> None:
+        """Leave the group, so that the next save makes another."""
+        self.members, self._group, self._group_number = [], None, 0
+
+    def send(self, rank: int, text: str) -> None:
+        """Send a text to a process that receives one, else a `RuntimeError` is raised."""
+        content = self._signed("message", text[: _MESSAGE_SIZE // 8]).encode().ljust(_MESSAGE_SIZE, b"\0")
+        message = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self._group.send([message], self.members.index(rank), 0).wait(timedelta(seconds=LIMIT))
+
+    def receive(self, rank: int, limit: float = LIMIT) -> str:
+        """The text that a process sends; a `RuntimeError` where it has died, or sends none for so many seconds."""
+        message = torch.empty(_MESSAGE_SIZE, dtype=torch.uint8)
+        self._group.recv([message], self.members.index(rank), 0).wait(timedelta(seconds=limit))
+        return self._text("message", message.numpy().tobytes().rstrip(b"\0"))
+
+    def has_died(self, rank: int) -> bool:
+        """Whether a process that was in the last save, and does not come to this one, has ended otherwise than in peace."""
+        if rank not in self.members or self._store.check([f"ended/{rank}"]):
+            return False
+        try:
+            self.receive(rank, 0.1)
+        except RuntimeError as error:
+            # what it does not answer in time closes the group's connections, too
+            return "closed by peer" in str(error) or "reset by peer" in str(error)
+        return False
+
+    def has_ended(self) -> None:
+        """This process has reached its end: the others need not miss it."""
+        # the process that holds the store may have gone before
+        with suppress(RuntimeError):
+            self.put(f"ended/{self.world.rank}", "")
+
+    def _signed(self, name: str, text: str) -> str:
+        return hmac.new(self._key, f"{name}\n{text}".encode(), hashlib.sha256).hexdigest() + text
+
+    def _text(self, name: str, value: bytes) -> str:
+        text = value[64:].decode(errors="replace")
+        if not hmac.compare_digest(self._signed(name, text).encode(), value):
+            raise CheckpointError(
+                f"{name!r} of the run's saves was written by a process that is none of the run: no checkpoint was written. Another "
+                "user of this machine may have done so; docs/security.md names what can be written to."
+            )
+        return text
+
+
+def _report_end(reference: weakref.ref[SaveChannel]) -> None:
+    channel = reference()
+    # whichever exception ends an interpreter is kept as its last; that which ends a child is being handled now
+    if channel is not None and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+        channel.has_ended()
+
+
+# by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
+_channels: RankLocal[WeakKeyDictionary[Any, SaveChannel]] = RankLocal(WeakKeyDictionary)
+
+
+def save_channel_of(world: World) -> SaveChannel:
+    """The one connection of this process's group over which its saves are agreed on."""
+    channels, group = _channels.get(), world.group
+    if group not in channels:
+        channels[group] = SaveChannel(world)
+    return channels[group]
 
 
 class SingleProcessCommit:
     """The commit of a single process."""
 
-    absent: AbstractSet[int] = frozenset()
     # whether this process has to commit a folder of its own
     is_apart = False
 
-    def __init__(self) -> None:
-        self.token = os.urandom(8).hex()
-
-    def begin(self, clear: Callable[[], None]) -> None:
-        """Have the draft cleared before anybody writes to it."""
+    def begin(self, clear: Callable[[], None]) -> bool:
+        """Have the draft cleared before anybody writes to it; returns whether this process takes part in the save."""
         clear()
+        return True
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
         """
@@ -61,288 +205,186 @@ class SingleProcessCommit:
         commit()
 
 
-class SignedStore:
-    """
-    Texts in a store that every user of the machine can write to, each with a signature that only processes of the run can make.
-
-    The key of the signatures is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance. Raises `CheckpointError` for a
-    text that has another signature.
-    """
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
-        self.add, self.check, self.wait = store.add, store.check, store.wait
-
-    def set(self, name: str, text: str) -> None:
-        """Keep a text."""
-        self._store.set(name, self._signed(name, text))
-
-    def get(self, name: str) -> str:
-        """The text of a name."""
-        return self._text(name, self._store.get(name))
-
-    def set_first(self, name: str, text: str) -> str:
-        """Keep a text where there is none; returns the one that is there then."""
-        return self._text(name, self._store.compare_set(name, "", self._signed(name, text)))
-
-    def _signed(self, name: str, text: str) -> str:
-        return hmac.new(self._key, f"{name}\n{text}".encode(), hashlib.sha256).hexdigest() + text
-
-    def _text(self, name: str, value: bytes) -> str:
-        text = value[64:].decode(errors="replace")
-        if not hmac.compare_digest(self._signed(name, text).encode(), value):
-            raise CheckpointError(
-                f"{name!r} in the run's store was written by a process that is none of the run: no checkpoint was written. Another user "
-                "of this machine may have done so; docs/security.md names what can be written to."
-            )
-        return text
-
-
-class CommitChannel:
-    """One process's connection to the others about saves, which no collective operation uses."""
-
-    def __init__(self, world: World) -> None:
-        store: Any = world.store
-        self.world = world
-        self.store = SignedStore(dist.PrefixStore("accelerate_nb/checkpoint", store.clone()))
-        self.liveness = ProcessLiveness(world, self.store)
-        # processes that were not in the last save
-        self.absent: set[int] = set()
-        # the main process's saves that this one has had its part in, or has none in
-        self.past: set[int] = set()
-        self.settle = SETTLE
-        # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
-        # even if the main process has begun one while this one was still making its Accelerator
-        self._first = 1 if has_own_store() else self.store.add("saves", 0) + 1
-
-    def unsettled(self, newest: int) -> list[int]:
-        """The main process's saves, up to the newest, of which this one's part is not decided yet."""
-        return [item for item in range(self._first, newest + 1) if item not in self.past]
-
-    def claim(self, number: int, rank: int, status: str) -> str:
-        """The status of a process in a save of the main one: this one, unless there was another before."""
-        return self.store.set_first(f"{number}/{rank}", status)
-
-    def agreement(self, folder: Path, moment: str) -> SingleProcessCommit:
-        """The agreement of the processes about one save; `moment` identifies the training's step."""
-        return (MainProcessCommit if self.world.is_main else OtherProcessCommit)(self, folder, moment)
-
-
-# by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
-_channels: RankLocal[WeakKeyDictionary[Any, CommitChannel]] = RankLocal(WeakKeyDictionary)
-
-
-def commit_channel_of(world: World) -> CommitChannel:
-    """The one connection of this process's group over which its saves are agreed on."""
-    channels, group = _channels.get(), world.group
-    if group not in channels:
-        channels[group] = CommitChannel(world)
-    return channels[group]
-
-
 class MainProcessCommit(SingleProcessCommit):
     """
     The main process among others: it publishes its folder, waits until their files are written, and commits.
 
-    Loops that call `save_state` on the main process alone, as Accelerate lets them, are not left waiting: who has not begun
-    after a while is taken to be absent, unless it has died: then the checkpoint does not appear, as it could not be resumed.
+    Who has not begun after a while is taken to be absent, unless it has died, or the others can't save without it.
     """
 
-    def __init__(self, channel: CommitChannel, folder: Path, moment: str) -> None:
-        super().__init__()
-        self.absent = set(channel.absent)
-        self._channel, self._store = channel, channel.store
-        self._opening = json.dumps({"folder": str(folder), "moment": moment, "token": self.token})
+    def __init__(self, channel: SaveChannel, folder: Path, *, needs_all: bool) -> None:
+        self._channel, self._folder, self._needs_all = channel, folder, needs_all
         self._number = 0
-        self._opened = 0.0
+        self._others: list[int] = []
 
-    def begin(self, clear: Callable[[], None]) -> None:
-        self._number = self._store.add("saves", 1)
+    def begin(self, clear: Callable[[], None]) -> bool:
+        channel = self._channel
+        self._number = channel.newest(begins=True)
+        channel.put(f"{self._number}", str(self._folder))
+        plan: Any = _INTERRUPTED
         try:
+            self._others = self._joined()
             clear()
-        except OSError as error:
-            self._store.set(f"{self._number}/verdict", str(error))
+            members = [0, *self._others]
+            plan = [members, channel.group_for(members, self._number)]
+        except (OSError, CheckpointError) as error:
+            plan = str(error)
             raise
         finally:
-            self._opened = time.monotonic()
-            self._store.set(f"{self._number}/open", self._opening)
+            channel.put(f"{self._number}/plan", plan)
+            if not isinstance(plan, list):
+                channel.put(f"{self._number}/over", "")
+        _connect(channel, *plan)
+        return True
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
-        verdict = "The main process was interrupted."
+        verdict, channel = _INTERRUPTED, self._channel
         try:
-            verdict = self._gathered(complaint)
-            if verdict == _FINE:
-                verdict = "The main process was interrupted."
+            replies = [complaint or _FINE, *map(self._reply, self._others)]
+            failure = next((reply for reply in replies if reply != _FINE), None)
+            if failure is None:
                 commit()
-                verdict = _FINE
+            verdict = failure or _FINE
         except CheckpointError as error:
             verdict = str(error)
             raise
         finally:
-            self._store.set(f"{self._number}/verdict", verdict)
+            # of an interrupted process the others are not known to listen: the group's end is their answer
+            for rank in self._others if verdict != _INTERRUPTED else ():
+                with suppress(RuntimeError):  # one that has died
+                    channel.send(rank, verdict)
+            channel.put(f"{self._number}/over", "")
+            if verdict != _FINE:
+                channel.disconnect()
         if verdict != _FINE:
-            raise CheckpointError(complaint or f"The checkpoint was not written: another process failed. {verdict}")
+            raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
 
-    def _gathered(self, complaint: str | None) -> str:
-        """The first complaint of all processes."""
-        self.absent = self._absent_ranks()
-        others = [rank for rank in range(1, self._channel.world.size) if rank not in self.absent]
-        for rank in others:
-            self._wait_for(rank)
-        replies = [complaint or _FINE, *(self._store.get(f"{self._number}/{rank}/done") for rank in others)]
-        return next((item for item in replies if item != _FINE), _FINE)
+    def _reply(self, rank: int) -> str:
+        try:
+            return self._channel.receive(rank)
+        except RuntimeError as error:
+            return _death(rank, error)
 
-    def _absent_ranks(self) -> set[int]:
-        """The processes that have not begun to save, some time after this one has, or that save elsewhere."""
-        missing = set(range(1, self._channel.world.size))
-        elsewhere: set[int] = set()
-        end = self._opened + JOIN_TIMEOUT
-        while missing:
-            begun = {rank for rank in missing if self._store.check([f"{self._number}/{rank}"])}
-            elsewhere |= {rank for rank in begun if self._store.get(f"{self._number}/{rank}") == _ELSEWHERE}
-            missing -= begun
-            if missing <= self._channel.absent or time.monotonic() > end:
-                break
-            self._fail_if_dead(missing)
-            time.sleep(0.02)
-        self._fail_if_dead(missing)
-        absent = {rank for rank in missing if self._channel.claim(self._number, rank, _LEFT_OUT) == _LEFT_OUT}
-        if absent - self._channel.absent:
-            warn_user(
-                f"save_state was called on the main process, and {JOIN_TIMEOUT:g} seconds later not on rank "
-                f"{', '.join(map(str, sorted(absent)))}: the checkpoint lacks the own state of these ranks (random states, "
-                "positions of loaders). Call save_state on every process; where that is intended, later saves don't wait."
+    def _joined(self) -> list[int]:
+        """The processes that have begun the same save, some time after this one has."""
+        channel = self._channel
+        others = range(1, channel.world.size)
+        names = {rank: f"{self._number}/{rank}" for rank in others}
+        expected = [names[rank] for rank in others if self._needs_all or rank not in channel.absent]
+        channel.are_there(expected, LIMIT if self._needs_all else JOIN_TIMEOUT)
+        channel.are_there(list(names.values()), RETURN_TIMEOUT)
+        statuses = {rank: channel.first(name, _LEFT_OUT) for rank, name in names.items()}
+        absent = {rank for rank, status in statuses.items() if status == _LEFT_OUT}
+        for rank in sorted(absent - channel.absent):
+            if channel.has_died(rank):
+                channel.disconnect()
+                raise CheckpointError(_death(rank))
+        listed = ", ".join(map(str, sorted(absent)))
+        if absent and self._needs_all:
+            raise CheckpointError(
+                f"save_state was called on the main process, and not on rank {listed}, which has parts of the weights. Call "
+                "save_state on every process."
             )
-        self._channel.absent = absent
-        return absent | elsewhere
-
-    def _fail_if_dead(self, ranks: AbstractSet[int]) -> None:
-        for rank in sorted(ranks):
-            if self._channel.liveness.is_dead(rank):
-                raise CheckpointError(
-                    f"Rank {rank} has died before it wrote its files, so there is no new checkpoint; what was there before is "
-                    "unchanged. Look in that rank's output for the cause, and start the run again."
-                )
-
-    def _wait_for(self, rank: int) -> None:
-        end = time.monotonic() + LIMIT.total_seconds()
-        while True:
-            try:
-                self._store.wait([f"{self._number}/{rank}/done"], _LIVENESS_INTERVAL)
-                return
-            except RuntimeError as error:
-                self._fail_if_dead({rank})
-                if time.monotonic() > end:
-                    raise CheckpointError(f"Rank {rank} did not write its files: {error}") from error
+        if absent - channel.absent:
+            channel.disconnect()
+            warn_user(
+                f"save_state was called on the main process, and {JOIN_TIMEOUT:g} seconds later not on rank {listed}: the "
+                "checkpoint lacks the own state of these ranks (random states, positions of loaders). Call save_state on every "
+                "process; where that is intended, later saves don't wait."
+            )
+        channel.absent = absent
+        return [rank for rank, status in statuses.items() if status == _JOINED]
 
 
 class OtherProcessCommit(SingleProcessCommit):
     """
-    Another process: it finds the save of the main one that it has a part in.
+    Another process: it finds the save of the main one that it has a part in, which is the one to the same folder.
 
-    That is the one to the same folder. Where the main process has saved to another folder in the same step and does not come
-    to this one, each process was given a folder of its own, and this one commits its own files alone.
+    Where the main process saves to another folder and does not come to this one, each process was given a folder of its own,
+    and this one commits its own files alone.
     """
 
-    def __init__(self, channel: CommitChannel, folder: Path, moment: str) -> None:
-        super().__init__()
-        self._channel, self._store, self._folder, self._moment = channel, channel.store, folder, moment
-        self._number = 0
+    def __init__(self, channel: SaveChannel, folder: Path) -> None:
+        self._channel, self._folder = channel, folder
 
-    def begin(self, clear: Callable[[], None]) -> None:
+    def begin(self, clear: Callable[[], None]) -> bool:
         try:
-            self._find()
+            takes_part = self._find()
         except RuntimeError as error:
             raise CheckpointError(
                 f"{self._folder} was not written: the main process does not save, or is gone. {error}"
             ) from error
         if self.is_apart:
             clear()
+        return takes_part
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
         if self.is_apart:
             super().finish(complaint, commit)
             return
-        self._store.set(f"{self._number}/{self._channel.world.rank}/done", complaint or _FINE)
-        verdict = self._verdict()
+        try:
+            self._channel.send(0, complaint or _FINE)
+            verdict = self._channel.receive(0)
+        except RuntimeError as error:
+            verdict = _death(0, error)
         if verdict != _FINE:
+            self._channel.disconnect()
             raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
 
-    def _find(self) -> None:
-        passed: int | None = None
-        elsewhere: set[int] = set()
-        end = time.monotonic() + LIMIT.total_seconds()
-        while not self._number:
-            newest = self._store.add("saves", 0)
-            for number in self._channel.unsettled(newest):
-                self._store.wait([f"{number}/open"], LIMIT)
-                if self._is_mine(number):
-                    # what was saved elsewhere until now was not meant for this process
-                    self._channel.past |= elsewhere
-                    return
-                if self._might_be_mine(number):
-                    passed = number
-                    elsewhere.add(number)
-            if passed is None:
-                self._store.wait([f"{newest + 1}/open"], timedelta(seconds=max(0.1, end - time.monotonic())))
-            elif not self._comes_again(passed, newest + 1):
-                self._go_apart(passed)
-                return
+    def _find(self) -> bool:
+        """Take part in the main process's save to the folder, or be apart; `False` where it was over without this process."""
+        channel, rank = self._channel, self._channel.world.rank
+        passed, first_passed = "", 0
+        while channel.are_there([f"{channel.next}"], SETTLE if passed else LIMIT):
+            number, channel.next = channel.next, channel.next + 1
+            folder = channel.get(f"{number}")
+            is_mine = folder == str(self._folder)
+            status = channel.first(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
+            if status == _JOINED:
+                plan = channel.get(f"{number}/plan")
+                if not isinstance(plan, list):
+                    raise CheckpointError(f"{folder} was not written: another process failed. {plan}")
+                _connect(channel, *plan)
+                return True
+            if is_mine or status == _ELSEWHERE:
+                passed, first_passed = folder, first_passed or number
+                channel.get(f"{number}/over")
+        if not passed:
+            raise CheckpointError(
+                f"{self._folder} was not written: the main process did not save for {LIMIT:g} seconds."
+            )
+        self.is_apart = passed != str(self._folder)
+        if self.is_apart:
+            # a later save of the main process belongs to a later one of this process
+            channel.next = first_passed + 1
+            warn_user(
+                f"save_state was called with {self._folder} on rank {rank}, and with {passed} on the main process: this process's "
+                "own files are in its folder, and those that all have in common in the main process's. Pass the same folder on "
+                "every process."
+            )
+        else:
+            warn_user(
+                f"save_state was called on rank {rank} when the others had saved {passed} already, without this rank's own state "
+                "(random states, positions of loaders)."
+            )
+        return self.is_apart
 
-    def _is_mine(self, number: int) -> bool:
-        opening = self._opening(number)
-        if opening["folder"] != str(self._folder):
-            return False
-        claimed = self._channel.claim(number, self._channel.world.rank, _JOINED)
-        if claimed == _JOINED or opening["moment"] == self._moment:
-            # left out in the same step: this process is late, and puts its files beside those that are there
-            self._channel.past.add(number)
-            self._number, self.token = number, opening["token"]
-            return True
-        if claimed == _LEFT_OUT:
-            self._channel.past.add(number)
-        return False
 
-    def _might_be_mine(self, number: int) -> bool:
-        """Whether the main process was in this save, to another folder, while this one was in its own."""
-        opening = self._opening(number)
-        if opening["folder"] == str(self._folder):
-            return False
-        claimed = self._channel.claim(number, self._channel.world.rank, _ELSEWHERE)
-        return claimed == _ELSEWHERE or opening["moment"] == self._moment
+def _connect(channel: SaveChannel, members: Sequence[int], number: int) -> None:
+    try:
+        channel.connect(members, number)
+    except RuntimeError as error:
+        channel.disconnect()
+        listed = ", ".join(map(str, members))
+        raise CheckpointError(
+            f"Ranks {listed} began to save together, but could not be connected by gloo: {error}. Where the network has several "
+            "interfaces, name the one between the nodes in GLOO_SOCKET_IFNAME."
+        ) from error
 
-    def _comes_again(self, passed: int, following: int) -> bool:
-        self._store.wait([f"{passed}/verdict"], LIMIT)
-        try:
-            self._store.wait([f"{following}/open"], timedelta(seconds=self._channel.settle))
-        except dist.DistStoreError:
-            return False
-        return True
 
-    def _go_apart(self, passed: int) -> None:
-        self.is_apart = True
-        self._channel.past.add(passed)
-        self._channel.settle = SETTLE / 10
-        self._number = passed
-        warn_user(
-            f"save_state was called with {self._folder} on rank {self._channel.world.rank}, and with "
-            f"{self._opening(passed)['folder']} on the main process: this process's own files are in its folder, and those "
-            "that all have in common in the main process's. Pass the same folder on every process."
-        )
-
-    def _opening(self, number: int) -> dict[str, str]:
-        opening: dict[str, str] = json.loads(self._store.get(f"{number}/open"))
-        return opening
-
-    def _verdict(self) -> str:
-        try:
-            self._store.wait([f"{self._number}/verdict"], LIMIT)
-            return self._store.get(f"{self._number}/verdict")
-        except CheckpointError:
-            raise
-        except RuntimeError as error:
-            # a main process that has ended normally has taken the store with it
-            content = manifest.read(self._folder) if self._folder.is_dir() else None
-            written = content is not None and content["token"] == self.token
-            return _FINE if written else f"The main process is gone: {error}"
+def _death(rank: int, error: RuntimeError | None = None) -> str:
+    detail = "" if error is None else f" ({str(error).strip().splitlines()[0][:300]})"
+    return (
+        f"Rank {rank} has died before it wrote its files, so there is no new checkpoint; what was there before is unchanged. Look in "
+        f"that rank's output for the cause, and start the run again.{detail}"
+    )

@@ -67,12 +67,12 @@ def folded(sums: Iterable[int]) -> int:
     return total
 
 
-def write(folder: Path, known: Mapping[str, ManifestEntry], token: str, processes: int) -> None:
+def write(folder: Path, known: Mapping[str, ManifestEntry]) -> None:
     """List all files of a folder in it; `known` holds entries that were made when files were written."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {item.relative_to(folder).as_posix(): item for item in found}
     entries = {name: asdict(known.get(name) or entry_of(item)) for name, item in files.items()}
-    text = json.dumps({"version": 1, "token": token, "processes": processes, "files": entries}, indent=1)
+    text = json.dumps({"version": 1, "files": entries}, indent=1)
     with (folder / file_names.MANIFEST_NAME).open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()

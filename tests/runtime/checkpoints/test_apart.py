@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,11 +18,11 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import commit_protocol
+from accelerate_nb.runtime.checkpoints import commit_protocol, saver
 from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
-from tests.runtime.checkpoints.test_kills import training
+from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.checkpoints.test_kills import make_deadly, training
 
 
 def each_in_a_folder_of_its_own(peer: Peer) -> Any:
@@ -61,16 +60,16 @@ def test_ranks_that_save_to_folders_of_their_own_have_their_own_files_there(tmp_
 def makes_its_accelerator_late(folder: str) -> list[str]:
     """Rank 1 begins to make its `Accelerator` when rank 0 has begun to save."""
     commit_protocol.SETTLE = 0.5
-    is_late, make = os.environ["RANK"] == "1", commit_protocol.CommitChannel.__init__
+    is_late, make = os.environ["RANK"] == "1", commit_protocol.SaveChannel.__init__
 
-    def make_late(channel: commit_protocol.CommitChannel, world: World) -> None:
+    def make_late(channel: commit_protocol.SaveChannel, world: World) -> None:
         store = PrefixStore("accelerate_nb/checkpoint", world.store.clone())
         while is_late and not store.add("saves", 0):
             time.sleep(0.01)
         make(channel, world)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_protocol.CommitChannel, "__init__", make_late)
+        patch.setattr(commit_protocol.SaveChannel, "__init__", make_late)
         accelerator = Accelerator(cpu=True)
     own = Path(folder) / f"of rank {accelerator.process_index}"
     for turn in range(2):
@@ -104,26 +103,28 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
     assert "random_states_1.pkl" not in best
 
 
-def hears_late_that_a_save_is_over(folder: str) -> list[str]:
+def is_late(folder: str) -> tuple[list[str], list[str]]:
+    """Rank 1 comes to a save when the main process has gone on without it."""
+    commit_protocol.JOIN_TIMEOUT, commit_protocol.SETTLE = 0.2, 0.2
     accelerator, _ = training(folder, False)
-    finish = commit_protocol.OtherProcessCommit.finish
-
-    def late(following: Any, complaint: str | None, commit: Any) -> None:
-        finish(following, complaint, commit)
-        threading.Event().wait(1)  # the main process drafts its next save meanwhile
-
-    commit_protocol.OtherProcessCommit.finish = late  # type: ignore[method-assign]
-    for _ in range(3):
-        accelerator.save_state(f"{folder}/last")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if accelerator.is_main_process:
+            accelerator.save_state(f"{folder}/last")
+        accelerator.wait_for_everyone()
+        if not accelerator.is_main_process:
+            accelerator.save_state(f"{folder}/last")
     accelerator.wait_for_everyone()
-    return sorted(path.name for path in Path(folder, "last").iterdir())
+    accelerator.save_state(f"{folder}/next")
+    return sorted(path.name for path in Path(folder, "next").iterdir()), [str(item.message) for item in caught]
 
 
-@pytest.mark.slow
-def test_a_process_that_learns_late_of_a_save_leaves_the_next_draft_alone(tmp_path: Path) -> None:
-    first, second = run_on_ranks(hears_late_that_a_save_is_over, 2, str(tmp_path))
+def test_a_rank_that_comes_to_a_save_when_it_is_over_goes_on_and_takes_part_in_the_next(tmp_path: Path) -> None:
+    (first, _), (second, messages) = run_on_ranks(is_late, 2, str(tmp_path))
     assert first == second
-    assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= set(first)
+    assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(first)
+    assert "rank 1 when the others had saved" in messages[0]
+    assert not (tmp_path / "last" / "random_states_1.pkl").exists()
 
 
 def counts_differ(folder: str) -> list[str]:
@@ -217,20 +218,67 @@ def test_a_main_process_may_save_when_the_others_have_ended_in_peace(tmp_path: P
     assert (tmp_path / "second" / "checkpoint.json").exists()
 
 
+def dies_and_is_named(folder: str, who: int) -> str | None:
+    accelerator, _ = training(folder, False)
+    accelerator.save_state(f"{folder}/last")
+    if accelerator.process_index == who:
+        make_deadly(saver, "write_files", 1)
+    with pytest.raises(CheckpointError) as failure:
+        accelerator.save_state(f"{folder}/last")
+    Path(folder, f"of rank {accelerator.process_index}").write_text(str(failure.value))
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_rank_that_dies_during_a_save_is_named_by_all_others(tmp_path: Path, who: int) -> None:
+    with pytest.raises(RanksFailed, match=f"rank {who}: died without a word"):
+        run_on_ranks(dies_and_is_named, 3, str(tmp_path), who)
+    texts = [path.read_text() for path in tmp_path.glob("of rank *")]
+    assert len(texts) == 2
+    for text in texts:
+        assert f"Rank {who} has died before" in text
+    assert (tmp_path / "last" / "checkpoint.json").exists()
+
+
+def fails_on_one_rank(folder: str) -> tuple[str, list[str]]:
+    accelerator, _ = training(folder, False)
+    if accelerator.process_index == 1:
+        accelerator.register_save_state_pre_hook(lambda *_: Path("/nowhere/file").write_text(""))
+    with pytest.raises((CheckpointError, OSError)) as failure:
+        accelerator.save_state(f"{folder}/last")
+    accelerator._save_model_state_pre_hook.clear()
+    accelerator.save_state(f"{folder}/last")  # the group of those who save is made anew
+    return str(failure.value), sorted(path.name for path in Path(folder, "last").iterdir())
+
+
+def test_a_failure_of_one_rank_is_reported_by_all_and_the_next_save_succeeds(tmp_path: Path) -> None:
+    for message, names in run_on_ranks(fails_on_one_rank, 3, str(tmp_path)):
+        assert "No such file or directory: '/nowhere/file'" in message
+        assert {f"random_states_{rank}.pkl" for rank in range(3)} <= set(names)
+
+
+class StoreOfARun(NamedTuple):
+    """What a channel asks of a world that has no group."""
+
+    store: Any
+    rank: int = 0
+
+
 def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "drawn by chance")
-    plain = HashStore()
-    store = commit_protocol.SignedStore(plain)
-    store.set("1/verdict", "fine")
-    assert (store.get("1/verdict"), store.set_first("1/1", "joined"), store.set_first("1/1", "late")) == (
+    world: Any = StoreOfARun(HashStore())
+    plain = PrefixStore("accelerate_nb/checkpoint", world.store)
+    channel = commit_protocol.SaveChannel(world)
+    channel.put("1/over", "fine")
+    assert (channel.get("1/over"), channel.first("1/1", "joined"), channel.first("1/1", "late")) == (
         "fine",
         "joined",
         "joined",
     )
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "guessed")
-    commit_protocol.SignedStore(plain).set("1/open", "{}")
+    commit_protocol.SaveChannel(world).put("1/plan", [])
     plain.set("1/2", "joined")
-    plain.set("2/verdict", plain.get("1/verdict"))
-    for name in ("1/open", "1/2", "2/verdict"):
+    plain.set("2/over", plain.get("1/over"))
+    for name in ("1/plan", "1/2", "2/over"):
         with pytest.raises(CheckpointError, match="written by a process that is none of the run"):
-            store.get(name)
+            channel.get(name)
