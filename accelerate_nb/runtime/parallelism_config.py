@@ -10,17 +10,13 @@ from typing import Any
 from torch.distributed import device_mesh as meshes
 from torch.distributed.device_mesh import DeviceMesh
 
+from accelerate_nb.config.options.parallelism import DEGREES
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 from accelerate_nb.runtime.world.mesh import Mesh
 
 # The order of the mesh's axes: neighbours on the last one have the fastest connection.
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
-_BACKENDS = {"cp": "torch", "sp": "deepspeed"}
-_EXCHANGES = ("allgather", "alltoall")
-_CONTEXT_ATTENTIONS = ("ring", "heads")
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
-_PREFIX = "PARALLELISM_CONFIG_"
 
 
 @dataclass
@@ -47,7 +43,7 @@ class TorchTensorParallelConfig:
     def __post_init__(self) -> None:
         for name in ("sequence_parallel", "loss_parallel"):
             if getattr(self, name) is None:
-                setattr(self, name, bool(parse_flag_from_env(f"{_PREFIX}TP_{name.upper()}")))
+                setattr(self, name, DEGREES.read(f"tp_{name}", os.environ))
 
 
 @dataclass
@@ -69,10 +65,11 @@ class TorchContextParallelConfig:
 
     def __post_init__(self) -> None:
         if self.cp_comm_strategy is None:
-            self.cp_comm_strategy = os.environ.get(f"{_PREFIX}CP_COMM_STRATEGY", _EXCHANGES[0])
+            self.cp_comm_strategy = DEGREES.read("cp_comm_strategy", os.environ)
         if self.attention is None:
-            self.attention = os.environ.get(f"{_PREFIX}CP_ATTENTION", _CONTEXT_ATTENTIONS[0])
-        for name, known in {"cp_comm_strategy": _EXCHANGES, "attention": _CONTEXT_ATTENTIONS}.items():
+            self.attention = DEGREES.read("cp_attention", os.environ)
+        for name, key in {"cp_comm_strategy": "cp_comm_strategy", "attention": "cp_attention"}.items():
+            known = DEGREES.choices(key)
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"Invalid {name}: {getattr(self, name)}. Known ones are {', '.join(known)}.")
 
@@ -101,9 +98,9 @@ class TorchPipelineParallelConfig:
 
     def __post_init__(self) -> None:
         if self.schedule is None:
-            self.schedule = os.environ.get(f"{_PREFIX}PP_SCHEDULE", "1F1B")
-        if self.num_microbatches is None and (number := os.environ.get(f"{_PREFIX}PP_NUM_MICROBATCHES")):
-            self.num_microbatches = int(number)
+            self.schedule = DEGREES.read("pp_schedule", os.environ)
+        if self.num_microbatches is None:
+            self.num_microbatches = DEGREES.read("pp_num_microbatches", os.environ)
         if self.num_microbatches is not None and self.num_microbatches < 1:
             raise ConfigurationError(
                 f"num_microbatches={self.num_microbatches} was requested, but a batch is cut in 1 part at least. Leave it out for one "
@@ -130,11 +127,11 @@ class DeepSpeedSequenceParallelConfig:
 
     def __post_init__(self) -> None:
         if self.sp_seq_length_is_variable is None:
-            self.sp_seq_length_is_variable = parse_flag_from_env(f"{_PREFIX}SP_SEQ_LENGTH_IS_VARIABLE", True)
+            self.sp_seq_length_is_variable = DEGREES.read("sp_seq_length_is_variable", os.environ)
         if self.sp_seq_length is None and not self.sp_seq_length_is_variable:
-            self.sp_seq_length = _length(os.environ.get(f"{_PREFIX}SP_SEQ_LENGTH"))
+            self.sp_seq_length = _length(os.environ.get("PARALLELISM_CONFIG_SP_SEQ_LENGTH"))
         if self.sp_attn_implementation is None:
-            self.sp_attn_implementation = os.environ.get(f"{_PREFIX}SP_ATTN_IMPLEMENTATION")
+            self.sp_attn_implementation = DEGREES.read("sp_attn_implementation", os.environ)
         name = self.sp_attn_implementation
         if name is not None and name not in _ATTENTIONS and not ("/" in name and "flash-attn" in name):
             raise ConfigurationError(
@@ -178,10 +175,9 @@ class ParallelismConfig:
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for axis in _AXES:
-            self._read(f"{axis}_size", "1", int)
-        for axis, backend in _BACKENDS.items():
-            self._read(f"{axis}_backend", backend, str)
+        for name in (*(f"{axis}_size" for axis in _AXES), "cp_backend", "sp_backend"):
+            if getattr(self, name) is None:
+                setattr(self, name, DEGREES.read(name, os.environ))
         self._check()
 
     @property
@@ -308,19 +304,16 @@ class ParallelismConfig:
     def _used(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self._size(axis) > 1]
 
-    def _read(self, name: str, otherwise: str, value_type: type[int] | type[str]) -> None:
-        if getattr(self, name) is None:
-            setattr(self, name, value_type(os.environ.get(f"{_PREFIX}{name.upper()}", otherwise)))
-
     def _check(self) -> None:
         for axis in _AXES:
             if self._size(axis) < 1:
                 raise ConfigurationError(
                     f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
                 )
-        for axis, backend in _BACKENDS.items():
-            if (value := getattr(self, f"{axis}_backend")) != backend:
-                raise ConfigurationError(f"{axis}_backend must be one of {[backend]}, but got {value}. Leave it out.")
+        for name in ("cp_backend", "sp_backend"):
+            known = DEGREES.choices(name)
+            if (value := getattr(self, name)) not in known:
+                raise ConfigurationError(f"{name} must be one of {list(known)}, but got {value}. Leave it out.")
         if self.cp_enabled and self.sp_enabled:
             raise ConfigurationError(
                 f"cp_size={self.cp_size} and sp_size={self.sp_size} are mutually exclusive: both split the sequence. "

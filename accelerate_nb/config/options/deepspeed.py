@@ -1,31 +1,46 @@
-"""The options of DeepSpeed, under the keys of Accelerate's `deepspeed_config`."""
+"""The options of DeepSpeed: the fields of its plugin, of which most are keys of Accelerate's `deepspeed_config`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.options.entries import Entries, Entry, Names
+from accelerate_nb.config.options.entries import Entries, Names, OrAuto, entries_of, option
 from accelerate_nb.config.value_types import Boolean, Integer, Number, OneOf, Text
 
 _WORD = "DEEPSPEED"
-_DEVICE = OneOf(("none", "cpu", "nvme"))
-_PREFIX = "ACCELERATE_DEEPSPEED_"
 _FILE = "deepspeed_config_file"
-# Accelerate's launcher sets no variable of what is left out.
-_KNOWN: dict[str, Entry] = {
-    _FILE: Entry(Text(), f"{_PREFIX}CONFIG_FILE"),
-    "zero_stage": Entry(Integer(0, 3), f"{_PREFIX}ZERO_STAGE"),
-    "gradient_accumulation_steps": Entry(Integer(1), "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-    "gradient_clipping": Entry(Number(), "ACCELERATE_GRADIENT_CLIPPING"),
-    "offload_optimizer_device": Entry(_DEVICE, f"{_PREFIX}OFFLOAD_OPTIMIZER_DEVICE"),
-    "offload_param_device": Entry(_DEVICE, f"{_PREFIX}OFFLOAD_PARAM_DEVICE"),
-    "offload_optimizer_nvme_path": Entry(Text(), f"{_PREFIX}OFFLOAD_OPTIMIZER_NVME_PATH"),
-    "offload_param_nvme_path": Entry(Text(), f"{_PREFIX}OFFLOAD_PARAM_NVME_PATH"),
-    "zero3_init_flag": Entry(Boolean(), f"{_PREFIX}ZERO3_INIT"),
-    "zero3_save_16bit_model": Entry(Boolean(), f"{_PREFIX}ZERO3_SAVE_16BIT_MODEL"),
-    "deepspeed_moe_layer_cls_names": Entry(Names(), f"{_PREFIX}MOE_LAYER_CLS_NAMES"),
-}
+_DEVICE = OneOf(("none", "cpu", "nvme"))
+
+
+@dataclass
+class DeepSpeedOptions:
+    """What DeepSpeed's plugin is made with; an option that is `None` is read from its variable `ACCELERATE_*`."""
+
+    hf_ds_config: Any = option(  # noqa: RUF009 - a field, as the others
+        Text(), "none", key=_FILE, variable="ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    )
+    gradient_accumulation_steps: int | str | None = option(
+        Integer(1), "auto", variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    )
+    gradient_clipping: float | str | None = option(OrAuto(Number()), "auto", variable="ACCELERATE_GRADIENT_CLIPPING")
+    zero_stage: int | None = option(Integer(0, 3), 2)
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = option(_DEVICE, "none")
+    offload_param_device: str | None = option(_DEVICE, "none")
+    offload_optimizer_nvme_path: str | None = option(Text(), "none")
+    offload_param_nvme_path: str | None = option(Text(), "none")
+    zero3_init_flag: bool | None = option(Boolean(), variable="ACCELERATE_DEEPSPEED_ZERO3_INIT")
+    zero3_save_16bit_model: bool | None = option(Boolean(), False)
+    transformer_moe_cls_names: str | None = option(
+        Names(), key="deepspeed_moe_layer_cls_names", variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
+    )
+    enable_msamp: bool | None = None
+    msamp_opt_level: str | None = None
+
+
+_KNOWN = entries_of(DeepSpeedOptions, "", "ACCELERATE_DEEPSPEED_")
 # What places processes on machines for DeepSpeed's own launcher; here engines do.
 PLACING = (
     "deepspeed_hostfile",
@@ -35,7 +50,7 @@ PLACING = (
 )
 OPTIONS = Entries(prefix="", known=_KNOWN, ignored=frozenset(PLACING))
 # What DeepSpeed's own configuration says itself.
-_SAID_BY_FILE = frozenset(_KNOWN) - {_FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names"}
+SAID_BY_FILE = frozenset(_KNOWN) - {_FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names"}
 
 
 def variables(options: Mapping[str, Any] | None) -> dict[str, str]:
@@ -56,7 +71,7 @@ def conflicts(options: Mapping[str, Any] | None) -> list[str]:
     ['zero_stage']
     """
     found = options or {}
-    return sorted(_SAID_BY_FILE & set(found)) if _FILE in found else []
+    return sorted(SAID_BY_FILE & set(found)) if _FILE in found else []
 
 
 def with_strategy(content: Mapping[str, Any]) -> dict[str, Any]:

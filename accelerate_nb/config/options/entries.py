@@ -1,32 +1,52 @@
-"""A setting that is a mapping with known keys, of which each has its own type and variable."""
+"""A setting that is a mapping with known keys, of which each has its own type, variable and default."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.value_types import Boolean, InvalidValue, NamedValues, OneOf, ValueType
-from accelerate_nb.errors import NotYetError
+from accelerate_nb.errors import ConfigurationError, NotYetError
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of the mapping: its type, its variable, and the value that `accelerate launch` gives it where it is left out."""
+    """
+    One key of the mapping: its type and its variable.
+
+    `launched` is the value that `accelerate launch` gives the variable where the key is left out, and `default` the one that a
+    training has without the variable.
+    """
 
     value_type: ValueType
     variable: str
+    launched: Any = None
     default: Any = None
     # Accelerate's launcher writes it in small letters
     is_lower: bool = False
 
     def text(self, value: Any) -> str | None:
         """The text of its variable; `None` where it has no value."""
-        found = self.default if value is None else value
+        found = self.launched if value is None else value
         if found is None:
             return None
         return str(found).lower() if self.is_lower or isinstance(found, bool) else str(found)
+
+    def read(self, environment: Mapping[str, str]) -> Any:
+        """The value of its variable; its default where that is not set, or empty."""
+        text = environment.get(self.variable)
+        if not text:
+            return self.default
+        try:
+            return self.value_type.parse(text)
+        except InvalidValue as unfit:
+            reason = [
+                f"The variable {self.variable} is {text!r}, but should be {self.value_type.expected}.",
+                *unfit.args,
+            ]
+            raise ConfigurationError(f"{' '.join(reason)} Correct or unset it.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,21 @@ class Entries(NamedValues):
         texts = {entry.variable: entry.text(values.get(name)) for name, entry in self.known.items()}
         return {variable: text for variable, text in texts.items() if text is not None}
 
+    def read(self, name: str, environment: Mapping[str, str]) -> Any:
+        """The value that the environment gives to one key."""
+        return self.known[self._key(name)].read(environment)
+
+    def choices(self, name: str) -> tuple[str, ...]:
+        """The words that a key can have, where it can have only some."""
+        value_type = self.known[self._key(name)].value_type
+        return value_type.choices if isinstance(value_type, OneOf) else ()
+
+    def complete(self, plugin: Any, environment: Mapping[str, str]) -> None:
+        """Give each option of a plugin that is `None` the value that the environment has for it."""
+        for item in fields(plugin):
+            if item.metadata and getattr(plugin, item.name) is None:
+                setattr(plugin, item.name, self.read(item.metadata["key"] or item.name, environment))
+
     def _key(self, name: str) -> str:
         whole = name if name.startswith(self.prefix) else self.prefix + name
         if whole not in self.known and whole not in self.ignored:
@@ -80,6 +115,46 @@ class Entries(NamedValues):
             raise InvalidValue(" ".join(reason)) from None
         except NotYetError as error:
             raise NotYetError(f"of which {name}={value!r} requests {error}") from None
+
+
+def option(
+    value_type: ValueType, default: Any = None, *, launched: Any = None, key: str = "", variable: str = ""
+) -> Any:
+    """
+    A field of a plugin that is an entry of a setting, too: where it is `None`, its variable is read.
+
+    `key` and `variable` are their names, where these are not made of the field's by the prefixes of the others.
+    """
+    return field(default=None, metadata={"entry": Entry(value_type, variable, launched, default), "key": key})
+
+
+def entries_of(plugin: type, prefix: str, variable_prefix: str) -> dict[str, Entry]:
+    """The entries that are declared by the fields of a plugin, by their keys."""
+    return {
+        item.metadata["key"] or prefix + item.name: replace(
+            item.metadata["entry"], variable=item.metadata["entry"].variable or variable_prefix + item.name.upper()
+        )
+        for item in fields(plugin)
+        if item.metadata
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OrAuto:
+    """A value of another type, or the word that leaves it to others."""
+
+    PLACEHOLDER: ClassVar[str] = ""
+    value_type: ValueType
+
+    @property
+    def expected(self) -> str:
+        return f"{self.value_type.expected}, or 'auto'"
+
+    def check(self, value: Any) -> Any:
+        return value if value == "auto" else self.value_type.check(value)
+
+    def parse(self, text: str) -> Any:
+        return text if text == "auto" else self.value_type.parse(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ class _Sharding(BooleanOrWord):
 
 
 _KNOWN: dict[str, Entry] = {
-    _VERSION: Entry(Integer(1, 2), "FSDP_VERSION", _OURS),
+    _VERSION: Entry(Integer(1, 2), "FSDP_VERSION", _OURS, 1),
     "fsdp_sharding_strategy": Entry(_Sharding(), "FSDP_SHARDING_STRATEGY", "FULL_SHARD"),
-    "fsdp_reshard_after_forward": Entry(_Sharding(), "FSDP_RESHARD_AFTER_FORWARD", True, is_lower=True),
-    "fsdp_offload_params": Entry(Boolean(), "FSDP_OFFLOAD_PARAMS", False),
-    "fsdp_min_num_params": Entry(Integer(0), "FSDP_MIN_NUM_PARAMS", 100_000_000),
+    "fsdp_reshard_after_forward": Entry(_Sharding(), "FSDP_RESHARD_AFTER_FORWARD", True, True, is_lower=True),
+    "fsdp_offload_params": Entry(Boolean(), "FSDP_OFFLOAD_PARAMS", False, False),
+    "fsdp_min_num_params": Entry(Integer(0), "FSDP_MIN_NUM_PARAMS", 100_000_000, 0),
     "fsdp_auto_wrap_policy": Entry(
-        CapitalWord(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "FSDP_AUTO_WRAP_POLICY"
+        CapitalWord(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "FSDP_AUTO_WRAP_POLICY", None, "NO_WRAP"
     ),
     "fsdp_transformer_layer_cls_to_wrap": Entry(Names(), "FSDP_TRANSFORMER_CLS_TO_WRAP"),
     "fsdp_backward_prefetch": Entry(BooleanOrWord(), "FSDP_BACKWARD_PREFETCH"),
@@ -46,10 +46,10 @@ _KNOWN: dict[str, Entry] = {
     ),
     "fsdp_forward_prefetch": Entry(Boolean(), "FSDP_FORWARD_PREFETCH", False),
     "fsdp_use_orig_params": Entry(Boolean(), "FSDP_USE_ORIG_PARAMS", True),
-    "fsdp_cpu_ram_efficient_loading": Entry(Boolean(), "FSDP_CPU_RAM_EFFICIENT_LOADING", True),
+    "fsdp_cpu_ram_efficient_loading": Entry(Boolean(), "FSDP_CPU_RAM_EFFICIENT_LOADING", True, False),
     "fsdp_sync_module_states": Entry(Boolean(), "FSDP_SYNC_MODULE_STATES", True),
-    "fsdp_activation_checkpointing": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING", False),
-    "fsdp_activation_checkpointing_offload": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", False),
+    "fsdp_activation_checkpointing": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING", False, False),
+    "fsdp_activation_checkpointing_offload": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", False, False),
     "fsdp_ignored_modules": Entry(Text(), "FSDP_IGNORED_MODULES"),
 }
 OPTIONS = Entries(prefix="fsdp_", known=_KNOWN, ignored=frozenset({"fsdp_backward_prefetch_policy"}))

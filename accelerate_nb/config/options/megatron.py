@@ -1,79 +1,68 @@
-"""The options of Megatron, under the keys of Accelerate's `megatron_lm_config`."""
+"""The options of Megatron: the fields of its plugin, which are the keys of Accelerate's `megatron_lm_config`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.options.entries import Entries, Entry
-from accelerate_nb.config.value_types import Boolean, Integer, Number, Text, ValueType
+from accelerate_nb.config.options.entries import Entries, entries_of, option
+from accelerate_nb.config.value_types import Boolean, Integer, Number, Text
 
 _WORD = "MEGATRON_LM"
 _PREFIX = "megatron_lm_"
+_DEGREE, _NUMBER, _TEXT, _YES_NO = Integer(1), Number(), Text(), Boolean()
 
 
-def _entry(name: str, value_type: ValueType, default: Any = None) -> tuple[str, Entry]:
-    return _PREFIX + name, Entry(value_type, f"MEGATRON_LM_{name.upper()}", default)
+@dataclass
+class MegatronOptions:
+    """
+    What a launcher can give to Megatron; what is `None` is read from the variables `MEGATRON_LM_*`.
+
+    The defaults are Accelerate's, but for `context_parallel_size`, which is 2 there.
+    """
+
+    tp_degree: int = option(_DEGREE, 1, launched=1)
+    pp_degree: int = option(_DEGREE, 1, launched=1)
+    use_custom_fsdp: bool = option(_YES_NO, False)
+    overlap_cpu_optimizer_d2h_h2d: bool = option(_YES_NO, False)
+    no_load_optim: bool = option(_YES_NO, False)
+    eod_mask_loss: bool = option(_YES_NO, False)
+    no_save_optim: bool = option(_YES_NO, False)
+    optimizer_cpu_offload: bool = option(_YES_NO, False)
+    use_precision_aware_optimizer: bool = option(_YES_NO, False)
+    decoder_last_pipeline_num_layers: int | None = option(_DEGREE)
+    recompute_granularity: str = option(_TEXT, "full")
+    recompute_method: str = option(_TEXT, "uniform")
+    recompute_num_layers: int = option(_DEGREE, 1)
+    attention_backend: bool = option(_YES_NO, True)
+    expert_model_parallel_size: int = option(_DEGREE, 1)
+    context_parallel_size: int = option(_DEGREE, 1)
+    attention_dropout: float = option(_NUMBER, 0.0)
+    hidden_dropout: float = option(_NUMBER, 0.0)
+    attention_softmax_in_fp32: bool = option(_YES_NO, True)
+    expert_tensor_parallel_size: int = option(_DEGREE, 1)
+    calculate_per_token_loss: bool = option(_YES_NO, True)
+    use_rotary_position_embeddings: bool = option(_YES_NO, True)
+    num_micro_batches: int = option(_DEGREE, 1)
+    gradient_clipping: float = option(_NUMBER, 1.0, launched=1.0)
+    sequence_parallelism: bool = option(_YES_NO, False)
+    recompute_activations: bool = option(_YES_NO, False)
+    use_distributed_optimizer: bool = option(_YES_NO, False)
 
 
-_DEGREE = Integer(1)
-# Accelerate's launcher sets these three in any case.
-_KNOWN: dict[str, Entry] = dict(
-    (
-        _entry("tp_degree", _DEGREE, 1),
-        _entry("pp_degree", _DEGREE, 1),
-        _entry("gradient_clipping", Number(), 1.0),
-        _entry("num_micro_batches", _DEGREE),
-        _entry("sequence_parallelism", Boolean()),
-        _entry("use_distributed_optimizer", Boolean()),
-        _entry("context_parallel_size", _DEGREE),
-        _entry("expert_model_parallel_size", _DEGREE),
-        _entry("expert_tensor_parallel_size", _DEGREE),
-        _entry("use_custom_fsdp", Boolean()),
-        _entry("no_load_optim", Boolean()),
-        _entry("eod_mask_loss", Boolean()),
-        _entry("overlap_cpu_optimizer_d2h_h2d", Boolean()),
-        _entry("no_save_optim", Boolean()),
-        _entry("optimizer_cpu_offload", Boolean()),
-        _entry("use_precision_aware_optimizer", Boolean()),
-        _entry("decoder_last_pipeline_num_layers", _DEGREE),
-        _entry("recompute_activations", Boolean()),
-        _entry("recompute_granularity", Text()),
-        _entry("recompute_method", Text()),
-        _entry("recompute_num_layers", _DEGREE),
-        _entry("attention_backend", Boolean()),
-        _entry("attention_dropout", Number()),
-        _entry("hidden_dropout", Number()),
-        _entry("attention_softmax_in_fp32", Boolean()),
-        _entry("calculate_per_token_loss", Boolean()),
-        _entry("use_rotary_position_embeddings", Boolean()),
-    )
+OPTIONS = Entries(prefix=_PREFIX, known=entries_of(MegatronOptions, _PREFIX, f"{_WORD}_"))
+# What nothing reads: the default is the only value that is offered.
+_FIXED = (
+    *("use_custom_fsdp", "no_load_optim", "overlap_cpu_optimizer_d2h_h2d", "no_save_optim", "optimizer_cpu_offload"),
+    *("use_precision_aware_optimizer", "attention_backend", "calculate_per_token_loss"),
+    "use_rotary_position_embeddings",
 )
-OPTIONS = Entries(prefix=_PREFIX, known=_KNOWN)
-# What nothing reads, with Accelerate's default: the only value that is offered.
-_FIXED: dict[str, Any] = {
-    "use_custom_fsdp": False,
-    "no_load_optim": False,
-    "overlap_cpu_optimizer_d2h_h2d": False,
-    "no_save_optim": False,
-    "optimizer_cpu_offload": False,
-    "use_precision_aware_optimizer": False,
-    "attention_backend": True,
-    "calculate_per_token_loss": True,
-    "use_rotary_position_embeddings": True,
-}
 # What the engine of a transformers model reads; another model has it in its `TransformerConfig`.
-_OF_ENGINE: dict[str, Any] = {
-    "eod_mask_loss": False,
-    "decoder_last_pipeline_num_layers": None,
-    "recompute_activations": False,
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "attention_softmax_in_fp32": True,
-}
+_OF_ENGINE = (
+    *("eod_mask_loss", "decoder_last_pipeline_num_layers", "recompute_activations", "recompute_granularity"),
+    *("recompute_method", "recompute_num_layers", "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32"),
+)
 
 
 def variables(options: Mapping[str, Any] | None) -> dict[str, str]:
@@ -106,9 +95,10 @@ def of_engine(options: Mapping[str, Any]) -> list[str]:
     return _changed(options, _OF_ENGINE)
 
 
-def _changed(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    named = {name.removeprefix(_PREFIX): value for name, value in options.items()}
-    return [name for name, value in named.items() if name in defaults and value is not None and value != defaults[name]]
+def _changed(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The options of these names that have another value than their default."""
+    given = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
+    return [name for name in given if name in names and given[name] != OPTIONS.known[_PREFIX + name].default]
 
 
 def processes(options: Mapping[str, Any]) -> int:

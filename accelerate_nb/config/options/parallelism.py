@@ -12,29 +12,29 @@ from accelerate_nb.config.value_types import Boolean, Integer, OneOf, Text
 _PREFIX = "parallelism_config_"
 
 
-def _entry(name: str, value_type: Any, default: Any = None) -> tuple[str, Entry]:
-    return _PREFIX + name, Entry(value_type, (_PREFIX + name).upper(), default)
+def _entry(name: str, value_type: Any, default: Any = None, launched: Any = None) -> tuple[str, Entry]:
+    return _PREFIX + name, Entry(value_type, (_PREFIX + name).upper(), launched, default)
 
 
 # Accelerate's launcher sets no variable of a split that is not requested.
 _KNOWN = dict([
-    _entry("dp_replicate_size", Integer(1), 1),
-    _entry("dp_shard_size", Integer(1), 1),
-    _entry("tp_size", Integer(1), 1),
-    _entry("cp_size", Integer(1), 1),
-    _entry("cp_backend", OneOf(("torch",)), "torch"),
-    _entry("cp_comm_strategy", OneOf(("allgather", "alltoall"))),
-    _entry("sp_size", Integer(1), 1),
-    _entry("sp_backend", OneOf(("deepspeed",)), "deepspeed"),
+    _entry("dp_replicate_size", Integer(1), 1, launched=1),
+    _entry("dp_shard_size", Integer(1), 1, launched=1),
+    _entry("tp_size", Integer(1), 1, launched=1),
+    _entry("cp_size", Integer(1), 1, launched=1),
+    _entry("cp_backend", OneOf(("torch",)), "torch", launched="torch"),
+    _entry("cp_comm_strategy", OneOf(("allgather", "alltoall")), "allgather"),
+    _entry("sp_size", Integer(1), 1, launched=1),
+    _entry("sp_backend", OneOf(("deepspeed",)), "deepspeed", launched="deepspeed"),
     _entry("sp_seq_length", Integer(1)),
-    _entry("sp_seq_length_is_variable", Boolean()),
+    _entry("sp_seq_length_is_variable", Boolean(), True),
     _entry("sp_attn_implementation", Text()),
     # not of Accelerate
-    _entry("tp_sequence_parallel", Boolean()),
-    _entry("tp_loss_parallel", Boolean()),
-    _entry("cp_attention", OneOf(("ring", "heads"))),
-    _entry("pp_size", Integer(1)),
-    _entry("pp_schedule", Text()),
+    _entry("tp_sequence_parallel", Boolean(), False),
+    _entry("tp_loss_parallel", Boolean(), False),
+    _entry("cp_attention", OneOf(("ring", "heads")), "ring"),
+    _entry("pp_size", Integer(1), 1),
+    _entry("pp_schedule", Text(), "1F1B"),
     _entry("pp_num_microbatches", Integer(1)),
 ])  # fmt: skip
 DEGREES = Entries(prefix=_PREFIX, known=_KNOWN)

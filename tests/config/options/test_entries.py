@@ -17,6 +17,8 @@ from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_reques
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files
+from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
+from accelerate_nb.config.options.entries import Entries
 from accelerate_nb.config.run_config import RunConfig, differing, resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
@@ -267,3 +269,26 @@ def test_a_mistake_is_named_before_any_worker_starts(
 def test_what_is_not_offered_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(NotYetError, match=message):
         resolve(settings, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "text", "expected"),
+    [
+        (fsdp.OPTIONS, "version", "3", "FSDP_VERSION is '3', but should be a whole number from 1 to 2"),
+        (fsdp.OPTIONS, "offload_params", "perhaps", "FSDP_OFFLOAD_PARAMS is 'perhaps', but should be True or False"),
+        (
+            deepspeed.OPTIONS,
+            "gradient_clipping",
+            "much",
+            "ACCELERATE_GRADIENT_CLIPPING is 'much', but should be a number",
+        ),
+        (megatron.OPTIONS, "tp_degree", "0", "MEGATRON_LM_TP_DEGREE is '0', but should be a whole number, at least 1"),
+        (parallelism.DEGREES, "cp_attention", "rng", "PARALLELISM_CONFIG_CP_ATTENTION is 'rng', but should be one of"),
+    ],
+)
+def test_a_variable_whose_text_is_no_such_value_is_named(options: Entries, key: str, text: str, expected: str) -> None:
+    variable = options.known[options.prefix + key].variable
+    with pytest.raises(ConfigurationError, match=f"The variable {expected}"):
+        options.read(key, {variable: text})
+    # one that is not set, or empty, gives the default
+    assert options.read(key, {variable: ""}) == options.read(key, {}) == options.known[options.prefix + key].default

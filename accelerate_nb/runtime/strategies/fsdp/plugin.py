@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.config.value_types import Boolean, InvalidValue
+from accelerate_nb.config.options.fsdp import OPTIONS
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
 from accelerate_nb.runtime.compat.device_support import is_cuda_available
@@ -26,8 +26,7 @@ from accelerate_nb.runtime.strategies.fsdp.version_1 import (
 from accelerate_nb.runtime.training.module_tree import requested_class
 from accelerate_nb.user_warnings import warn_user
 
-_PREFIX = "FSDP_"
-_RAM_EFFICIENT_LOADING = f"{_PREFIX}CPU_RAM_EFFICIENT_LOADING"
+_RAM_EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 # The type to compute in, by the name of a precision.
 _DTYPES = {"fp8": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -71,19 +70,25 @@ class FullyShardedDataParallelPlugin:
     min_num_params: int | None = None
 
     def __post_init__(self) -> None:
-        environment = os.environ
-        explicit = self.fsdp_version is not None or f"{_PREFIX}VERSION" in environment
-        self.requested_version = _version(self.fsdp_version, environment)
+        given: int | None = self.fsdp_version
+        version = _read("version") if given is None else given
+        if str(version) not in {"1", "2"}:
+            raise ConfigurationError(
+                f"fsdp_version is {version!r}. FSDP has the versions 1 and 2: pass fsdp_version=2."
+            )
+        self.requested_version = int(version)
         self.fsdp_version = 2
-        self._choose_sharding(environment)
+        self._choose_sharding()
         if self.cpu_offload is None:
-            self.cpu_offload = _is_yes(environment, "OFFLOAD_PARAMS")
+            self.cpu_offload = _read("offload_params")
         self.set_cpu_offload()
         self.validate_cpu_offload()
-        self._drop_what_has_no_effect(is_version_1=explicit and self.requested_version == 1)
+        self._drop_what_has_no_effect(
+            is_version_1=self.requested_version == 1 and (given is not None or "FSDP_VERSION" in os.environ)
+        )
         self.set_state_dict_type()
-        self._choose_wrapping(environment)
-        self._choose_memory(environment)
+        self._choose_wrapping()
+        self._choose_memory()
         self._choose_mixed_precision()
 
     def set_state_dict_type(self, state_dict_type: str | torch_fsdp.StateDictType | None = None) -> None:
@@ -94,7 +99,7 @@ class FullyShardedDataParallelPlugin:
         plugin of version 1, else in parts. `ConfigurationError` names another.
         """
         default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
-        requested = state_dict_type or self.state_dict_type or os.environ.get(f"{_PREFIX}STATE_DICT_TYPE", default)
+        requested = state_dict_type or self.state_dict_type or os.environ.get("FSDP_STATE_DICT_TYPE", default)
         self.state_dict_type = _state_dict_type(requested)
         if self.state_dict_type is torch_fsdp.StateDictType.FULL_STATE_DICT:
             self.state_dict_config = self.state_dict_config or torch_fsdp.FullStateDictConfig(
@@ -179,16 +184,16 @@ class FullyShardedDataParallelPlugin:
                 "True, False or one."
             )
 
-    def _choose_sharding(self, environment: Mapping[str, str]) -> None:
+    def _choose_sharding(self) -> None:
         is_version_1 = self.requested_version == 1
         if is_version_1 and self.sharding_strategy is None and self.reshard_after_forward is None:
-            self.sharding_strategy = requested_strategy(environment)
+            self.sharding_strategy = requested_strategy(_read("sharding_strategy"), _read("reshard_after_forward"))
         value: Any = self.reshard_after_forward
         # of version 1 the strategy wins, as in Accelerate
         if self.sharding_strategy is not None and (is_version_1 or value is None):
             value = self.sharding_strategy
         if value is None:
-            value = environment.get(f"{_PREFIX}RESHARD_AFTER_FORWARD", "true")
+            value = _read("reshard_after_forward")
         sharding = sharding_of(value)
         if is_version_1 and self.sharding_strategy is not None:
             self.sharding_strategy = sharding.strategy
@@ -208,9 +213,9 @@ class FullyShardedDataParallelPlugin:
         if sentences:
             warn_user(" ".join([*sentences, f"Pass fsdp_version=2{' without them' if reasons else ''}."]))
 
-    def _choose_wrapping(self, environment: Mapping[str, str]) -> None:
+    def _choose_wrapping(self) -> None:
         if self.auto_wrap_policy is None:
-            self.auto_wrap_policy = environment.get(f"{_PREFIX}AUTO_WRAP_POLICY", "NO_WRAP")
+            self.auto_wrap_policy = _read("auto_wrap_policy")
         if not isinstance(self.auto_wrap_policy, str):
             return
         name = word_of("auto_wrap_policy", self.auto_wrap_policy, FSDP_AUTO_WRAP_POLICY)
@@ -218,39 +223,33 @@ class FullyShardedDataParallelPlugin:
             self.auto_wrap_policy = torch_fsdp.transformer_auto_wrap_policy
             classes: Any = self.transformer_cls_names_to_wrap
             if classes is None:
-                classes = environment.get(f"{_PREFIX}TRANSFORMER_CLS_TO_WRAP")
+                classes = _read("transformer_layer_cls_to_wrap")
             self.transformer_cls_names_to_wrap = classes.split(",") if isinstance(classes, str) else classes
         elif name == "SIZE_BASED_WRAP":
             self.auto_wrap_policy = torch_fsdp.size_based_auto_wrap_policy
-            self._choose_size(environment)
+            if self.min_num_params is None:
+                self.min_num_params = _read("min_num_params")
+            if not isinstance(self.min_num_params, int):
+                raise ConfigurationError(
+                    f"min_num_params is {self.min_num_params!r}. It must be an integer: the number of weights from which "
+                    "a module is a unit of its own."
+                )
         else:
             self.auto_wrap_policy = None
 
-    def _choose_size(self, environment: Mapping[str, str]) -> None:
-        size: Any = self.min_num_params
-        if size is None and (text := environment.get(f"{_PREFIX}MIN_NUM_PARAMS", "0")).isdecimal():
-            size = int(text)
-        if not isinstance(size, int):
-            raise ConfigurationError(
-                f"min_num_params is {text if size is None else size!r}. It must be an integer: the number of weights from which "
-                "a module is a unit of its own."
-            )
-        self.min_num_params = size
-
-    def _choose_memory(self, environment: Mapping[str, str]) -> None:
-        if self.activation_checkpointing is None:
-            self.activation_checkpointing = _is_yes(environment, "ACTIVATION_CHECKPOINTING")
-        if self.activation_checkpointing_offload is None:
-            self.activation_checkpointing_offload = _is_yes(environment, "ACTIVATION_CHECKPOINTING_OFFLOAD")
+    def _choose_memory(self) -> None:
+        for name in ("activation_checkpointing", "activation_checkpointing_offload"):
+            if getattr(self, name) is None:
+                setattr(self, name, _read(name))
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
             raise ConfigurationError(
                 "activation_checkpointing_offload=True was requested with activation_checkpointing=False, but only what is "
                 "checkpointed can be offloaded. Pass activation_checkpointing=True as well."
             )
         if self.ignored_modules is None:
-            self.ignored_modules = environment.get(f"{_PREFIX}IGNORED_MODULES")
+            self.ignored_modules = _read("ignored_modules")
         if self.cpu_ram_efficient_loading is None:
-            self.cpu_ram_efficient_loading = _is_yes(environment, "CPU_RAM_EFFICIENT_LOADING")
+            self.cpu_ram_efficient_loading = _read("cpu_ram_efficient_loading")
         else:
             # transformers reads it when it loads a model
             os.environ[_RAM_EFFICIENT_LOADING] = str(self.cpu_ram_efficient_loading)
@@ -295,11 +294,9 @@ def disable_fsdp_ram_efficient_loading() -> None:
     os.environ[_RAM_EFFICIENT_LOADING] = "False"
 
 
-def _version(given: int | None, environment: Mapping[str, str]) -> int:
-    version = environment.get(f"{_PREFIX}VERSION", "1") if given is None else given
-    if str(version) not in {"1", "2"}:
-        raise ConfigurationError(f"fsdp_version is {version!r}. FSDP has the versions 1 and 2: pass fsdp_version=2.")
-    return int(version)
+def _read(name: str) -> Any:
+    """The value of an option's variable, or its default."""
+    return OPTIONS.read(name, os.environ)
 
 
 def _state_dict_type(value: str | torch_fsdp.StateDictType) -> torch_fsdp.StateDictType:
@@ -322,13 +319,3 @@ def _dtype(precision: Any) -> torch.dtype:
             f"The mixed precision {precision!r} was requested. Pass one of {', '.join(_DTYPES)}, or the type of one."
         )
     return dtype
-
-
-def _is_yes(environment: Mapping[str, str], name: str) -> bool:
-    text = environment.get(_PREFIX + name, "False")
-    try:
-        return Boolean().parse(text)
-    except InvalidValue:
-        raise ConfigurationError(
-            f"The variable {_PREFIX}{name} is {text!r}, but should be {Boolean.expected}. Correct or unset it."
-        ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,16 +65,14 @@ def sharding_of(value: Any) -> Sharding:
     return Sharding(strategy not in keeps, strategy)
 
 
-def requested_strategy(environment: Mapping[str, str]) -> str:
+def requested_strategy(strategy: Any, reshards: Any) -> Any:
     """
-    The strategy that the variables request of the first version.
+    The strategy that two variables request of the first version.
 
-    A launcher sets both variables; `FSDP_RESHARD_AFTER_FORWARD` is the one that Accelerate's own questions are about.
+    A launcher sets both; `FSDP_RESHARD_AFTER_FORWARD` is the one that Accelerate's own questions are about.
     """
-    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "").upper()
     usual = reshards if reshards in FSDP_SHARDING_STRATEGY else FSDP_SHARDING_STRATEGY[0]
-    strategy = environment.get("FSDP_SHARDING_STRATEGY", usual)
-    return usual if strategy.upper() == FSDP_SHARDING_STRATEGY[0] else strategy
+    return usual if strategy in (None, FSDP_SHARDING_STRATEGY[0]) else strategy
 
 
 def check_prefetch(value: Any) -> None:

@@ -7,48 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.config.options import megatron
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.env_vars import str_to_bool
 from accelerate_nb.runtime.strategies.megatron.model_parsers import parse_config
 from accelerate_nb.user_warnings import warn_user
 
-_PREFIX = "MEGATRON_LM_"
-
-
-def _truth(text: str) -> bool:
-    return str_to_bool(text) == 1
-
-
-# What is left out is read from variables, with Accelerate's defaults; but for context_parallel_size, which is 2 there.
-_READ: dict[str, tuple[Callable[[str], Any], str | None]] = {
-    "tp_degree": (int, "1"),
-    "pp_degree": (int, "1"),
-    "use_custom_fsdp": (_truth, "False"),
-    "no_load_optim": (_truth, "False"),
-    "eod_mask_loss": (_truth, "False"),
-    "no_save_optim": (_truth, "False"),
-    "optimizer_cpu_offload": (_truth, "False"),
-    "overlap_cpu_optimizer_d2h_h2d": (_truth, "False"),
-    "use_precision_aware_optimizer": (_truth, "False"),
-    "decoder_last_pipeline_num_layers": (int, None),
-    "num_micro_batches": (int, "1"),
-    "gradient_clipping": (float, "1.0"),
-    "recompute_activations": (_truth, "False"),
-    "use_distributed_optimizer": (_truth, "False"),
-    "sequence_parallelism": (_truth, "False"),
-    "recompute_granularity": (str, "full"),
-    "recompute_method": (str, "uniform"),
-    "recompute_num_layers": (int, "1"),
-    "attention_backend": (_truth, "True"),
-    "expert_model_parallel_size": (int, "1"),
-    "context_parallel_size": (int, "1"),
-    "attention_dropout": (float, "0.0"),
-    "hidden_dropout": (float, "0.0"),
-    "attention_softmax_in_fp32": (_truth, "True"),
-    "expert_tensor_parallel_size": (int, "1"),
-    "calculate_per_token_loss": (_truth, "True"),
-    "use_rotary_position_embeddings": (_truth, "True"),
-}
 # The names that Megatron-LM gives to these settings, as Accelerate passes them on.
 _ARGUMENTS = {
     "tp_degree": "tensor_model_parallel_size",
@@ -75,7 +38,7 @@ _OF_SCHEDULES = (
 
 
 @dataclass
-class MegatronLMPlugin:
+class MegatronLMPlugin(megatron.MegatronOptions):
     """
     The settings of Megatron-LM.
 
@@ -88,33 +51,6 @@ class MegatronLMPlugin:
     1.0
     """
 
-    tp_degree: int = None  # type: ignore[assignment]  # as the next ones, a value once it is made
-    pp_degree: int = None  # type: ignore[assignment]
-    use_custom_fsdp: bool = None  # type: ignore[assignment]
-    overlap_cpu_optimizer_d2h_h2d: bool = None  # type: ignore[assignment]
-    no_load_optim: bool = None  # type: ignore[assignment]
-    eod_mask_loss: bool = None  # type: ignore[assignment]
-    no_save_optim: bool = None  # type: ignore[assignment]
-    optimizer_cpu_offload: bool = None  # type: ignore[assignment]
-    use_precision_aware_optimizer: bool = None  # type: ignore[assignment]
-    decoder_last_pipeline_num_layers: int | None = None
-    recompute_granularity: str = None  # type: ignore[assignment]
-    recompute_method: str = None  # type: ignore[assignment]
-    recompute_num_layers: int = None  # type: ignore[assignment]
-    attention_backend: Any = None
-    expert_model_parallel_size: int = None  # type: ignore[assignment]
-    context_parallel_size: int = None  # type: ignore[assignment]
-    attention_dropout: float = None  # type: ignore[assignment]
-    hidden_dropout: float = None  # type: ignore[assignment]
-    attention_softmax_in_fp32: bool = None  # type: ignore[assignment]
-    expert_tensor_parallel_size: int = None  # type: ignore[assignment]
-    calculate_per_token_loss: bool = None  # type: ignore[assignment]
-    use_rotary_position_embeddings: bool = None  # type: ignore[assignment]
-    num_micro_batches: int = None  # type: ignore[assignment]
-    gradient_clipping: float = None  # type: ignore[assignment]
-    sequence_parallelism: bool = None  # type: ignore[assignment]
-    recompute_activations: bool = None  # type: ignore[assignment]
-    use_distributed_optimizer: bool = None  # type: ignore[assignment]
     pipeline_model_parallel_split_rank: int | None = None
     num_layers_per_virtual_pipeline_stage: int | None = None
     is_train_batch_min: bool = True
@@ -153,10 +89,7 @@ class MegatronLMPlugin:
     other_megatron_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, (read, default) in _READ.items():
-            text = os.environ.get(_PREFIX + name.upper(), default)
-            if getattr(self, name) is None and text is not None:
-                setattr(self, name, read(text))
+        megatron.OPTIONS.complete(self, os.environ)
         self._check()
         self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
         if self.consumed_samples is not None:

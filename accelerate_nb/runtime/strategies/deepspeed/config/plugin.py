@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.nn import Module
 
-from accelerate_nb.config.value_types import YES
+from accelerate_nb.config.options import deepspeed
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.device_support import is_rocm_available
 from accelerate_nb.runtime.compat.packages import is_transformers_available
-from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers, plugin_variables
+from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
 from accelerate_nb.runtime.strategies.deepspeed.config.hf_config import HfDeepSpeedConfig
 from accelerate_nb.runtime.strategies.deepspeed.leaf_modules import set_leaf_modules
 from accelerate_nb.user_warnings import warn_user
@@ -34,7 +34,7 @@ _KEYS = {
 
 
 @dataclass
-class DeepSpeedPlugin:
+class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
     """
     The configuration of DeepSpeed; `None` leaves a value to DeepSpeed's configuration, or to the `ACCELERATE_*` variables.
 
@@ -46,23 +46,12 @@ class DeepSpeedPlugin:
     (3, True)
     """
 
-    hf_ds_config: Any = None
-    gradient_accumulation_steps: int | str | None = None
-    gradient_clipping: float | str | None = None
-    zero_stage: int | None = None
-    is_train_batch_min: bool = True
-    offload_optimizer_device: str | None = None
-    offload_param_device: str | None = None
-    offload_optimizer_nvme_path: str | None = None
-    offload_param_nvme_path: str | None = None
-    zero3_init_flag: bool | None = None
-    zero3_save_16bit_model: bool | None = None
-    transformer_moe_cls_names: str | None = None
-    enable_msamp: bool | None = None
-    msamp_opt_level: str | None = None
-
     def __post_init__(self) -> None:
-        plugin_variables.complete(self, os.environ)
+        deepspeed.OPTIONS.complete(self, os.environ)
+        if self.enable_msamp is None:
+            self.enable_msamp = os.environ.get("ACCELERATE_FP8_BACKEND") == "MSAMP"
+        if self.msamp_opt_level is None:
+            self.msamp_opt_level = os.environ.get("ACCELERATE_FP8_OPT_LEVEL", "O1")
         given = self.hf_ds_config
         # transformers' own has the methods of Accelerate's
         if (
@@ -77,7 +66,7 @@ class DeepSpeedPlugin:
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
         # the panel and the loop say how far a training is
         self.deepspeed_config["steps_per_print"] = float("inf")
-        self._choose_zero3_init(os.environ)
+        self._choose_zero3_init()
         self._selected = False
         self._set_msamp()
 
@@ -90,7 +79,13 @@ class DeepSpeedPlugin:
                 "DeepSpeed's configuration was given without zero_optimization, and Accelerate's way to train with it needs one. "
                 'Add "zero_optimization": {"stage": 0} to it, or another stage.'
             )
-        plugin_variables.check_fields(os.environ)
+        # what a file of Accelerate's said beside a file of DeepSpeed's, by the launcher's word
+        fields_beside = set(os.environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(","))
+        if said := sorted((deepspeed.SAID_BY_FILE | {"mixed_precision"}) & fields_beside):
+            raise ConfigurationError(
+                f"{', '.join(said)} was requested beside a deepspeed_config_file, which says it itself. Write it in that file, and "
+                "leave it out here."
+            )
         values = {key: getattr(self, name) for name, key in _KEYS.items()}
         for key in values:
             self.fill_match(key, must_match=False, **values)
@@ -120,10 +115,10 @@ class DeepSpeedPlugin:
             found["gradient_clipping"] = self.gradient_clipping
         return found
 
-    def _choose_zero3_init(self, environment: Mapping[str, str]) -> None:
+    def _choose_zero3_init(self) -> None:
         is_zero3 = self.hf_ds_config.is_zero3()
         if self.zero3_init_flag is None:
-            self.zero3_init_flag = environment.get("ACCELERATE_DEEPSPEED_ZERO3_INIT", str(is_zero3)).lower() in YES
+            self.zero3_init_flag = is_zero3
         if self.zero3_init_flag and not is_zero3:
             warn_user("zero3_init_flag=True was requested, which is for ZeRO's stage 3 alone: it is False here.")
             self.zero3_init_flag = False
@@ -258,8 +253,6 @@ class DeepSpeedPlugin:
 
     def set_moe_leaf_modules(self, model: Module) -> None:
         """Have stage 3 gather the weights of mixtures of experts as a whole; the classes are `transformer_moe_cls_names`."""
-        if self.transformer_moe_cls_names is None:
-            self.transformer_moe_cls_names = os.environ.get("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
         if self.transformer_moe_cls_names is not None:
             set_leaf_modules(model, self.transformer_moe_cls_names.split(","))
 
