@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.export.future_imports import hoisted
-from accelerate_nb.export.ipython.find import cell_magic
-from accelerate_nb.export.ipython.line_magics import known
-from accelerate_nb.export.ipython.translate import plain
+from accelerate_nb.export.magics import MAGICS, cell_magic, plain
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
 from accelerate_nb.export.rank_cells.bound_names import bound, looked_up
@@ -94,7 +92,7 @@ class NotebookTranslation:
             word = re.match(r"\w+", source)
             if word is None or "\n" in source or word[0] in defined or hasattr(builtins, word[0]):
                 continue
-            if word[0] in known() and word[0] in looked_up(item.tree.body):
+            if word[0] in MAGICS and word[0] in looked_up(item.tree.body):
                 line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
                 yield item.number, Remark(line, f"nothing is called `{word[0]}`, so it is a magic: write `%{source}`.")
 

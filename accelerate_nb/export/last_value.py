@@ -7,9 +7,7 @@ import ast
 from accelerate_nb.export.edits import Edit, end_of
 
 # They give nothing back that a notebook would show.
-_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "session_begins"})
-_SHELL = "nb_shell."
-_WITH_VALUE = frozenset({"nb_shell.capture", "nb_shell.output_of"})
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "session_begins", "nb_shell.run"})
 
 
 def result_of(source: str, cell: str = "") -> ast.Expr | None:
@@ -42,5 +40,4 @@ def _is_silent(value: ast.expr) -> bool:
         return True
     if not isinstance(value, ast.Call):
         return False
-    function = ast.unparse(value.func)
-    return function in _SILENT or (function.startswith(_SHELL) and function not in _WITH_VALUE)
+    return ast.unparse(value.func) in _SILENT

@@ -28,8 +28,8 @@ class PlainCell:
     """
     A cell without IPython's own syntax.
 
-    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.shell_commands import
-    run`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
+    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.display import
+    shown`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
     cell that is `left_out` is in the script as comments only.
     """
 

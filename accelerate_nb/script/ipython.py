@@ -1,20 +1,52 @@
-"""Magics that IPython itself runs, in the names of the script."""
+"""IPython as a script has it: no front end, the script's own names and lines, and errors that are raised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+import ast
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from IPython.core import page
 from IPython.core.builtin_trap import BuiltinTrap
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.utils.text import DollarFormatter
+from traitlets import Type
+from traitlets.config import Config
+
+from accelerate_nb.script.commands import system
+from accelerate_nb.script.top_level_await import wait
+
+# Magics below whose line stands code of the script.
+_OF_CODE = frozenset({"time", "capture"})
+
+
+class ScriptCompiler(CachingCompiler):
+    """Compiles the code below a magic as what it is, lines of the script."""
+
+    file: str | None = None
+    above = 0
+
+    def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
+        """The statements, at their lines in the script."""
+        tree: Any = super().ast_parse(source, filename, symbol)
+        return ast.increment_lineno(tree, self.above)
+
+    def __call__(self, source: Any, filename: str, symbol: str, *flags: Any) -> Any:
+        """The code."""
+        return super().__call__(source, self.file or filename, symbol, *flags)
 
 
 class ScriptShell(InteractiveShell):
     """IPython without a front end: Python's prompts, main module and search path stay, and errors are raised."""
+
+    compiler_class = Type(ScriptCompiler)
+    # The line of the script that calls, and whether every process runs its commands.
+    frame: FrameType = sys._getframe()
+    every = False
 
     def init_builtins(self) -> None:
         """Leave `display`, and the mark by which libraries know a notebook, to the script."""
@@ -24,6 +56,38 @@ class ScriptShell(InteractiveShell):
         """Leave Python as it is."""
 
     init_prompts = init_sys_modules = init_virtualenv = enable_gui = _init_nothing
+
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+        """Run a cell magic; code below it is at its lines in the script."""
+        compiler: Any = self.compile
+        kept = compiler.file, compiler.above
+        if magic_name in _OF_CODE:
+            compiler.file, compiler.above = self.frame.f_code.co_filename, self.frame.f_lineno
+        try:
+            return super().run_cell_magic(magic_name, line, cell)  # type: ignore[no-untyped-call] # IPython's own
+        finally:
+            compiler.file, compiler.above = kept
+
+    def run_cell(self, *arguments: Any, **options: Any) -> Any:
+        """Run the code that a magic has been given, and raise what it raises."""
+        outcome: Any = super().run_cell(*arguments, **options)  # type: ignore[no-untyped-call] # IPython's own
+        outcome.raise_error()
+        return outcome
+
+    def get_local_scope(self, stack_depth: int) -> Mapping[str, Any]:
+        """The names where the script calls."""
+        return self.frame.f_locals
+
+    def var_expand(self, cmd: str, depth: int = 0, formatter: Any = DollarFormatter()) -> str:  # noqa: B008 - IPython's own default
+        """A text with `{expression}` and `$name` replaced by values of the script."""
+        try:
+            return str(formatter.vformat(cmd, (), {**self.user_ns, **self.frame.f_locals}))
+        except Exception:  # noqa: BLE001 - IPython leaves the text alone, whatever it raises
+            return cmd
+
+    def system(self, cmd: str) -> None:
+        """Run a command of a magic as `!command` of the script does."""
+        system(self.var_expand(cmd), self.frame, every=self.every)
 
     def safe_execfile_ipy(self, fname: str, shell_futures: bool = False, raise_exceptions: bool = True) -> None:
         """Run a notebook as the script that it is."""
@@ -40,51 +104,13 @@ class ScriptShell(InteractiveShell):
         raise  # noqa: PLE0704 - IPython calls this while it handles an error
 
 
-def line_magic(name: str, text: str, names: dict[str, Any]) -> Any:
-    """
-    Run a line magic as a notebook does; `names` are the script's.
-
-    >>> line_magic("alias", "hello echo hello", globals())
-    """
-    with shell_of(names) as shell:
-        # `{name}` is looked up where the script calls this, two frames up
-        return shell.run_line_magic(name, text, _stack_depth=2)
-
-
-def cell_magic(name: str, text: str, cell: str, names: dict[str, Any]) -> Any:
-    """
-    Run a cell magic, with the text of its own line and the lines below it; `names` are the script's.
-
-    >>> cell_magic("timeit", "-n 1 -r 1 -q", "sum(range(10))", globals())
-    """
-    with shell_of(names) as shell:
-        return shell.run_cell_magic(name, text, cell if cell.endswith("\n") else f"{cell}\n")
-
-
-@contextmanager
-def shell_of(names: dict[str, Any]) -> Iterator[Any]:
-    """The shell of this script, with these names, which `get_ipython` gives until the end of the block."""
-    shell, other = _shell(), InteractiveShell._instance
-    kept = shell.user_module, shell.user_ns
-    for history in ("_ih", "_oh", "_dh"):
-        names.setdefault(history, shell.user_ns[history])
-    try:
-        InteractiveShell._instance = shell
-        shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)
-        yield shell
-    finally:
-        shell.user_module, shell.user_ns = kept
-        InteractiveShell._instance = other
-
-
-@cache
-def _shell() -> Any:
-    from traitlets.config import Config
-
+def new_shell() -> Any:
+    """The shell of a script."""
     shell: Any = ScriptShell(config=Config({"HistoryManager": {"enabled": False}}))  # type: ignore[no-untyped-call] # IPython's own
     # nobody turns the pages of a script
     shell.set_hook("show_in_pager", page.as_hook(page.display_page), 90)  # type: ignore[no-untyped-call] # IPython's own
     # every front end has `%store`, and the result of a cell, at which `%xdel` looks
     shell.extension_manager.load_extension("storemagic")
     shell.last_execution_result = ExecutionResult(None)  # type: ignore[no-untyped-call] # IPython's own
+    shell.loop_runner = wait
     return shell

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.getipython import get_ipython
 
-from accelerate_nb.script import ipython
+from accelerate_nb.script import shell
+from accelerate_nb.script.ipython import ScriptShell
 from tests.export.making import exported
 
 EXTENSION = """
@@ -70,9 +72,9 @@ def test_a_magic_that_nobody_knows_fails_with_its_cell(tmp_path: Path) -> None:
 
 
 def test_a_script_loads_ipython_for_such_magics_only(tmp_path: Path) -> None:
-    ours = "%cd -q .\n%env A=1\n!true\n%matplotlib inline\nimport sys\n'IPython' in sys.modules"
-    assert run(exported(tmp_path, ours)).stdout == "env: A=1\nFalse\n"
-    assert run(exported(tmp_path, f"x = %pwd\n{ours}")).stdout == "env: A=1\nTrue\n"
+    ours = "!true\n%matplotlib inline\nimport sys\n'IPython' in sys.modules"
+    assert run(exported(tmp_path, ours)).stdout == "False\n"
+    assert run(exported(tmp_path, f"x = %pwd\n{ours}")).stdout == "True\n"
 
 
 def test_a_notebook_is_run_as_the_script_that_it_is(tmp_path: Path) -> None:
@@ -80,21 +82,34 @@ def test_a_notebook_is_run_as_the_script_that_it_is(tmp_path: Path) -> None:
     assert run(exported(tmp_path, "x = 1\n%run other.ipynb\ny")).stdout == "env: B=2\n2\n"
 
 
+def called(call: str, names: dict[str, Any]) -> Any:
+    """What a magic gives in a script with these names."""
+    names |= {"line": shell.line, "cell": shell.cell}
+    return eval(call, names)
+
+
 def test_a_value_is_deleted_with_all_its_names() -> None:
     names = {"x": (value := [1]), "y": value, "z": [1]}
-    ipython.line_magic("xdel", "x", names)
+    called("line('xdel', 'x')", names)
     assert {"x", "y", "z"} & names.keys() == {"z"}
 
 
 def test_long_texts_are_printed_and_no_page_is_turned(capsys: pytest.CaptureFixture[str]) -> None:
-    ipython.line_magic("prun", "sum(range(10))", {})
+    called("line('prun', 'sum(range(10))')", {})
     assert "function calls" in capsys.readouterr().out
 
 
 def test_libraries_find_the_shell_while_a_magic_runs_only() -> None:
     names = {"get": get_ipython, "__name__": "mine"}
-    ipython.cell_magic("prun", "-q", "found = get()", names)
-    assert isinstance(names["found"], ipython.ScriptShell)
+    called("cell('prun', '-q', 'found = get()')", names)
+    assert isinstance(names["found"], ScriptShell)
     assert get_ipython() is not names["found"]
     with pytest.raises(UsageError):
-        ipython.line_magic("no_such_magic", "", names)
+        called("line('no_such_magic', '')", names)
+
+
+def test_an_error_below_a_magic_names_the_cell_and_the_line(tmp_path: Path) -> None:
+    done = run(exported(tmp_path, "x = 0", "\n%%capture\n%%time\ny = 1\n# why\nz = [1,\n  y / x]", "print('never')"))
+    assert done.returncode == 1
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  ") and not line.startswith("    ")]
+    assert frames == [f"  train.ipynb, cell 2, line {line}, in <module>" for line in (2, 3, 7)]

@@ -16,7 +16,7 @@ from accelerate_nb.config.formats import variables
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
-from accelerate_nb.export.ipython.translate import plain
+from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import Notebook, NotebookCell, read
 from accelerate_nb.export.parameters import TAG, parameters_of
 from accelerate_nb.script.options import read as read_options

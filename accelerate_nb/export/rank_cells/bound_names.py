@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TypeAlias
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
@@ -16,7 +17,21 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
     >>> sorted(bound(ast.parse("import os.path; x, y = 1, [z for z in ()]").body))
     ['os', 'x', 'y']
     """
-    return _BoundNames(nodes).names
+    return _BoundNames(part for node in nodes for part in with_texts(node)).names
+
+
+def with_texts(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement, and the code in texts that it gives a magic to run."""
+    yield node
+    for call in ast.walk(node):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) not in {"nb_shell.line", "nb_shell.cell"}:
+            continue
+        name, *texts = (str(part.value) if isinstance(part, ast.Constant) else "" for part in call.args)
+        if name == "capture":
+            # the name of what it captures
+            yield from (ast.Name(word, ast.Store()) for word in texts[0].split() if word.isidentifier())
+        with suppress(SyntaxError):
+            yield from ast.parse(texts[-1]).body if name in {"time", "capture"} else ()
 
 
 def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
@@ -31,7 +46,8 @@ def called(nodes: Iterable[ast.AST]) -> set[str]:
 
 def mentioned(node: ast.AST) -> set[str]:
     """Every name that is looked up anywhere in a statement, now or when a function of it is called."""
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
+    parts = (item for part in with_texts(node) for item in ast.walk(part))
+    return {item.id for item in parts if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
 
 
 class _ModuleScopeVisitor(ast.NodeVisitor):

@@ -7,7 +7,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 
-from accelerate_nb.export.ipython.find import cell_magic, is_too_deep, parsed, transformed
+from accelerate_nb.export.magics import cell_magic, is_too_deep, parsed, transformed
 
 NAME = "accelerate"
 # Cell magics whose text is Python that runs in the notebook.
@@ -74,10 +74,10 @@ def _without_cell_magic(source: str) -> str:
 def _in_python(source: str) -> tuple[str, tuple[AccelerateLine, ...]]:
     if not _NONE_OF_IPYTHON.search(source):
         return source, ()
-    read = transformed(source.split("\n"))
+    lines, calls = transformed(source.split("\n"))
     commands = (
         AccelerateLine(call.first, call.last, len(call.before), call.text, is_cell_magic=call.name != NAME)
-        for call in read.calls
+        for call in calls
         if call.name in {NAME, f"%{NAME}"}
     )
-    return "\n".join(read.lines), tuple(sorted(commands, key=lambda item: item.first))
+    return "\n".join(lines), tuple(sorted(commands, key=lambda item: item.first))

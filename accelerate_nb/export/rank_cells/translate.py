@@ -20,8 +20,8 @@ from accelerate_nb.config.magic_args import (
 )
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.export.edits import begin_inside, edited
-from accelerate_nb.export.ipython.find import cell_magic
 from accelerate_nb.export.last_value import result_of, showing
+from accelerate_nb.export.magics import cell_magic
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.rank_cells.bound_names import bound
 from accelerate_nb.export.rank_cells.find import NAME, AccelerateLine, CellCommands, parse_commands

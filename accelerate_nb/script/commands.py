@@ -1,12 +1,14 @@
-"""Work that one process of a machine does, the first that reaches it, while the others wait for its end."""
+"""Commands to a shell, and other work that one process of a machine does, the first that reaches it, while the others wait for its end."""
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import hashlib
 import json
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -19,37 +21,62 @@ from typing import IO
 
 from accelerate_nb.errors import ScriptError
 
-_OUR_FOLDER = os.path.dirname(__file__) + os.sep
 # How often each line of the script was come to: all processes run the same lines.
 _times: ContextVar[Counter[str]] = ContextVar("times", default=Counter())  # noqa: B039 - one for all threads and tasks
 
 
-def once(work: Callable[[], int]) -> int:
+def system(command: str, frame: FrameType, *, every: bool) -> None:
+    """Run a command for the line of the script that a frame stands at."""
+    once_unless(every, frame, lambda: _ran(command))
+
+
+def _ran(command: str) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    shell = os.environ.get("SHELL") or None
+    # a background program writes at any time, so its output is not read to its end
+    if sys.stdout is sys.__stdout__ or command.rstrip().endswith("&"):
+        return subprocess.run(command, shell=True, executable=shell, check=False).returncode
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with subprocess.Popen(
+        command, shell=True, executable=shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        while piece := os.read(process.stdout.fileno(), 4096):
+            sys.stdout.write(decoder.decode(piece))
+            sys.stdout.flush()
+    sys.stdout.write(decoder.decode(b"", final=True))
+    return process.returncode
+
+
+def once(work: Callable[[], int], at: str) -> int:
     """
-    Do some work in one process of this machine; gives its result in all of them.
+    Do some work in one process of this machine; gives its result in all of them. `at` names the line of the script.
 
     It is the first process that reaches it, so the others never wait for one that does not. The others wait until the
     work is done, and `ScriptError` is raised in them if the process that did it failed or is gone. A process that was not
     launched beside others does it itself.
 
-    >>> once(lambda: os.system("make data"))  # doctest: +SKIP
+    >>> once(lambda: os.system("make data"), "train.py, line 3")  # doctest: +SKIP
     0
     """
-    ranks_on_machine = _ranks_on_machine(os.environ)
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks_on_machine = int(local_size) if local_size.isdigit() and "LOCAL_RANK" in os.environ else 1
     if ranks_on_machine < 2:
         return work()
-    path = _folder() / _key(_line_of_the_script(), os.environ)
+    path = _folder() / _key(at, os.environ)
     # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        known = _read(file)
+        file.seek(0)
+        known: dict[str, int] = json.loads(file.read() or "{}")
         if not known:
             _write(file, {"passed": 0})
             known = {"result": work(), "passed": 0}
         if "result" not in known:
             raise ScriptError(
-                f"{_line_of_the_script()} is run once on each machine, and the process that ran it here did not reach "
-                "its end. Its own error gives the reason; this process stops with it."
+                f"{at} is run once on each machine, and the process that ran it here did not reach its end. Its own error gives "
+                "the reason; this process stops with it."
             )
         known["passed"] += 1
         _write(file, known)
@@ -58,10 +85,9 @@ def once(work: Callable[[], int]) -> int:
         return known["result"]
 
 
-def _ranks_on_machine(environment: Mapping[str, str]) -> int:
-    """The number of processes of this launch on this machine; 1 where no launcher sets it."""
-    size = environment.get("LOCAL_WORLD_SIZE", "")
-    return int(size) if size.isdigit() and "LOCAL_RANK" in environment else 1
+def once_unless(every: bool, frame: FrameType, work: Callable[[], int]) -> None:
+    """Do some work once on each machine, or in every process."""
+    work() if every else once(work, f"{frame.f_code.co_filename}, line {frame.f_lineno}")
 
 
 def _folder() -> Path:
@@ -79,30 +105,16 @@ def _folder() -> Path:
     return folder
 
 
-def _key(line: str, environment: Mapping[str, str]) -> str:
+def _key(at: str, environment: Mapping[str, str]) -> str:
     """A name that the processes of one launch on this machine share, one for each time that they reach the line."""
     import psutil
 
     times = _times.get()
-    times[line] += 1
+    times[at] += 1
     parent = psutil.Process(os.getppid())
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    parts = [line, times[line], parent.pid, parent.create_time(), *(environment.get(name) for name in names)]
+    parts = [at, times[at], parent.pid, parent.create_time(), *(environment.get(name) for name in names)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _line_of_the_script() -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OUR_FOLDER):
-        frame = frame.f_back
-    return "this line" if frame is None else f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-
-
-def _read(file: IO[str]) -> dict[str, int]:
-    file.seek(0)
-    text = file.read()
-    known: dict[str, int] = json.loads(text) if text else {}
-    return known
 
 
 def _write(file: IO[str], known: Mapping[str, int]) -> None:

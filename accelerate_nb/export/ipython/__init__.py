@@ -1,1 +1,0 @@
-"""IPython's syntax (magics, shell lines, help) as plain Python."""

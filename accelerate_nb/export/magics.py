@@ -1,0 +1,473 @@
+"""A code cell as plain Python: IPython's own syntax becomes calls of the script's shell, or is left out or refused, line by line."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, Remark
+
+SHELL = "from accelerate_nb.script import shell as nb_shell"
+# Gives None where there is no notebook, as the notebook's own does not.
+_GET_IPYTHON = "from IPython import get_ipython"
+
+# ------------------------------------------------------------------------------------- what is left out, and what is refused
+
+_SHOWS = "it only shows something in a notebook."
+_OF_THE_NOTEBOOK = "it is a setting of the notebook."
+_NO_INSTALL = "a script doesn't install packages; `--keep-installs` keeps it."
+_LEFT_OUT = {
+    **dict.fromkeys(("aimport", "autoreload"), "a script reads each module once, when it starts."),
+    **dict.fromkeys(
+        ("autoawait", "autocall", "automagic", "colors", "config", "doctest_mode", "gui", "pdb", "precision", "pprint",
+         "profile", "xmode", "unload_ext", "logstart", "logstop", "logon", "logoff", "logstate", "killbgscripts"),
+        _OF_THE_NOTEBOOK,
+    ),
+    **dict.fromkeys(
+        ("bookmark", "dhist", "dirs", "hist", "history", "less", "lsmagic", "magic", "man", "more", "page", "pdef", "pdoc",
+         "pfile", "pinfo", "pinfo2", "psearch", "psource", "pycat", "quickref", "who", "whos", "connect_info", "qtconsole",
+         "clear", "cls", "tb", "tensorboard"),
+        _SHOWS,
+    ),
+    **dict.fromkeys(("reset", "reset_selective"), "a script starts without names, and keeps those that it makes."),
+}  # fmt: skip
+# A person at a front end uses them.
+_INTERACTIVE = frozenset(
+    ("cpaste", "debug", "ed", "edit", "load", "loadpy", "macro", "notebook", "paste", "pastebin", "recall", "rep", "rerun",
+     "save")
+)  # fmt: skip
+# The others that may stand without their `%` in a cell of one line.
+_AUTOMAGIC = frozenset(
+    ("alias", "cat", "cd", "conda", "cp", "env", "ll", "load_ext", "lprun", "ls", "mamba", "matplotlib", "memit",
+     "micromamba", "mkdir", "mprun", "mv", "pip", "popd", "prun", "pushd", "pwd", "reload_ext", "rm", "rmdir", "run",
+     "set_env", "store", "sx", "system", "time", "timeit", "unalias", "uv", "xdel")
+)  # fmt: skip
+MAGICS = frozenset({*_LEFT_OUT, *_INTERACTIVE, *_AUTOMAGIC})
+# Extensions for the page of a notebook; `autoreload` reads changed modules again while a person edits them.
+_EXTENSIONS_OF_THE_PAGE = frozenset(
+    {"accelerate_nb", "autoreload", "google.colab.data_table", "jupyter_black", "lab_black", "nb_black", "tensorboard"}
+)
+# What `%matplotlib` may name that only a notebook shows.
+_BACKENDS_OF_THE_PAGE = frozenset({"", "auto", "inline", "ipympl", "nbagg", "notebook", "widget"})
+_SHOWN_CELLS = frozenset(("html", "HTML", "javascript", "js", "latex", "markdown", "svg", "SVG"))
+# Magics whose text is the notebook's Python.
+_OF_CODE = frozenset({"time", "capture"})
+_INSTALLERS = frozenset(("conda", "mamba", "micromamba", "pip", "uv"))
+# What pip, conda and their like are called with to change what is installed.
+_VERBS = r"(?:install|uninstall|update|upgrade|remove|add|dist-upgrade|full-upgrade|create)\b"
+_TOOLS = (
+    r"(?:pip[\d.]*|conda|mamba|micromamba|apt|apt-get|aptitude|brew|yum|dnf|apk|poetry|npm|yarn|uv(?:\s+pip)?|R\s+CMD)"
+)
+_PYTHON = r"(?:\S*python[\d.]*|\{sys\.executable\}|\"\{sys\.executable\}\"|\$\{?sys\.executable\}?)\s+-m\s+"
+_INSTALLS = re.compile(rf"\s*(?:sudo\s+|yes\s*\|\s*|\w+=\S+\s+)*(?:{_PYTHON})?{_TOOLS}\s+(?:-\S+\s+)*{_VERBS}")
+_PIP = re.compile(rf"\s*(?:{_PYTHON})?pip[\d.]*\s+(?P<arguments>(?:(?!\$\()[^|;&<>\n`])*)")
+
+# ------------------------------------------------------------------------------------------------------ reading as IPython
+
+_Kind = Literal["line", "system", "getoutput", "usage"]
+# The calls that IPython puts in place of its own syntax.
+_METHODS: dict[str, _Kind] = {
+    "run_line_magic": "line",
+    "magic": "line",
+    "system": "system",
+    "getoutput": "getoutput",
+    "show_usage": "usage",
+}
+# `%%time?` shows a help.
+_CELL_MAGIC = re.compile(r"%%(?!\w+\?)(?P<name>\S+)(?: (?P<rest>.*))?")
+# This is Python too, with another meaning.
+_PROMPT = re.compile(r"^(?:\[(?:nav|ins)\])? ?In \[\d+\]: ", re.MULTILINE)
+# Python follows as many levels of a statement at the least, on each version and from each place that it is called from.
+_DEEPEST = 300
+# A cell has as many calls at the most; whatever goes round in circles ends there.
+_LIMIT = 10_000
+_TOO_DEEP = Remark(
+    1, "the cell is nested too deeply for Python to read it. Make several statements of its longest one."
+)
+# The length of a line in a problem.
+_WIDEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SyntaxPiece:
+    """
+    One piece of IPython's syntax: it begins after `before` in line `first` and ends with line `last`; lines count from 1.
+
+    `name` is that of a magic, and `text` what follows it, or a command.
+    """
+
+    first: int
+    last: int
+    before: str
+    kind: _Kind
+    name: str
+    text: str
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCellMagic:
+    """A cell magic: its name, its arguments `rest`, and its line, from 1; the cell's text follows it."""
+
+    line: int
+    name: str
+    rest: str
+
+
+def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ranks: bool = False) -> PlainCell:  # noqa: B008 - frozen
+    """
+    A cell as Python with exactly as many lines, with notes for the user.
+
+    With `on_ranks` every process of a launch runs the cell's commands, as in a cell of %%accelerate; otherwise one process
+    of each machine does.
+
+    >>> plain("files = !ls data").source
+    'files = nb_shell.capture("ls data")'
+    """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    # before IPython parses it: on some Pythons each of its tokens holds a copy of the whole line
+    if is_too_deep(source):
+        return PlainCell(source, problems=(_TOO_DEEP,))
+    originals = source.split("\n")
+    tree = parsed(source)
+    if tree is not None and not _PROMPT.search(source):
+        if "get_ipython" not in source:
+            return PlainCell(source)
+        return _CellTranslator(originals, export_options, on_ranks=on_ranks).lines(
+            originals, list(_calls_of_ipython(tree, originals))
+        )
+    lines = _cleaned(originals)
+    magic = cell_magic(lines)
+    translator = _CellTranslator(originals, export_options, on_ranks=on_ranks)
+    if magic is not None:
+        return translator.cell(magic, lines)
+    lines, calls = transformed(lines)
+    if not calls and (line := _automagic(lines)) is not None:
+        return plain(line, export_options, on_ranks=on_ranks)
+    return translator.lines(lines, calls)
+
+
+def parsed(source: str) -> ast.Module | None:
+    """The cell's statements; None if it is no Python."""
+    try:
+        return _parsed(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+        return ast.parse(source)
+
+
+def is_too_deep(source: str) -> bool:
+    """
+    Whether a statement has more levels than Python can follow: what it can parse, it may not be able to compile.
+
+    >>> is_too_deep("x = " + "+".join("1" * 1000)), is_too_deep("x = [" + "1," * 1000 + "]")
+    (True, False)
+    """
+    try:
+        level: list[ast.AST] = [_parsed(source)]
+    except RecursionError:
+        return True
+    except (SyntaxError, ValueError):
+        return False
+    depth = 0
+    while level and depth <= _DEEPEST:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return bool(level)
+
+
+def cell_magic(lines: Sequence[str]) -> FoundCellMagic | None:
+    """
+    The cell magic of a cell, in its first line that is not empty.
+
+    >>> cell_magic(["%%accelerate -n 2", "print(rank)"])
+    FoundCellMagic(line=1, name='accelerate', rest='-n 2')
+    """
+    number, first = next(((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, ""))
+    magic = _CELL_MAGIC.fullmatch(first.rstrip())
+    return FoundCellMagic(number, magic["name"], magic["rest"] or "") if magic else None
+
+
+def _cleaned(lines: Sequence[str]) -> list[str]:
+    """The lines without a common indentation and without prompts."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    begin = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    rest = [f"{line}\n" for line in lines[begin:]]
+    manager: Any = TransformerManager()  # type: ignore[no-untyped-call] # IPython's own
+    for clean in manager.cleanup_transforms:
+        cleaner = clean(rest)
+        # blank lines at the beginning are gone already; nothing else takes lines away
+        rest = cleaner if len(cleaner) == len(rest) else rest
+    return [*lines[:begin], *(line.removesuffix("\n") for line in rest)]
+
+
+def transformed(lines: Sequence[str]) -> tuple[list[str], list[SyntaxPiece]]:
+    """The lines with calls of IPython in place of its syntax, and these; all lines keep their numbers."""
+    from IPython.core.inputtransformer2 import TransformerManager, make_tokens_by_line
+
+    manager: Any = TransformerManager()  # type: ignore[no-untyped-call] # IPython's own
+    now = [f"{line}\n" for line in lines]
+    calls: list[SyntaxPiece] = []
+    for _ in range(_LIMIT):
+        tokens = make_tokens_by_line(now)
+        found = filter(None, (transformer.find(tokens) for transformer in manager.token_transformers))
+        for item in sorted(found, key=lambda item: item.sortby()):
+            try:
+                row, column, then = item.start_line, item.start_col, item.transform(now)
+            except SyntaxError:
+                continue
+            missing = len(now) - len(then)
+            now = [*then[: row + 1], *["#\n"] * missing, *then[row + 1 :]]
+            if call := _call(then[row][column:].strip()):
+                calls.append(replace(call, first=row + 1, last=row + 1 + missing, before=then[row][:column]))
+            break
+        else:
+            break
+    return [line.removesuffix("\n") for line in now], calls
+
+
+def _calls_of_ipython(tree: ast.Module, lines: Sequence[str]) -> Iterator[SyntaxPiece]:
+    """Calls of IPython's shell in the user's code: `get_ipython().system("ls")` as a statement, or assigned."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Expr, ast.Assign)) or node.lineno != node.end_lineno:
+            continue
+        value, line = node.value, lines[node.lineno - 1].encode()
+        call = _call(line[value.col_offset : value.end_col_offset].decode())
+        if call is not None:
+            before, after = line[: value.col_offset].decode(), line[value.end_col_offset :].decode()
+            yield replace(call, first=node.lineno, last=node.lineno, before=before, after=after)
+
+
+def _call(text: str) -> SyntaxPiece | None:
+    """The syntax piece for a call of a method of IPython's shell with texts for arguments."""
+    tree = parsed(text)
+    node = tree.body[0] if tree and len(tree.body) == 1 else None
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return None
+    function, arguments = node.value.func, node.value.args
+    if not isinstance(function, ast.Attribute) or ast.unparse(function.value) != "get_ipython()" or node.value.keywords:
+        return None
+    texts = [item.value for item in arguments if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    kind = _METHODS.get(function.attr)
+    wanted = {"run_line_magic": 2, "show_usage": 0}.get(function.attr, 1)
+    if kind is None or len(texts) != wanted or len(arguments) != wanted:
+        return None
+    name, argument = ["", "", *texts][-2:] if wanted < 2 else texts
+    if kind == "line" and not name:
+        name, _, argument = argument.lstrip("%").partition(" ")
+    return SyntaxPiece(1, 1, "", kind, name, argument)
+
+
+def _automagic(lines: Sequence[str]) -> str | None:
+    """A cell of one line that IPython takes for a magic without its `%`."""
+    filled = [line for line in lines if line.strip()]
+    word = re.match(r"\s*(\w+)(?=\s|$)(?!\s*=)", filled[0]) if len(filled) == 1 else None
+    if word is None or word[1] not in MAGICS:
+        return None
+    return "\n".join(f"%{line.lstrip()}" if line.strip() else line for line in lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------- writing
+
+
+class _Refused(Exception):  # noqa: N818 - no error of the program
+    """Why a magic can't be in a script."""
+
+
+class _LeftOut(Exception):  # noqa: N818 - no error of the program
+    """Why a magic is left out; without a text nobody needs to know."""
+
+
+class _CellTranslator:
+    """One cell while it is translated."""
+
+    def __init__(self, originals: Sequence[str], export_options: ExportOptions, *, on_ranks: bool) -> None:
+        self._originals = originals
+        self._export_options = export_options
+        self._on_ranks = on_ranks
+        self._every = ", every=True" if on_ranks else ""
+
+    def lines(self, lines: Sequence[str], calls: Iterable[SyntaxPiece]) -> PlainCell:
+        """The cell where calls of IPython stand in its lines."""
+        written = list(lines)
+        notes: list[Remark] = []
+        problems: list[Remark] = []
+        for call in calls:
+            text = None
+            try:
+                text = self._replacement(call)
+            except _LeftOut as why:
+                notes += [Remark(call.first, str(why))] if str(why) else []
+            except _Refused as why:
+                problems.append(Remark(call.first, str(why)))
+            written[call.first - 1 : call.last] = self._placed(call, text)
+        source = "\n".join(written)
+        imports = [SHELL] if "nb_shell." in source else []
+        tree = parsed(source)
+        if tree and any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(tree)):
+            imports.append(_GET_IPYTHON)
+        return PlainCell(source, tuple(imports), tuple(notes), tuple(problems or _wrong_python(source)))
+
+    def _placed(self, call: SyntaxPiece, text: str | None) -> list[str]:
+        """As many lines as the call had; what is left out stays as a comment."""
+        originals = self._originals[call.first - 1 : call.last]
+        indent = call.before[: len(call.before) - len(call.before.lstrip())]
+        more = len(originals) - 1
+        if text is not None:
+            return [f"{call.before}{text}{call.after}", *["#"] * more]
+        comments = [f"# {line.strip()}" for line in originals]
+        if call.before.strip():
+            return [f"{call.before}None  {comments[0]}", *comments[1:]]
+        if call.after.strip().startswith(";"):
+            return [f"{indent}pass{call.after}", *["#"] * more]
+        return [f"{indent}pass  {comments[0]}" if indent else comments[0], *comments[1:]]
+
+    def _replacement(self, call: SyntaxPiece) -> str:
+        if call.kind == "usage":
+            raise _LeftOut(f"? was left out: {_SHOWS}")
+        if call.kind != "line":
+            return self._command(call.text, is_captured=call.kind == "getoutput")
+        name, text = call.name, call.text
+        if name.startswith("%"):
+            raise _Refused(
+                f"%{name} is below other lines, but IPython takes it in the first line of a cell only. "
+                "Move it to the top, or give it a cell of its own."
+            )
+        self._check_magic(f"%{name}", name)
+        if name in _LEFT_OUT:
+            shown = f"{text}?" if name in {"pinfo", "pinfo2", "psearch"} else f"%{name}"
+            raise _LeftOut(f"{' '.join(shown.split())} was left out: {_LEFT_OUT[name]}")
+        if name == "env" and not text.strip() and not call.before.strip():
+            raise _LeftOut("%env was left out: it only lists the environment.")
+        is_of_the_page = name in {"load_ext", "reload_ext"} and text.strip() in _EXTENSIONS_OF_THE_PAGE
+        if is_of_the_page or (name == "matplotlib" and text.strip().lower() in _BACKENDS_OF_THE_PAGE):
+            raise _LeftOut
+        if name == "run" and re.match(r"\s*(-\w+\s+)*-\w*[db]", text):
+            raise _Refused(f"%run -d starts a debugger. {_OTHERWISE}")
+        if name in _INSTALLERS:
+            self._check_install(f"%{name} {text}", f"{name} {text}")
+        if name == "time" and (problems := plain(text, self._export_options).problems):
+            raise _Refused(problems[0].text)
+        return f"nb_shell.line({_quoted(name)}, {_quoted(text)}{self._every})"
+
+    def _command(self, command: str, *, is_captured: bool) -> str:
+        """`!command`, or `x = !command`, which gives the lines that it prints."""
+        self._check_install(f"!{command.strip()}", command)
+        if is_captured:
+            return f"nb_shell.capture({_quoted(command)})"
+        if re.fullmatch(r"\s*cd\b[^&|;\n]*", command):
+            why = "it changes the folder of its own shell only; %cd changes the script's."
+            raise _LeftOut(f"!{command.strip()} was left out: {why}")
+        if pip := _PIP.fullmatch(command):
+            # of the Python that runs the script
+            return f'nb_shell.line("pip", {_quoted(pip["arguments"])}{self._every})'
+        return f"nb_shell.run({_quoted(command)}{self._every})"
+
+    def _check_install(self, shown: str, command: str) -> None:
+        """Leave a command out of whose parts each installs packages."""
+        parts = [part for part in re.split(r"&&|\|\||;|\n", command) if part.strip() and part.lstrip()[:1] != "#"]
+        if parts and all(map(_INSTALLS.match, parts)) and not self._export_options.keep_installs:
+            raise _LeftOut(f"{' '.join(shown.split())} was left out: {_NO_INSTALL}")
+
+    def _check_magic(self, shown: str, name: str) -> None:
+        if name in _INTERACTIVE:
+            raise _Refused(f"{shown} means nothing outside of a notebook. {_OTHERWISE}")
+
+    def cell(self, magic: FoundCellMagic, lines: Sequence[str]) -> PlainCell:
+        """The cell where a cell magic begins it."""
+        above, below = list(lines[: magic.line - 1]), list(lines[magic.line :])
+        shown = f"%%{magic.name}"
+        # editors take what begins with `# %%` for a cell
+        comments = [*above, f"# was: {shown} {magic.rest}".rstrip(), *(f"# {line}".rstrip() for line in below)]
+        left_out = PlainCell("\n".join(comments), left_out=True)
+        try:
+            inner = self._below(magic, below, shown)
+        except _LeftOut as why:
+            return replace(left_out, notes=(Remark(magic.line, str(why)),))
+        except _Refused as why:
+            return replace(left_out, problems=(Remark(magic.line, str(why)),))
+        notes = tuple(Remark(note.line + magic.line, note.text) for note in inner.notes)
+        problems = tuple(Remark(problem.line + magic.line, problem.text) for problem in inner.problems)
+        if problems:
+            return PlainCell("\n".join(lines), problems=problems)
+        if magic.name in _OF_CODE and not ast.parse(inner.source).body:
+            # nothing is left of it
+            return PlainCell("\n".join([*comments[: magic.line], inner.source]), notes=notes)
+        opening, closing = _text_over_lines(inner.source)
+        opening = f"nb_shell.cell({_quoted(magic.name)}, {_quoted(magic.rest)}, {opening}"
+        source = "\n".join([*above, opening, f"{closing}{self._every})"])
+        return PlainCell(source, tuple(dict.fromkeys((SHELL, *inner.imports))), notes)
+
+    def _below(self, magic: FoundCellMagic, below: Sequence[str], shown: str) -> PlainCell:
+        """What the magic is given: code as the script can run it, and any other text as it is."""
+        if not any(line.strip() for line in below):
+            raise _Refused(f"{shown} has nothing below it. {_OTHERWISE}")
+        if magic.name in _SHOWN_CELLS:
+            raise _LeftOut(f"{shown} was left out: {_SHOWS}")
+        self._check_magic(shown, magic.name)
+        text = "\n".join(below)
+        if magic.name in {"bash", "sh"}:
+            self._check_install(shown, text)
+        if magic.name == "time" and magic.rest.replace("--no-raise-error", "").strip():
+            raise _Refused(f"%%time takes no statement in its own line when there is code below it. {_OTHERWISE}")
+        if magic.name not in _OF_CODE:
+            return PlainCell(text)
+        inner = plain(text, self._export_options, on_ranks=self._on_ranks)
+        return replace(inner, problems=inner.problems or tuple(_wrong_python(inner.source)))
+
+
+_OTHERWISE = "Tag the cell `skip-script`, or write it as Python."
+
+
+def _quoted(text: str) -> str:
+    r"""
+    A text as it is written in Python.
+
+    >>> print(_quoted('say "a"'), _quoted("it's"))
+    'say "a"' "it's"
+    """
+    mark = "'" if '"' in text and "'" not in text else '"'
+    escaped = text.replace("\\", "\\\\").replace(mark, f"\\{mark}")
+    return mark + "".join(item if item.isprintable() else repr(item)[1:-1] for item in escaped) + mark
+
+
+def _text_over_lines(text: str) -> tuple[str, str]:
+    r"""
+    A text as Python has it, on the same lines: what opens it on the line above them, and the lines with what closes it.
+
+    >>> _text_over_lines("a\nb") == ('""' + '"\\', 'a\nb""' + '"')
+    True
+    """
+    for mark in ('"""', "'''"):
+        if mark not in text and not text.endswith((mark[0], "\\")):
+            # a raw text can't leave its first line break out
+            return (f"{mark}\\", f"{text}{mark}") if "\\" not in text else (f"r{mark}", f"{text}{mark}[1:]")
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"""\\', f'{escaped}"""'
+
+
+def _wrong_python(source: str) -> Iterator[Remark]:
+    """The syntax error of a cell, with a suggestion."""
+    if is_too_deep(source):
+        yield _TOO_DEEP
+        return
+    try:
+        ast.parse(source)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        word = re.match(r"\w+", line)
+        suggestion = f" `{word[0]}` is a magic: write `%{line}`." if word and word[0] in MAGICS else ""
+        short = line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+        yield Remark(error.lineno or 1, f"`{short}` is no Python: {error.msg.rstrip('.?')}.{suggestion}")
+    except ValueError as error:
+        yield Remark(1, f"the cell is no Python: {error}.")

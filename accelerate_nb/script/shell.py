@@ -1,0 +1,117 @@
+"""IPython's syntax in a script: commands to a shell, and magics, which IPython itself runs in the names of the script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from accelerate_nb.script.commands import once_unless, system
+
+if TYPE_CHECKING:
+    from IPython.utils.text import SList
+
+# Cell magics that give a text to a program or a file: one process of each machine does it.
+_ONCE = frozenset(("bash", "file", "perl", "pypy", "python", "python2", "python3", "ruby", "script", "sh", "writefile"))
+_KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
+# Braces and dollar signs, which may stand for values of Python.
+_EXPANDED = re.compile(r"[{$]")
+
+
+def run(command: str, *, every: bool = False) -> None:
+    """
+    Run a command in a shell, as `!command` does: whatever it prints is shown, and a failure is no error.
+
+    In a launched script one process of each machine runs it while the others wait. With `every` each process runs its own,
+    as in cells of %%accelerate.
+
+    >>> run("mkdir -p data")
+    """
+    frame = sys._getframe(1)
+    system(_expanded(command, frame), frame, every=every)
+
+
+def capture(command: str) -> SList:
+    """
+    Run a command in a shell, as `x = !command` does: gives the lines that it prints, as a list with `.n`, `.s` and `.l`.
+
+    Every process runs its own.
+
+    >>> capture("echo a; echo b").s
+    'a b'
+    """
+    from IPython.utils.process import getoutput  # type: ignore[attr-defined] # IPython passes it on
+    from IPython.utils.text import SList
+
+    return SList(getoutput(_expanded(command, sys._getframe(1))).splitlines())
+
+
+def line(name: str, text: str, *, every: bool = False) -> Any:
+    """
+    Run a line magic as a notebook does.
+
+    >>> line("alias", "hello echo hello")
+    """
+    with _shell_at(sys._getframe(1), every=every) as shell:
+        return shell.run_line_magic(name, text)
+
+
+def cell(name: str, text: str, cell: str, *, every: bool = False) -> Any:
+    """
+    Run a cell magic, with the text of its own line and the lines below it.
+
+    What gives a text to a program or a file is done by one process of each machine while the others wait, unless `every` is set.
+
+    >>> cell("timeit", "-n 1 -r 1 -q", "sum(range(10))")
+    """
+    frame = sys._getframe(1)
+    cell = cell if cell.endswith("\n") else f"{cell}\n"
+    with _shell_at(frame, every=every) as shell:
+        if name not in _ONCE or _KEEPS_OUTPUT.search(text):
+            return shell.run_cell_magic(name, text, cell)
+        once_unless(every, frame, lambda: shell.run_cell_magic(name, text, cell) or 0)
+        return None
+
+
+def _expanded(command: str, frame: FrameType) -> str:
+    """A command with `{expression}` and `$name` replaced by values; as it is, if one of them has none."""
+    if not _EXPANDED.search(command):
+        return command
+    from IPython.utils.text import DollarFormatter
+
+    try:
+        return str(DollarFormatter().vformat(command, (), {**frame.f_globals, **frame.f_locals}))
+    except Exception:  # noqa: BLE001 - IPython leaves the command alone, whatever its text raises
+        return command
+
+
+@contextmanager
+def _shell_at(frame: FrameType, *, every: bool) -> Iterator[Any]:
+    """The shell of this script, with the names of a frame, which `get_ipython` gives until the end of the block."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell, other = _shell(), InteractiveShell._instance
+    kept = shell.user_module, shell.user_ns, shell.frame, shell.every
+    names = frame.f_globals
+    for history, begin in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
+        names.setdefault(history, begin)
+    try:
+        InteractiveShell._instance = shell
+        shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)
+        shell.frame, shell.every = frame, every
+        yield shell
+    finally:
+        shell.user_module, shell.user_ns, shell.frame, shell.every = kept
+        InteractiveShell._instance = other
+
+
+@cache
+def _shell() -> Any:
+    from accelerate_nb.script.ipython import new_shell
+
+    return new_shell()
