@@ -16,7 +16,7 @@ from prompt_toolkit.output import DummyOutput
 
 from accelerate_nb import config_picker
 from accelerate_nb.cli.commands import launch
-from accelerate_nb.cli.config_questions import FIRST, prompt
+from accelerate_nb.cli.commands.config import FIRST, prompt
 from accelerate_nb.cli.launching.request import read_request
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config import formats

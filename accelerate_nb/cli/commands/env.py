@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from accelerate_nb import __version__
-from accelerate_nb.cli.markdown_facts import lines_of, write
 from accelerate_nb.cli.parser import add_config_file
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import plain
@@ -99,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return 0
-    for line in lines_of(facts):
-        write(line)
+    for line in _lines_of(facts):
+        _write(line)
     return 0
 
 
@@ -342,3 +341,50 @@ def _torch_build() -> Facts:
 
 def _gib(size: int) -> float:
     return round(size / (1 << 30), 2)
+
+
+# -------------------------------------------------------------------------------------------------- facts as Markdown
+
+
+def _lines_of(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The facts as Markdown, which issues are written in."""
+    for heading, inner in facts.items():
+        yield f"### {heading.replace('_', ' ') if heading != 'accelerate_nb' else heading}"
+        yield from list(_items(inner)) or ["- nothing that differs from the defaults"]
+        yield ""
+
+
+def _items(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in facts.items():
+        if value is None or value in ({}, []):
+            continue
+        if isinstance(value, Mapping):
+            yield f"{indent}- {name}:"
+            yield from _items(value, indent + "  ")
+        elif isinstance(value, list):
+            yield f"{indent}- {name}: {', '.join(map(_item, value))}"
+        elif isinstance(value, str) and "\n" in value:
+            yield f"{indent}- {name}:"
+            yield from (f"{indent}      {line}".rstrip() for line in value.splitlines())
+        else:
+            yield f"{indent}- {name}: {_word(value)}"
+
+
+def _item(value: Any) -> str:
+    return ", ".join(_word(item) for item in value.values()) if isinstance(value, Mapping) else _word(value)
+
+
+def _word(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _write(line: str) -> None:
+    """Print a line; in a terminal its heading or name stands out."""
+    if not sys.stdout.isatty():
+        print(line)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    style = "bold" if line.startswith("###") else ""
+    Console(soft_wrap=True, highlight=False).print(Text(line, style=style))

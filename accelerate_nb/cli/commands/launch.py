@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, exit_code
-from accelerate_nb.cli.launching import find_program, slurm_job
+from accelerate_nb.cli.launching import slurm_job
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
 from accelerate_nb.cli.parser import CliParser, add_config_file, add_settings
 from accelerate_nb.config.environment import set_variables
@@ -99,13 +100,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.what:
         raise ConfigurationError(f"No program was given. The usage is: {_USAGE}")
     target, *rest = arguments.what
-    if find_program.is_notebook(target) and not (arguments.module or arguments.no_python):
+    if target.lower().endswith(".ipynb") and not (arguments.module or arguments.no_python):
         return _run_notebook(target, rest, arguments)
     _refuse_execution(arguments)
     request = read_request(arguments)
     if request.is_for_a_pod:
         return _print_for_a_pod([*(["-m"] if arguments.module else []), target, *rest], request)
-    _refuse_any_program(arguments, request)
+    if arguments.no_python and request.on_tpus:
+        raise ConfigurationError(
+            "--no_python was given for a launch through torch_xla, and the core of each worker is known only inside the "
+            "Python of each worker. Run a script or a module of Python, or pass --cpu."
+        )
+    # not before the arguments are read: a help is to come at once
+    from accelerate_nb.cli.launching import find_program
+
     program = find_program.program(
         target, rest, module=arguments.module, executable=arguments.no_python, function=request.function
     )
@@ -184,21 +192,13 @@ def _refuse_execution(arguments: argparse.Namespace) -> None:
         )
 
 
-def _refuse_any_program(arguments: argparse.Namespace, request: LaunchRequest) -> None:
-    if arguments.no_python and request.on_tpus:
-        raise ConfigurationError(
-            "--no_python was given for a launch through torch_xla, and the core of each worker is known only inside the "
-            "Python of each worker. Run a script or a module of Python, or pass --cpu."
-        )
-
-
 def _print_for_a_pod(what: list[str], request: LaunchRequest) -> int:
     """Print the line that launches something on every machine of a pod, and explain it; gives the exit code."""
-    from accelerate_nb.cli.launching import tpu_pod
+    from accelerate_nb.cli.commands import tpu_config
 
     request.warn_of_unused_flags()
-    pod = tpu_pod.pod_of(request.tpus)
-    command = tpu_pod.command_of_a_machine(request.tpus, differing(request.config), request.theirs.variables(), what)
+    pod = tpu_config.pod_of(request.tpus)
+    command = tpu_config.command_of_a_machine(request.tpus, differing(request.config), request.theirs.variables(), what)
     print(pod.ssh(command), flush=True)
     print(
         f"{PROG}: nothing was started here. The line above has every machine of the TPU {pod.name} launch this on its own "
@@ -222,11 +222,26 @@ def _run_program(
 
         return dry_run.print_plan(request, program, notebook)
     if request.config.launching.detach:
-        from accelerate_nb.cli.launching import detached
-
         with set_variables(request.variables, os.environ):
-            return detached.launch(program, request, folder)
+            return _launch_detached(program, request, folder)
     return _conduct(program, request)
+
+
+def _launch_detached(program: Program, request: LaunchRequest, folder: Path | None) -> int:
+    """Have a run host conduct a program, print how it is reached, and return at once; gives the exit code."""
+    from accelerate_nb.events.run_folder import shown_path
+    from accelerate_nb.launching.detached.start import launch_detached
+    from accelerate_nb.launching.front_end import NoFrontEnd
+
+    run = launch_detached(program, (), request.config, NoFrontEnd(), folder)
+    check_ranks(request, len(run.view.ranks))
+    name = shlex.quote(run.folder.name)
+    print(f"{run.name} runs detached on {len(run.view.ranks)} ranks ({run.why}).")
+    print(f"  accelerate-nb runs attach {name}    its output, live; an interrupt leaves it alone")
+    print(f"  accelerate-nb runs stop {name}      stop it after a step that all ranks share")
+    print(f"  accelerate_nb.attach({run.folder.name!r})    the same in a notebook")
+    print(f"All output: {shown_path(run.folder)}")
+    return 0
 
 
 def _parser() -> CliParser:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelerate_nb.cli.runs.compare import show_comparison
-from accelerate_nb.cli.runs.find import every_run, found_run, runs_folder
-from accelerate_nb.cli.runs.logs import show_logs
-from accelerate_nb.cli.runs.prune import remove_runs
-from accelerate_nb.cli.runs.report import show_report
+from accelerate_nb.cli.exit_codes import BROKEN_PIPE, exit_code
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StoppedError, WorkerError
 
 if TYPE_CHECKING:
-    from accelerate_nb.events.run_reader import SavedRun
+    from accelerate_nb.events.run_reader import LogFollower, SavedRun
 
+_PROG = "accelerate-nb runs"
 _NEWEST = 15
 _LINES = 20
+_POLL_INTERVAL = 0.2
 _RUN = "A number of the list (1 is the newest), a name or the beginning of one, a run's folder, or 'last' (default)."
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>:root {{ color-scheme: light dark; }} body {{ background: Canvas; color: CanvasText; }} h1 {{ font-size: 1.3em; }} body {{ font: 14px system-ui, sans-serif; margin: 1.5em; }} td, th {{ padding: 1px 10px 1px 0; vertical-align: top; }}</style>
+</head><body><main>
+<h1>{title}</h1>
+{body}
+</main></body></html>
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_listing(parser)
     commands = parser.add_subparsers(title="what is done", metavar="WHAT")
     _add_listing(_command(commands, "list", "List runs, the newest first (the default).", _list))
-    logs = _command(commands, "logs", "Show the last lines that ranks wrote.", show_logs)
+    logs = _command(commands, "logs", "Show the last lines that ranks wrote.", _show_logs)
     logs.add_argument("--rank", type=int, metavar="N", help="Show this rank's lines only.")
     logs.add_argument("--lines", type=int, metavar="N", help=f"Number of lines of each rank (default: {_LINES}).")
     logs.add_argument("-f", "--follow", action="store_true", help="Print new lines until the run is over.")
-    show = _command(commands, "show", "Show a run's report.", show_report)
+    show = _command(commands, "show", "Show a run's report.", _show_report)
     show.add_argument("--html", metavar="FILE", help="Write the report as HTML into this file.")
     show.add_argument("--open", action="store_true", help="Open the report in a browser.")
-    compare = _command(commands, "compare", "Compare runs: settings, metrics and source.", show_comparison)
+    compare = _command(commands, "compare", "Compare runs: settings, metrics and source.", _show_comparison)
     compare.add_argument(
         "runs", metavar="RUN", nargs="+", help="The runs, each as for `show`; the first is compared with."
     )
@@ -49,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     stop.add_argument(
         "--timeout", type=float, metavar="SECONDS", default=None, help="Interrupt the ranks after this time."
     )
-    prune = _command(commands, "prune", "Remove the folders of runs that are over.", remove_runs)
+    prune = _command(commands, "prune", "Remove the folders of runs that are over.", _remove_runs)
     prune.add_argument(
         "runs", metavar="RUN", nargs="*", help="The runs to remove; without any, those that the flags choose."
     )
@@ -117,31 +128,49 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------------------------------------------------------- listing
 
 
+def _runs_folder(folder: str | None) -> Path:
+    """The parent folder of the runs' folders."""
+    from accelerate_nb.config.runs_folder import configured_runs_folder
+
+    return configured_runs_folder(os.environ, folder)
+
+
+def _every_run(folder: str | None) -> list[SavedRun]:
+    """All runs that are kept, the newest first."""
+    from accelerate_nb.events.run_reader import kept_runs
+
+    return kept_runs(_runs_folder(folder))
+
+
+def _found_run(arguments: argparse.Namespace) -> SavedRun:
+    """The requested run."""
+    from accelerate_nb.events.find_run import find_run
+
+    return find_run(arguments.run, _runs_folder(arguments.folder))
+
+
 def _list(arguments: argparse.Namespace) -> int:
-    every = every_run(arguments.folder)
+    from accelerate_nb.events.terminal_lines import within
+    from accelerate_nb.reports.history.run_table import table_lines
+
+    every = _every_run(arguments.folder)
     shown = every if arguments.all else every[:_NEWEST]
     if arguments.json:
         facts = [{"number": number, **asdict(run), "folder": str(run.folder)} for number, run in enumerate(shown, 1)]
         print(json.dumps(facts, indent=1))
     elif not every:
-        print(f"There are no runs in {runs_folder(arguments.folder)}.")
+        print(f"There are no runs in {_runs_folder(arguments.folder)}.")
     else:
-        print("\n".join(_table(shown)))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table_lines(shown):
+            print(line if columns is None else within(line, columns - 1))
         if more := len(every) - len(shown):
             print(f"… and {more} more; --all lists them")
     return 0
 
 
-def _table(runs: Sequence[SavedRun]) -> list[str]:
-    from accelerate_nb.events.terminal_lines import within
-    from accelerate_nb.reports.history.run_table import table_lines
-
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return [line if columns is None else within(line, columns - 1) for line in table_lines(runs)]
-
-
 def _path(arguments: argparse.Namespace) -> int:
-    print(found_run(arguments).folder)
+    print(_found_run(arguments).folder)
     return 0
 
 
@@ -149,12 +178,214 @@ def _path(arguments: argparse.Namespace) -> int:
 
 
 def _attach(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.cli.launching import detached
+    """Show a run's output from its last lines on until it is over; gives its exit code."""
+    from accelerate_nb.cli.terminal.front_end import terminal
+    from accelerate_nb.launching.detached.detached_run import DetachedRun
 
-    return detached.attach(found_run(arguments))
+    saved, front_end = _found_run(arguments), terminal()
+    run = DetachedRun(saved, front_end)
+    try:
+        run.start().wait()
+    except WorkerError as error:
+        if not (isinstance(error, StoppedError) or front_end.has_shown_failure):
+            print(f"{_PROG}: {error}", file=sys.stderr)
+        return exit_code(error)
+    except AccelerateNbError as error:
+        print(f"{_PROG}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{saved.name} goes on. `{_PROG} attach {saved.folder.name}` shows it again.", file=sys.stderr)
+        return 0
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    return 0
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.cli.launching import detached
+    """Stop a detached run, and wait until it has ended; gives the exit code."""
+    from accelerate_nb.events.run_folder import shown_path
+    from accelerate_nb.launching.detached.detached_run import DetachedRun
+    from accelerate_nb.launching.front_end import NoFrontEnd
 
-    return detached.stop(found_run(arguments), kill=arguments.kill, timeout=arguments.timeout)
+    saved = _found_run(arguments)
+    if saved.is_over:
+        print(f"{saved.name} is over: {saved.state}.")
+        return 0
+    if not saved.is_detached:
+        raise ConfigurationError(
+            f"{saved.folder.name} was to be stopped, and it is not detached: it belongs to the notebook or the terminal that "
+            "launched it. Stop it there, or launch with --detach."
+        )
+    run = DetachedRun(saved, NoFrontEnd()).start()
+    if arguments.kill:
+        run.request_stop("kill")
+        run.wait_until_over(arguments.timeout)
+    else:
+        run.stop(arguments.timeout)
+    if not run.done:
+        print(f"{_PROG}: {saved.name} has not ended yet.", file=sys.stderr)
+        return 1
+    detail = f", {run.view.detail}" if run.view.detail else ""
+    print(f"{saved.name} {run.view.state}{detail}. All output: {shown_path(saved.folder)}")
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------- lines of ranks
+
+
+def _show_logs(arguments: argparse.Namespace) -> int:
+    """Print the last lines of a run's ranks, and with `--follow` those that come; gives the exit code."""
+    from accelerate_nb.events.run_reader import LogFollower, rank_logs
+
+    found = _found_run(arguments)
+    if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:
+        raise ConfigurationError(
+            f"--rank {arguments.rank} was requested, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
+        )
+    wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
+    label = "[{}] " if len(wanted) > 1 else ""
+    most = max(arguments.lines, 0)
+    followers = [LogFollower(rank, found.folder, most) for rank in wanted]
+    for follower in followers:
+        _write(follower.rank, _without_gaps(follower.rank, follower.new(), found.folder, most), label)
+    if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
+        print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
+    if arguments.follow:
+        _follow(found, followers, label)
+    return 0
+
+
+def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None:
+    from accelerate_nb.events.run_reader import kept_run
+
+    is_over = run.is_over
+    while not is_over:
+        time.sleep(_POLL_INTERVAL)
+        # first the state, then the lines: what was written before the end is not missed
+        now = kept_run(run.folder)
+        is_over = now is None or now.is_over
+        for follower in followers:
+            _write(follower.rank, follower.new(), label)
+
+
+def _without_gaps(rank: int, lines: list[str], folder: Path, most: int) -> list[str]:
+    """The last lines of a rank; where some of them are left out in the run's folder, those of its whole log, which may be on another machine."""
+    from accelerate_nb.events.run_reader import last_lines
+    from accelerate_nb.launching.detached.log_request import requested_log
+    from accelerate_nb.launching.node_agent.fetched_logs import is_gap
+
+    if not any(map(is_gap, lines)):
+        return lines
+    whole = requested_log(folder, rank)
+    if whole is not None:
+        _, lines, _ = last_lines(whole, most)
+    if any(map(is_gap, lines)):
+        print(
+            f"Parts of what rank {rank} wrote are left out; each gap names the file that holds all of it. In the notebook that launched the run, "
+            f"run.logs({rank}) fetches it.",
+            file=sys.stderr,
+        )
+    return lines
+
+
+def _write(rank: int, lines: Sequence[str], label: str) -> None:
+    from accelerate_nb.events.terminal_lines import cleaned, plain
+
+    for line in lines:
+        text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
+        sys.stdout.write(f"{label.format(rank)}{text}\n")
+    sys.stdout.flush()
+
+
+# ------------------------------------------------------------------------------------------------------------ reports
+
+
+def _show_report(arguments: argparse.Namespace) -> int:
+    """Print the report of a run, as a notebook keeps it, or write it as a page; gives the exit code."""
+    from accelerate_nb.events.run_reader import view_of
+    from accelerate_nb.events.terminal_lines import plain
+    from accelerate_nb.reports.report import static
+    from accelerate_nb.reports.run_info import RunFacts
+
+    found = _found_run(arguments)
+    view = view_of(found)
+    report = static(RunFacts.of_saved(found), view, live=False)
+    if arguments.html is None and not arguments.open:
+        # a failure of no rank stands above it
+        if found.error and not view.failures:
+            print(f"{plain(found.error)}\n")
+        print(report["text/plain"])
+        return 0
+    path = Path(arguments.html).expanduser() if arguments.html is not None else found.folder / "report.html"
+    _write_page(path, f"{found.name}: {view.state}", report["text/html"])
+    print(path)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(path.absolute().as_uri())
+    return 0
+
+
+def _show_comparison(arguments: argparse.Namespace) -> int:
+    """Print the comparison of the requested runs, or write it as a page; gives the exit code."""
+    from accelerate_nb.events.find_run import find_runs
+    from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
+    from accelerate_nb.reports.history.comparison_html import comparison_html
+    from accelerate_nb.reports.history.comparison_text import comparison_lines
+
+    comparison = compare(find_runs(arguments.runs, _runs_folder(arguments.folder), MOST_RUNS))
+    if arguments.html is not None:
+        path = Path(arguments.html).expanduser()
+        _write_page(path, ", ".join(run.name for run in comparison.runs), comparison_html(comparison))
+        print(path)
+        return 0
+    print("\n".join(comparison_lines(comparison)))
+    return 0
+
+
+def _write_page(path: Path, title: str, body: str) -> None:
+    """Write a page; raises `ConfigurationError` where the file can't be written."""
+    from html import escape
+
+    try:
+        path.write_text(_PAGE.format(title=escape(title), body=body), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The report was to be written into {path}, which can't be done: {error.strerror}. Name another file."
+        ) from None
+
+
+# ----------------------------------------------------------------------------------------------------------- removing
+
+
+def _remove_runs(arguments: argparse.Namespace) -> int:
+    """Remove the requested runs' folders; gives the exit code."""
+    chosen = _to_remove(arguments)
+    for item in chosen:
+        if arguments.dry_run:
+            print(f"would remove {item.folder}")
+            continue
+        shutil.rmtree(item.folder)
+        print(f"removed {item.folder}")
+    if not chosen:
+        print("There is nothing to remove.")
+    return 0
+
+
+def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
+    """The requested runs; those that go on are refused by name, and passed over where flags choose."""
+    from accelerate_nb.events.find_run import find_run
+
+    if arguments.runs:
+        named = [find_run(word, _runs_folder(arguments.folder)) for word in arguments.runs]
+        if going_on := [item.folder.name for item in named if not item.is_over]:
+            raise ConfigurationError(
+                f"{', '.join(going_on)} should be removed, but goes on. `accelerate-nb runs stop` ends a detached run."
+            )
+        return named
+    if arguments.keep is None and arguments.older_than is None:
+        raise ConfigurationError("No run was named. Name runs, or choose them with --keep N or --older-than DAYS.")
+    every = _every_run(arguments.folder)
+    beyond = every[max(arguments.keep or 0, 0) :]
+    latest = time.time() - 86_400 * (arguments.older_than or 0.0)
+    return [item for item in beyond if item.is_over and item.started <= latest]

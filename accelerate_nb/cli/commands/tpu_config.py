@@ -6,13 +6,16 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from accelerate_nb.cli.launching.tpu_pod import pod_of
 from accelerate_nb.cli.parser import add_config_file, spellings
 from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.formats import flags
 from accelerate_nb.config.hf import files
+from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 _PACKAGE = "accelerate-nb"
@@ -95,3 +98,59 @@ def _installing(version: str) -> str:
     if version == "latest":
         return f"pip install -U {_PACKAGE}"
     return f"pip install {shlex.quote(f'{_PACKAGE}=={version}' if version[:1].isdigit() else version)}"
+
+
+# -------------------------------------------------------------------------- the line of gcloud, which is only printed
+
+
+@dataclass(frozen=True, slots=True)
+class TpuPod:
+    """The name and zone of a pod; without a zone, the one of `gcloud config`."""
+
+    name: str
+    zone: str | None = None
+    is_alpha: bool = False
+
+    def ssh(self, command: str) -> str:
+        """
+        The line that runs a command on each of its machines, at once.
+
+        >>> TpuPod("mine", "us-central2-b").ssh("echo $HOSTNAME")
+        "gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command 'echo $HOSTNAME'"
+        """
+        words = ["gcloud", *(["alpha"] if self.is_alpha else []), "compute", "tpus", "tpu-vm", "ssh", self.name]
+        words += ["--zone", self.zone] if self.zone else []
+        return shlex.join([*words, "--worker=all", "--command", command])
+
+
+def pod_of(tpus: TpusConfig, *, is_alpha: bool = False) -> TpuPod:
+    """The requested pod; `ConfigurationError` where no name was given."""
+    if not tpus.name:
+        raise ConfigurationError(
+            "A launch on a TPU pod was requested, but no pod was named. Name it with --tpu-name, and its zone with --tpu-zone, "
+            "or write both into the configuration file with `accelerate-nb config`."
+        )
+    return TpuPod(tpus.name, tpus.zone, is_alpha)
+
+
+def command_of_a_machine(
+    tpus: TpusConfig, settings: Mapping[str, Any], variables: Mapping[str, str], what: Sequence[str]
+) -> str:
+    """
+    The command of each machine of a pod: the launch of `what`, with these settings, on its own cores.
+
+    A configuration file there is not read: the command has all settings.
+    """
+    environment = [*tpus.environment, *(f"{name}={value}" for name, value in variables.items())]
+    machine_settings = {name: value for name, value in settings.items() if name != "engine"}
+    function = ["--main-training-function", tpus.function] if tpus.function else []
+    words = [
+        *(["sudo"] if tpus.sudo else []),
+        *(["env", *environment] if environment else []),
+        *(_PACKAGE, "launch", "--tpu", "--no-tpu-cluster", "--config-file="),
+        *flags(machine_settings),
+        *function,
+        *(["--downcast-bf16"] if tpus.downcasts else []),
+        *what,
+    ]
+    return shlex.join(words)

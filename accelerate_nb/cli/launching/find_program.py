@@ -23,12 +23,6 @@ from accelerate_nb.worker.program import (
 )
 
 _PACKAGE = Path(__file__).parents[2]
-NOTEBOOK = ".ipynb"
-
-
-def is_notebook(name: str) -> bool:
-    """Whether a path is a notebook's."""
-    return name.lower().endswith(NOTEBOOK)
 
 
 def program(

@@ -20,7 +20,6 @@ from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, grouped, resolve
 from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
-from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
 PROG = "accelerate-nb launch"
@@ -131,6 +130,8 @@ def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]
 
 
 def _is_on_tpus(config: RunConfig) -> bool:
+    from accelerate_nb.devices.probe import probe
+
     request = config.launching
     return request.engine == "xla" or (request.engine == "auto" and not request.cpu and probe().kind == "xla")
 

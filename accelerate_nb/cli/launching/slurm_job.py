@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,6 +117,8 @@ class SlurmJob:
 
 def submit(script: str) -> str:
     """The number of the job that a script was submitted as; raises `LaunchError` where SLURM refuses it."""
+    import subprocess
+
     try:
         words = ["sbatch", "--parsable"]
         done = subprocess.run(words, input=script, capture_output=True, text=True, timeout=_TIMEOUT, check=True)

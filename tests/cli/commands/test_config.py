@@ -14,7 +14,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from accelerate_nb.cli.config_questions import FIRST, prompt
+from accelerate_nb.cli.commands.config import FIRST, prompt
 from accelerate_nb.cli.main import main
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.hf import files
