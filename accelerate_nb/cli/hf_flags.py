@@ -5,116 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from accelerate_nb.cli.parser import spellings
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.options.entries import Entries
-from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Number, OneOf, Text, ValueType
+from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, OneOf, Text, ValueType
 from accelerate_nb.errors import ConfigurationError, NotYetError
-
-
-@dataclass(frozen=True, slots=True)
-class SettingFlag:
-    """The flag is a setting of this package."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFlag:
-    """The flag is one of `accelerate-nb launch` itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentFlag:
-    """The flag is a variable in the environment of every worker, as Accelerate's own launch sets it."""
-
-    names: tuple[str, ...]
-
-    def of(self, value: Any) -> dict[str, str]:
-        """The variables for a value; a list has one for each of its parts."""
-        values = value if isinstance(value, tuple) else (value,)
-        return dict(zip(self.names, map(str, values), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class FixedSettingsFlag:
-    """The flag gives settings of this package these values."""
-
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TpuFlag:
-    """The flag is a TPU setting (a field of `TpusConfig`), which matters only for a launch on TPUs."""
-
-    field: str
-    # the value of a flag without a value
-    value: bool = True
-
-    @property
-    def why(self) -> str:
-        """The reason for which it changes nothing elsewhere."""
-        return "it is an option of a TPU, which --tpu requests"
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoredFlag:
-    """The flag changes nothing here."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class OptionOfUnused:
-    """The flag is an option of a feature that was not requested: it changes nothing, here as there."""
-
-    what: str
-    requested_by: str
-
-    @property
-    def why(self) -> str:
-        """The reason."""
-        return f"it is an option of {self.what}, which {self.requested_by} requests"
-
-
-@dataclass(frozen=True, slots=True)
-class EntryFlag(OptionOfUnused):
-    """The flag is an entry of a setting that is a mapping, where its feature was requested."""
-
-    setting: str
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureFlag:
-    """The flag requests a feature whose options are the entries of a setting; `entries` are those that come with it."""
-
-    setting: str
-    entries: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedFlag:
-    """The flag requests a feature that is not offered yet."""
-
-    what: str
-
-
-Becomes: TypeAlias = (
-    SettingFlag
-    | LaunchFlag
-    | FixedSettingsFlag
-    | TpuFlag
-    | EnvironmentFlag
-    | IgnoredFlag
-    | OptionOfUnused
-    | EntryFlag
-    | FeatureFlag
-    | UnsupportedFlag
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,53 +67,47 @@ class Assignment(_MatchingText):
     expected = "a name and a value, such as 'A=1'"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HfFlag:
-    """A flag of theirs: how it is written, which values it takes (`None`: none), and what becomes of it."""
+    """A flag of theirs: its name, the type of its value (`None`: it has none), and what it is here, which one of the other fields says."""
 
     name: str
-    becomes: Becomes
     value_type: ValueType | None = None
     repeats: bool = False
     # its text in the help; the help leaves those out that have none
     help: str = ""
-
-
-# ---------------------------------------------------------------------------------------------------------- the flags
+    # a setting of this package; its type is the setting's own
+    setting: str = ""
+    # one of `accelerate-nb launch` itself
+    is_of_launch: bool = False
+    # it gives settings of this package these values
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    # it requests a feature whose options are the entries of this setting; `entries` are those that come with it
+    feature: str = ""
+    entries: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    # an entry of this setting, which is a mapping
+    entry_of: str = ""
+    # variables of every worker, as Accelerate's own launch sets them; a value of several parts has one for each
+    variables: tuple[str, ...] = ()
+    # a field of `TpusConfig`, and the value of a flag without a value
+    tpu: str = ""
+    tpu_value: bool = True
+    # why it changes nothing: an entry where its feature is not requested, a flag of TPUs elsewhere, others always
+    idle: str = ""
+    # whether a person expects that it changes nothing
+    is_idle_as_expected: bool = False
+    # what it requests that is not offered yet
+    unsupported: str = ""
 
 
 # Under what name a flag's values stand among the parsed arguments.
 _PREFIX = "theirs:"
-
-
-def _options(becomes: Becomes, **value_types: ValueType | None) -> Iterator[HfFlag]:
-    """Flags of which the same becomes."""
-    return (HfFlag(name, becomes, value_type) for name, value_type in value_types.items())
-
-
-def _fp8(**value_types: ValueType | None) -> Iterator[HfFlag]:
-    """Flags that are a variable of the same name."""
-    return (
-        HfFlag(name, EnvironmentFlag((f"ACCELERATE_{name.upper()}",)), value_type)
-        for name, value_type in value_types.items()
-    )
-
-
-def _entries(mapping: Entries, becomes: EntryFlag) -> Iterator[HfFlag]:
-    """A flag for each key of a mapping; of one key Accelerate has none."""
-    return (
-        HfFlag(name, becomes, entry.value_type)
-        for name, entry in mapping.known.items()
-        if name != "fsdp_ignored_modules"
-    )
-
-
-_WHOLE, _NUMBER, _TEXT, _YES_NO = Integer(), Number(), Text(), Boolean()
+_WHOLE, _TEXT, _YES_NO = Integer(), Text(), Boolean()
 _SETTINGS = (
     "cpu", "debug", "mixed_precision", "num_processes", "num_machines", "machine_rank", "main_process_ip",
     "main_process_port", "rdzv_backend", "rdzv_conf", "max_restarts", "monitor_interval", "gradient_accumulation_steps",
     "gpu_ids", "num_cpu_threads_per_process", "enable_cpu_affinity", "dynamo_backend", "dynamo_mode",
-    "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
+    "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation", "log_dir",
 )  # fmt: skip
 # Settings that have another name here.
 _RENAMED = {
@@ -225,82 +117,90 @@ _RENAMED = {
     "main_process_port": "use_port",
     "log_dir": "folder",
 }
+_FP8: dict[str, ValueType | None] = {
+    "fp8_backend": OneOf(("ao", "te", "msamp")),
+    "fp8_use_autocast_during_eval": None,
+    "fp8_margin": _WHOLE,
+    "fp8_interval": _WHOLE,
+    "fp8_format": OneOf(("hybrid", "e4m3", "e5m2")),
+    "fp8_amax_history_len": _WHOLE,
+    "fp8_amax_compute_algo": OneOf(("max", "most_recent")),
+    "fp8_opt_level": OneOf(("o1", "o2")),
+    "fp8_enable_fsdp_float8_all_gather": _YES_NO,
+    "fp8_pad_inner_dim": _YES_NO,
+}
+_OVERRIDDEN = ("ACCELERATE_FP8_OVERRIDE_FPROP", "ACCELERATE_FP8_OVERRIDE_DGRAD", "ACCELERATE_FP8_OVERRIDE_WGRAD")
 
-# In the order of their help. The types of settings are the settings' own.
+
+def _ignored(name: str, why: str, value_type: ValueType | None = None, *, repeats: bool = False) -> HfFlag:
+    return HfFlag(name=name, value_type=value_type, idle=why, is_idle_as_expected=True, repeats=repeats)
+
+
+def _of_tpus(name: str, tpu: str, value_type: ValueType | None = None, **details: Any) -> HfFlag:
+    idle = "it is an option of a TPU, which --tpu requests"
+    return HfFlag(name=name, value_type=value_type, tpu=tpu, idle=idle, **details)
+
+
+def _entries(options: Entries, setting: str, feature: str, requested_by: str) -> Iterator[HfFlag]:
+    """A flag for each key of a setting that is a mapping, but for those that Accelerate has none for, or that are settings, too."""
+    idle = f"it is an option of {feature}, which {requested_by} requests"
+    for name, entry in options.known.items():
+        if name not in {"fsdp_ignored_modules", *_SETTINGS}:
+            yield HfFlag(name=name, value_type=entry.value_type, entry_of=setting, idle=idle)
+
+
+# In the order of their help.
 FLAGS: tuple[HfFlag, ...] = (
-    *_options(LaunchFlag(), config_file=_TEXT, quiet=None, module=None, no_python=None, tee=RedirectedStreams()),
-    *(HfFlag(name, SettingFlag(_RENAMED.get(name, name))) for name in (*_SETTINGS, "log_dir")),
-    HfFlag("multi_gpu", IgnoredFlag("there is one process for each accelerator, unless --cpu is given")),
-    HfFlag("same_network", IgnoredFlag("machines meet at the address of node 0, whatever network they are in")),
-    HfFlag("role", IgnoredFlag("all processes have the one role that torchrun calls 'default'"), _TEXT),
+    HfFlag(name="config_file", value_type=_TEXT, is_of_launch=True),
+    *(HfFlag(name=name, is_of_launch=True) for name in ("quiet", "module", "no_python")),
+    HfFlag(name="tee", value_type=RedirectedStreams(), is_of_launch=True),
+    *(HfFlag(name=name, setting=_RENAMED.get(name, name)) for name in _SETTINGS),
+    _ignored("multi_gpu", "there is one process for each accelerator, unless --cpu is given"),
+    _ignored("same_network", "machines meet at the address of node 0, whatever network they are in"),
+    _ignored("role", "all processes have the one role that torchrun calls 'default'", _TEXT),
     # as there, version 1 is meant where no other is named
-    HfFlag("use_fsdp", FeatureFlag("fsdp_config", {"fsdp_version": 1}, {"strategy": "fsdp"})),
-    *_entries(fsdp.OPTIONS, EntryFlag("FSDP", "--use_fsdp", "fsdp_config")),
-    HfFlag("use_parallelism_config", FeatureFlag("parallelism_config", {}, {})),
-    *_entries(
-        parallelism.DEGREES,
-        EntryFlag("a parallelism configuration", "--use_parallelism_config", "parallelism_config"),
-    ),
-    HfFlag("use_deepspeed", FeatureFlag("deepspeed_config", {}, {"strategy": "deepspeed"})),
-    *(
-        item
-        for item in _entries(deepspeed.OPTIONS, EntryFlag("DeepSpeed", "--use_deepspeed", "deepspeed_config"))
-        # a setting of its own
-        if item.name != "gradient_accumulation_steps"
-    ),
-    *_options(
-        IgnoredFlag("processes are placed on machines by --engine"),
-        **dict.fromkeys(deepspeed.PLACING, _TEXT),
-    ),
-    HfFlag("use_megatron_lm", FeatureFlag("megatron_lm_config", {}, {"strategy": "megatron"})),
-    *_entries(megatron.OPTIONS, EntryFlag("Megatron", "--use_megatron_lm", "megatron_lm_config")),
+    HfFlag(name="use_fsdp", feature="fsdp_config", entries={"fsdp_version": 1}, settings={"strategy": "fsdp"}),
+    *_entries(fsdp.OPTIONS, "fsdp_config", "FSDP", "--use_fsdp"),
+    HfFlag(name="use_parallelism_config", feature="parallelism_config"),
+    *_entries(parallelism.DEGREES, "parallelism_config", "a parallelism configuration", "--use_parallelism_config"),
+    HfFlag(name="use_deepspeed", feature="deepspeed_config", settings={"strategy": "deepspeed"}),
+    *_entries(deepspeed.OPTIONS, "deepspeed_config", "DeepSpeed", "--use_deepspeed"),
+    *(_ignored(name, "processes are placed on machines by --engine", _TEXT) for name in deepspeed.PLACING),
+    HfFlag(name="use_megatron_lm", feature="megatron_lm_config", settings={"strategy": "megatron"}),
+    *_entries(megatron.OPTIONS, "megatron_lm_config", "Megatron", "--use_megatron_lm"),
     HfFlag(
-        "tpu",
-        FixedSettingsFlag({"engine": "xla", "cpu": False}),
+        name="tpu",
+        settings={"engine": "xla", "cpu": False},
         help="Compute on all cores of this machine's TPU, through torch_xla; as --engine xla.",
     ),
-    HfFlag(
+    _of_tpus(
         "tpu_cluster",
-        TpuFlag("is_pod"),
+        "is_pod",
         help="Print the line that runs this on every machine of a TPU pod, and start nothing here.",
     ),
     # the one that a launch on a pod's own machines is given, and holds there whatever else is given
-    HfFlag("no_tpu_cluster", TpuFlag("is_pod", value=False)),
-    HfFlag("tpu_use_sudo", TpuFlag("sudo"), help="Run it with sudo on the machines of a pod."),
-    HfFlag("vm", IgnoredFlag("the machines of a TPU are reached by the TPU's own name"), _TEXT, repeats=True),
-    HfFlag("env", TpuFlag("environment"), Assignment(), repeats=True, help="A variable on the machines of a pod."),
-    HfFlag(
+    _of_tpus("no_tpu_cluster", "is_pod", tpu_value=False),
+    _of_tpus("tpu_use_sudo", "sudo", help="Run it with sudo on the machines of a pod."),
+    _ignored("vm", "the machines of a TPU are reached by the TPU's own name", _TEXT, repeats=True),
+    _of_tpus("env", "environment", Assignment(), repeats=True, help="A variable on the machines of a pod."),
+    _of_tpus(
         "main_training_function",
-        TpuFlag("function"),
+        "function",
         _TEXT,
         help="Import the script on each core and call this function of it, in place of running the script.",
     ),
-    HfFlag("downcast_bf16", TpuFlag("downcasts"), help="With bf16, let float64 become float32, not bfloat16."),
-    HfFlag("mpirun_hostfile", UnsupportedFlag("a launch by mpirun"), _TEXT),
-    *_options(
-        OptionOfUnused("SageMaker", "a configuration file with compute_environment: AMAZON_SAGEMAKER"),
-        aws_access_key_id=_TEXT,
-        aws_secret_access_key=_TEXT,
+    _of_tpus("downcast_bf16", "downcasts", help="With bf16, let float64 become float32, not bfloat16."),
+    HfFlag(name="mpirun_hostfile", value_type=_TEXT, unsupported="a launch by mpirun"),
+    *(
+        HfFlag(
+            name=name,
+            value_type=_TEXT,
+            idle="it is an option of SageMaker, which a configuration file with compute_environment: AMAZON_SAGEMAKER requests",
+        )
+        for name in ("aws_access_key_id", "aws_secret_access_key")
     ),
-    *_fp8(
-        fp8_backend=OneOf(("ao", "te", "msamp")),
-        fp8_use_autocast_during_eval=None,
-        fp8_margin=_WHOLE,
-        fp8_interval=_WHOLE,
-        fp8_format=OneOf(("hybrid", "e4m3", "e5m2")),
-        fp8_amax_history_len=_WHOLE,
-        fp8_amax_compute_algo=OneOf(("max", "most_recent")),
-        fp8_opt_level=OneOf(("o1", "o2")),
-        fp8_enable_fsdp_float8_all_gather=_YES_NO,
-        fp8_pad_inner_dim=_YES_NO,
-    ),
-    HfFlag(
-        "fp8_override_linear_precision",
-        EnvironmentFlag(
-            ("ACCELERATE_FP8_OVERRIDE_FPROP", "ACCELERATE_FP8_OVERRIDE_DGRAD", "ACCELERATE_FP8_OVERRIDE_WGRAD")
-        ),
-        ThreeBooleans(),
-    ),
+    *(HfFlag(name=name, value_type=kind, variables=(f"ACCELERATE_{name.upper()}",)) for name, kind in _FP8.items()),
+    HfFlag(name="fp8_override_linear_precision", value_type=ThreeBooleans(), variables=_OVERRIDDEN),
 )
 # Their choices are written in capitals, and so are the variables.
 _IN_CAPITALS = {"fp8_format", "fp8_opt_level"}
@@ -317,58 +217,41 @@ class HfFlagValues:
 
     def settings(self) -> dict[str, tuple[str, Any]]:
         """Their settings of this package, each with the flag that requests it and its value."""
-        return {
-            name: (f"--{item.name}", value)
-            for item, _ in self._given()
-            if isinstance(item.becomes, (FixedSettingsFlag, FeatureFlag))
-            for name, value in item.becomes.settings.items()
-        }
+        return {name: (f"--{flag.name}", value) for flag, _ in self._given() for name, value in flag.settings.items()}
 
     def features(self) -> dict[str, Mapping[str, Any]]:
         """The settings that are options of the requested features, with the entries that come with these."""
-        return {
-            item.becomes.setting: item.becomes.entries
-            for item, _ in self._given()
-            if isinstance(item.becomes, FeatureFlag)
-        }
+        return {flag.feature: flag.entries for flag, _ in self._given() if flag.feature}
 
     def entries(self, setting: str) -> dict[str, Any]:
         """The entries of a setting that is a mapping."""
-        return {
-            item.name: value
-            for item, value in self._given()
-            if isinstance(item.becomes, EntryFlag) and item.becomes.setting == setting
-        }
+        return {flag.name: value for flag, value in self._given() if flag.entry_of == setting}
 
     def tpus(self) -> dict[str, Any]:
         """Their TPU settings, by the fields of `TpusConfig`."""
-        found: dict[str, Any] = {}
-        for item, value in self._given():
-            if isinstance(item.becomes, TpuFlag):
-                found[item.becomes.field] = item.becomes.value if item.value_type is None else value
-        return found
+        return {
+            flag.tpu: flag.tpu_value if flag.value_type is None else value for flag, value in self._given() if flag.tpu
+        }
 
     def variables(self) -> dict[str, str]:
         """The environment variables that workers get because of them."""
         found: dict[str, str] = {}
-        for item, value in self._given():
-            if isinstance(item.becomes, EnvironmentFlag):
-                found.update(item.becomes.of(value))
+        for flag, value in self._given():
+            parts = value if isinstance(value, tuple) else (value,)
+            found.update(zip(flag.variables, map(str, parts), strict=False))
         return found
 
     def without_effect(self, *, on_tpus: bool) -> dict[str, str]:
         """The flags that change nothing in a launch, which is on TPUs or not, and why."""
-        idle = (IgnoredFlag, OptionOfUnused) if on_tpus else (IgnoredFlag, OptionOfUnused, TpuFlag)
         return {
-            f"--{item.name}": item.becomes.why
-            for item, _ in self._given()
-            if isinstance(item.becomes, idle)
-            if not (isinstance(item.becomes, EntryFlag) and item.becomes.setting in self.in_use)
+            f"--{flag.name}": flag.idle
+            for flag, _ in self._given()
+            if flag.idle and flag.entry_of not in self.in_use and not (flag.tpu and on_tpus)
         }
 
     def surprises(self, *, on_tpus: bool) -> list[str]:
         """Those of them that a user would not expect."""
-        expected = {f"--{item.name}" for item in FLAGS if isinstance(item.becomes, IgnoredFlag)}
+        expected = {f"--{flag.name}" for flag in FLAGS if flag.is_idle_as_expected}
         found = self.without_effect(on_tpus=on_tpus).items()
         return [f"{flag} changes nothing: {why}." for flag, why in found if flag not in expected]
 
@@ -384,7 +267,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """
     shown = parser.add_argument_group("TPUs")
     for flag in FLAGS:
-        if not isinstance(flag.becomes, (SettingFlag, LaunchFlag)):
+        if not (flag.setting or flag.is_of_launch):
             _add(shown if flag.help else parser, flag)
     return shown
 
@@ -417,20 +300,20 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
             f"{' and '.join(together)} were requested together, but they exclude each other. Pass one of them."
         )
     for name in texts:
-        if isinstance(unsupported := known[name].becomes, UnsupportedFlag):
+        if unsupported := known[name].unsupported:
             raise NotYetError(
-                f"--{name} requests {unsupported.what}, which is not offered here yet. Leave it out: every process keeps the "
+                f"--{name} requests {unsupported}, which is not offered here yet. Leave it out: every process keeps the "
                 "whole model, and gradients are averaged."
             )
-    return HfFlagValues({name: _value(known[name], text) for name, text in texts.items()})
+    return HfFlagValues(
+        {
+            name: tuple(_read(flag, item) for item in text) if (flag := known[name]).repeats else _read(flag, text)
+            for name, text in texts.items()
+        }
+    )
 
 
-def _value(hf_flag: HfFlag, text: Any) -> Any:
-    """The value of a flag's text, or those of its texts."""
-    return tuple(read(hf_flag, item) for item in text) if hf_flag.repeats else read(hf_flag, text)
-
-
-def read(hf_flag: HfFlag, text: Any) -> Any:
+def _read(hf_flag: HfFlag, text: Any) -> Any:
     """The value of a flag's text."""
     if hf_flag.value_type is None:
         return True
@@ -446,4 +329,4 @@ def read(hf_flag: HfFlag, text: Any) -> Any:
 def check_streams(text: str) -> None:
     """Raise `ConfigurationError` where `--tee` names no streams."""
     (tee,) = (flag for flag in FLAGS if flag.name == "tee")
-    read(tee, text)
+    _read(tee, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def write_whole(path: Path, text: str) -> None:
     >>> write_whole(Path("train.py"), "print(1)")
     """
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.write(text)

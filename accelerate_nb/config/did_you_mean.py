@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -15,6 +14,8 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", prefix: s
     >>> did_you_mean("--num-proceses", ["--num-processes", "--cpu"]), did_you_mean("--xyz", ["--cpu"], "Leave it out.")
     ('Did you mean --num-processes?', 'Leave it out.')
     """
+    import difflib  # seldom needed, and slow to import
+
     # no name is longer, and the comparison takes the square of the length
     near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []
     return f"Did you mean {prefix}{near[0]}?" if near else otherwise

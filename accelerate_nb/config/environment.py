@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +52,8 @@ def runs_folder(environment: Mapping[str, str], requested: str | None = None) ->
 
     Where there is no cache to write to, it is a temporary one.
     """
+    import tempfile  # seldom needed, and slow to import
+
     cache = _cache(environment)
     if requested:
         folder = Path(requested)

@@ -117,7 +117,7 @@ def test_the_table_has_their_flags_and_no_others() -> None:
 
 
 def test_what_the_table_calls_a_setting_is_one() -> None:
-    named = {item.becomes.name for item in hf_flags.FLAGS if isinstance(item.becomes, hf_flags.SettingFlag)}
+    named = {item.setting for item in hf_flags.FLAGS if item.setting}
     assert named <= {setting.name for setting in all_settings()}
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -157,6 +156,8 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
 @contextmanager
 def _folder_of_script(request: LaunchRequest, program: NotebookProgram, *, is_dry: bool) -> Iterator[Path]:
     """The folder that holds a notebook's script as long as it runs: of a detached run its own."""
+    import tempfile
+
     from accelerate_nb.config.environment import runs_folder
     from accelerate_nb.events.run_folder import new_folder
 
