@@ -4,4 +4,4 @@ from accelerate_nb.notebook.api import debug_launcher as debug_launcher, noteboo
 from accelerate_nb.runtime.compat.constants import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
-from accelerate_nb.runtime.world.prepare_for_launch import test_launch as test_launch
+from accelerate_nb.runtime.world.state import test_launch as test_launch

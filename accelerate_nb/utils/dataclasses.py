@@ -35,7 +35,7 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
     KwargsHandler as KwargsHandler,
     ProjectConfiguration as ProjectConfiguration,
 )
-from accelerate_nb.runtime.compat.unsupported.megatron import parse_glm4_moe_config as parse_glm4_moe_config
+from accelerate_nb.runtime.compat.unsupported import parse_glm4_moe_config as parse_glm4_moe_config
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
 from accelerate_nb.runtime.parallelism_config import (
@@ -65,4 +65,4 @@ from accelerate_nb.runtime.strategies.megatron.model_parsers import (
 )
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
-from accelerate_nb.runtime.training.module_tree import get_module_class_from_name as get_module_class_from_name
+from accelerate_nb.runtime.training.unwrap import get_module_class_from_name as get_module_class_from_name

@@ -7,7 +7,7 @@ from accelerate_nb.runtime.checkpoints.file_names import (
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
 from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accelerate_nb.runtime.compat.unsupported.fsdp import ensure_weights_retied as ensure_weights_retied
+from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
 from accelerate_nb.runtime.strategies.fsdp.hf_functions import (
     fsdp2_apply_ac as fsdp2_apply_ac,
     fsdp2_canonicalize_names as fsdp2_canonicalize_names,

@@ -26,9 +26,9 @@ from accelerate_nb.runtime.training.compile import (
     is_compiled_module as is_compiled_module,
     is_repeated_blocks as is_repeated_blocks,
 )
-from accelerate_nb.runtime.training.module_tree import (
+from accelerate_nb.runtime.training.unwrap import (
+    extract_model_from_parallel as extract_model_from_parallel,
     get_model_tp_size as get_model_tp_size,
     get_module_children_bottom_up as get_module_children_bottom_up,
     model_has_dtensor as model_has_dtensor,
 )
-from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel as extract_model_from_parallel

@@ -104,9 +104,9 @@ def _is_joined() -> bool:
 def _leave() -> None:
     """End the groups and leave the world, also where others wait in a collective that will never be."""
     from accelerate_nb.runtime.world import registry
-    from accelerate_nb.runtime.world.rebuild_groups import end
+    from accelerate_nb.runtime.world.registry import end_groups
 
-    end()
+    end_groups()
     registry.forget()
 
 

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.training.scheduler import ScheduleNotice
+from accelerate_nb.runtime.training.optimizer import ScheduleNotice
 from accelerate_nb.utils.dataclasses import DataLoaderConfiguration
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks

@@ -28,9 +28,9 @@ from torch import nn
 
 import accelerate_nb.utils as ours
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.runtime.compat import device_support, packages
-from accelerate_nb.runtime.compat.nvidia_smi import check_cuda_fp8_capability
-from accelerate_nb.runtime.world.numa_affinity import near
+from accelerate_nb.runtime.compat import packages
+from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability
+from accelerate_nb.runtime.world.world import near
 from accelerate_nb.utils import (
     constants,
     dataclasses,
@@ -312,7 +312,7 @@ def test_a_function_that_needs_torchao_reports_it(monkeypatch: pytest.MonkeyPatc
 
 def test_one_device_only_is_requested_of_xla() -> None:
     with pytest.raises(AccelerateNbError):
-        device_support.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
+        packages.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
 
 
 def test_the_machines_device_is_named() -> None:

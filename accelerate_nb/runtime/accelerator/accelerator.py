@@ -7,23 +7,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from multiprocessing.context import get_spawning_popen
+from typing import Any, NoReturn, TypeVar
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.events.model import PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
-from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
-from accelerate_nb.runtime.accelerator.not_picklable import stays
 from accelerate_nb.runtime.accelerator.parallelism import ParallelismMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
 from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.compat.enums import DynamoBackend, PrecisionType, RNGType
+from accelerate_nb.runtime.compat.env_vars import LauncherSettings
 from accelerate_nb.runtime.compat.kwargs_handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -50,7 +53,7 @@ from accelerate_nb.runtime.strategies.deepspeed.config.plugin_choice import choo
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.registry import choose_strategy
-from accelerate_nb.runtime.trackers.panel import PanelTracker
+from accelerate_nb.runtime.trackers.base import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, choose_plugin
@@ -307,3 +310,33 @@ def _accumulation(
             f"Both were given: {steps} and {plugin}."
         )
     return plugin
+
+
+# It holds nothing alive.
+_objects: RankLocal[WeakValueDictionary[str, Any]] = RankLocal(WeakValueDictionary)
+
+
+def stays(item: object) -> tuple[Any, ...]:
+    """
+    The return value of `__reduce__` for an object of this process, which loads as that object, and in other processes not at all.
+
+    Raises `StateError` at once while something is pickled for another process: the arguments of a launched function, of a
+    `multiprocessing.Process`, of a loader's workers.
+    """
+    if get_spawning_popen() is not None:
+        _refuse(type(item).__name__)
+    name = uuid4().hex
+    _objects.get()[name] = item
+    return _itself, (type(item).__name__, os.getpid(), name)
+
+
+def _itself(class_name: str, pid: int, name: str) -> Any:
+    item = _objects.get().get(name) if pid == os.getpid() else None
+    return _refuse(class_name) if item is None else item
+
+
+def _refuse(class_name: str) -> NoReturn:
+    raise StateError(
+        f"An {class_name} can't travel: it belongs to the process in which it was made, for as long as it is in use there. "
+        "Make it inside the function that is launched."
+    )

@@ -12,7 +12,7 @@ from torch.nn import Module
 from accelerate_nb.errors import NotConfiguredError, StateError
 from accelerate_nb.events.model import MeshCoordinates
 from accelerate_nb.rank.event_sink import emit
-from accelerate_nb.runtime.data.sequence_loader import cut_for_group
+from accelerate_nb.runtime.data.prepared_loader import cut_for_group
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import devices_of
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState

@@ -13,22 +13,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.accelerator.gradient_checks import check_gradients
 from accelerate_nb.runtime.accelerator.prepared import add, is_prepared
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
-from accelerate_nb.runtime.data.sequence_loader import cut_for_group
+from accelerate_nb.runtime.data.prepared_loader import cut_for_group
 from accelerate_nb.runtime.data.skip import skip_first_batches
-from accelerate_nb.runtime.observability.memory_use import MemoryReporter
 from accelerate_nb.runtime.observability.phase_timer import unwatch
+from accelerate_nb.runtime.observability.step_metrics import MemoryReporter
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
 from accelerate_nb.runtime.strategies.placeholder import refuse_placeholder
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
-from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, innermost
-from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler, innermost
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.user_warnings import warn_user
 
 
 class PrepareMethods(AcceleratorProperties):
@@ -106,7 +105,7 @@ class PrepareMethods(AcceleratorProperties):
             self._places(placed),
             self.scaler,
             device=self.device,
-            before_first_step=partial(check_gradients, self),
+            before_first_step=partial(_check_gradients, self),
             after_first_step=memory.first_step,
             before_step=None if self.step_metrics is None else partial(self.step_metrics.phases.begin, "optimizer"),
             after_step=None if self.step_metrics is None else self.step_metrics.stepped,
@@ -224,3 +223,18 @@ def _original(item: Any) -> Any:
     if isinstance(item, Optimizer):
         return innermost(item)
     return extract_model_from_parallel(item) if is_prepared(item) else item
+
+
+def _check_gradients(training: PrepareMethods, optimizer: Any) -> None:
+    """Warn of what is wrong with the gradients that an optimizer is going to use."""
+    learning = [item for group in optimizer.param_groups for item in group["params"] if item.grad is not None]
+    if not learning:
+        return
+    steps = training.gradient_accumulation_steps
+    if steps > 1 and not training.has_gone_backward:
+        warn_user(
+            f"The gradients of {steps} micro-steps are added up by loss.backward(), so they are {steps} times as large as for "
+            "one batch. Call accelerator.backward(loss), which divides the loss."
+        )
+    for text in training.strategy.unshared(training.bundle.models, learning):
+        warn_user(text)

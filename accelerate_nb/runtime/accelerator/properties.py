@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from accelerate_nb.rank.stop_request import current_stop_request
-from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
 from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
+from accelerate_nb.runtime.compat.env_vars import LauncherSettings
 from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
 from accelerate_nb.runtime.precision.registry import package_named
 from accelerate_nb.runtime.world.world import World

@@ -14,10 +14,8 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.knobs import Knob, current_knobs
 from accelerate_nb.rank.metric_log import log_call
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
-from accelerate_nb.runtime.trackers.base import NullTracker
-from accelerate_nb.runtime.trackers.panel import PanelTracker
+from accelerate_nb.runtime.trackers.base import NullTracker, PanelTracker, plain
 from accelerate_nb.runtime.trackers.registry import made
-from accelerate_nb.runtime.trackers.values import plain
 from accelerate_nb.runtime.world.state import ProcessMethods
 from accelerate_nb.user_warnings import warn_user
 

@@ -1,4 +1,4 @@
-"""Environment variables, read or changed for the length of a block."""
+"""Environment variables, those that a launcher sets among them, and what NVIDIA's tool tells of a machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import functools
 import inspect
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from accelerate_nb.config.environment import set_variables
-from accelerate_nb.config.value_types import Boolean, InvalidValue
+import torch
+from packaging.version import parse
+
+from accelerate_nb.config.environment import autolog, set_variables
+from accelerate_nb.config.value_types import YES, Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -170,3 +174,96 @@ def _purge_tests(cls: type) -> None:
     for name, method in inspect.getmembers(cls, callable):
         if name.startswith("test") and not hasattr(method, "_accelerate_is_purged_environment_wrapped"):
             setattr(cls, name, _purging(method))
+
+
+# GPUs without peer-to-peer transfers, and the driver that reports it to NCCL; an older one lets it hang.
+_WITHOUT_PEERS = ("RTX 40",)
+_DRIVER_THAT_KNOWS = "550.40.07"
+
+
+def get_gpu_info() -> tuple[list[str], int]:
+    """The names of this machine's GPUs, and how many there are; `OSError` where there is no driver."""
+    names = _query("name")
+    return names, len(names)
+
+
+def get_driver_version() -> str:
+    """The version of the GPUs' driver; `OSError` where there is none."""
+    return _query("driver_version")[0]
+
+
+def check_cuda_p2p_ib_support() -> bool:
+    """Whether NCCL may send from GPU to GPU directly, as it may unless consumer GPUs have an old driver."""
+    try:
+        names, count = get_gpu_info()
+        if count < 2 or not any(model in name for name in names for model in _WITHOUT_PEERS):
+            return True
+        return parse(get_driver_version()) >= parse(_DRIVER_THAT_KNOWS)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return True  # no driver, or one that doesn't answer as expected: nothing is known against it
+
+
+@functools.cache
+def check_cuda_fp8_capability() -> bool:
+    """Whether the first GPU has fp8: compute capability 8.9 or newer; torch decides where the driver's tool is not there."""
+    try:
+        major, minor = map(int, _query("compute_cap")[0].split("."))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        major, minor = torch.cuda.get_device_capability()
+    return (major, minor) >= (8, 9)
+
+
+def _query(property_name: str) -> list[str]:
+    """One property of each GPU."""
+    command = ["nvidia-smi", f"--query-gpu={property_name}", "--format=csv,noheader"]
+    return subprocess.check_output(command, text=True, timeout=60).strip().splitlines()
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherSettings:
+    """The variables that a launcher sets for the `Accelerator`, read once; `None` where nothing is set."""
+
+    cpu: bool
+    mixed_precision: str | None
+    accumulation_steps: int | None
+    debug: bool
+    fp8_package: str
+    loader_progress: bool
+    use_deepspeed: bool
+    autolog: bool
+    use_fsdp: bool
+    use_megatron_lm: bool
+    use_parallelism: bool
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
+        """The values of these variables."""
+        return cls(
+            cpu=is_yes(environment, "ACCELERATE_USE_CPU"),
+            mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
+            accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
+            debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
+            fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
+            loader_progress=is_yes(environment, "ACCELERATE_NB_LOADER_PROGRESS"),
+            use_deepspeed=is_yes(environment, "ACCELERATE_USE_DEEPSPEED"),
+            autolog=autolog(environment),
+            use_fsdp=is_yes(environment, "ACCELERATE_USE_FSDP"),
+            use_megatron_lm=is_yes(environment, "ACCELERATE_USE_MEGATRON_LM"),
+            use_parallelism=is_yes(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"),
+        )
+
+
+def is_yes(environment: Mapping[str, str], name: str, default: str = "") -> bool:
+    """Whether a variable is true; `default` for one that is not set."""
+    return environment.get(name, default).lower() in YES
+
+
+def _steps(text: str | None) -> int | None:
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS should be a whole number, but is {text!r}. Correct or unset it."
+        ) from None

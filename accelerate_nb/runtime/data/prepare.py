@@ -13,18 +13,16 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import RNGType, named
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, loader_arguments
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
-from accelerate_nb.runtime.data.samplers import (
-    SeedableRandomSampler,
-    drawn_seed,
-    get_sampler,
-    index_source,
-    new_generator,
-)
 from accelerate_nb.runtime.data.shard import DataLoaderShard
 from accelerate_nb.runtime.data.sharding import (
     BatchSamplerShard,
     IterableDatasetShard,
+    SeedableRandomSampler,
     check_divides,
+    drawn_seed,
+    get_sampler,
+    index_source,
+    new_generator,
     processes_of_copy,
 )
 from accelerate_nb.runtime.world.registry import current_world

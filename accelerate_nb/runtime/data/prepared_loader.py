@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
 from accelerate_nb.runtime.data.index_source import IndexSource
-from accelerate_nb.runtime.data.samplers import (
+from accelerate_nb.runtime.data.sharding import (
+    LastStep,
     SeedableRandomSampler,
     drawn_seed,
     get_sampler,
     index_source,
     new_generator,
     random_states,
+    with_last,
 )
-from accelerate_nb.runtime.data.sharding import LastStep, with_last
 from accelerate_nb.runtime.observability.progress import ProgressReporter
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
+from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.operations.nested import placed
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 
@@ -396,3 +400,52 @@ def length_of(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):  # what torch raises for data sets and samplers without a length
         return None
+
+
+class SequenceLoader:
+    """
+    This process's part of a batch of each process of a group along `sp`, one after the other, for every batch of a loader.
+
+    It is as many times as long as the loader as the group has processes, which all read it. The rest is the loader's.
+    """
+
+    def __init__(self, loader: DataLoader[Any], cut: Callable[[Any], Any], processes: int, device: Any) -> None:
+        self.loader = loader
+        self.processes = processes
+        self._cut, self._device = cut, device
+        # how many of the first parts are left out
+        self._skip = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not there yet while it is copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return max(0, len(self.loader) * self.processes - self._skip)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader: Any = self.loader
+        skip = self._skip
+        for batch in loader:
+            is_last = getattr(loader, "end_of_dataloader", False)
+            batches = collective.gather_object([placed(batch, "cpu")], axis="sp")
+            for index, whole in enumerate(batches[skip:], skip + 1):
+                # a window of accumulation ends with the last part, not with the last batch
+                loader.end_of_dataloader = is_last and index == self.processes
+                yield self._cut(placed(whole, self._device))
+            skip = 0
+
+    def after(self, loader: DataLoader[Any], parts: int) -> SequenceLoader:
+        """The same of the rest of the loader, without so many of the first parts."""
+        rest = copy(self)
+        rest.loader, rest._skip = loader, parts
+        return rest
+
+
+def cut_for_group(loader: Any, cut: Callable[[Any], Any] | None, processes: int, device: Any) -> Any:
+    """A loader of whole sequences with its sequences cut for a group of so many; anything else as it is."""
+    is_cut = isinstance(loader, PreparedLoader) and loader.cut is not None
+    if cut is None or processes == 1 or is_cut or not isinstance(loader, DataLoader):
+        return loader
+    return SequenceLoader(loader, cut, processes, device)

@@ -18,8 +18,14 @@ from accelerate_nb.runtime.data.batch_tree import is_at_hand
 from accelerate_nb.runtime.data.index_source import BatchIndices
 from accelerate_nb.runtime.data.prefetch import BackgroundCopier, BatchCopier, one_copy_ahead, overlapping
 from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, length_of
-from accelerate_nb.runtime.data.samplers import SeedableRandomSampler, drawn_from, get_sampler, index_source
-from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
+from accelerate_nb.runtime.data.sharding import (
+    IterableDatasetShard,
+    LastStep,
+    SeedableRandomSampler,
+    drawn_from,
+    get_sampler,
+    index_source,
+)
 from accelerate_nb.runtime.operations.nested import placed
 from accelerate_nb.runtime.training.seed import synchronize_rng_states
 from accelerate_nb.runtime.world.registry import current_world

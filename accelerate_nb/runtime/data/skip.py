@@ -9,8 +9,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin, loader_arguments
-from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
-from accelerate_nb.runtime.data.sequence_loader import SequenceLoader
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, SequenceLoader
 from accelerate_nb.runtime.training.accumulation import GradientState
 
 

@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 from torch.nn import Module
 
 from accelerate_nb.rank.event_sink import outlet
-from accelerate_nb.runtime.observability.memory_use import MemoryReporter
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
-from accelerate_nb.runtime.observability.step_metrics import StepMetrics
+from accelerate_nb.runtime.observability.step_metrics import MemoryReporter, StepMetrics
 
 _Method: TypeAlias = Callable[..., Any]
 

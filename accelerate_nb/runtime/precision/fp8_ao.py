@@ -12,8 +12,8 @@ import torch
 from torch.nn import Linear, Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.accelerator.env_settings import is_yes
 from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.env_vars import is_yes
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
 from accelerate_nb.runtime.compat.packages import torchao_required
 from accelerate_nb.runtime.precision.amp import BF16

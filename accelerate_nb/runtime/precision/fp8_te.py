@@ -11,8 +11,8 @@ import torch
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
-from accelerate_nb.runtime.accelerator.env_settings import is_yes
 from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.env_vars import is_yes
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
 from accelerate_nb.runtime.compat.packages import is_transformer_engine_available
 from accelerate_nb.runtime.precision.base import Precision

@@ -1,14 +1,16 @@
-"""The precision that a name means on a device."""
+"""The precision that a name means on a device, and Hugging Face's functions for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from accelerate_nb.runtime.compat.packages import (
     is_msamp_available,
@@ -20,6 +22,7 @@ from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
+from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
 
 Recipe = AORecipeKwargs | TERecipeKwargs | MSAMPRecipeKwargs
 
@@ -87,3 +90,32 @@ def _recipe_of(requested: FP8BackendType) -> type[Recipe]:
     raise MissingExtraError(
         "mixed_precision='fp8' needs a package that computes in 8-bit floats, and none is installed: pip install torchao"
     )
+
+
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """A block in which operations choose the precision of the process's `Accelerator`; one that does nothing unless `native_amp`."""
+    if not native_amp:
+        return nullcontext()
+    state = AcceleratorState()
+    options = autocast_kwargs or AutocastKwargs()
+    return torch.autocast(
+        state.device.type,
+        dtype=_TYPES.get(str(state.mixed_precision)),
+        enabled=options.enabled,
+        cache_enabled=options.cache_enabled,
+    )
+
+
+def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """A scaler of losses for the accelerator of this machine, CUDA's where there is none; FSDP's own for sharded weights."""
+    if distributed_type == DistributedType.FSDP:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler(**kwargs)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.amp.GradScaler("cuda" if found is None else found.type, **kwargs)

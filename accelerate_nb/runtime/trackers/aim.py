@@ -6,8 +6,7 @@ import os
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_aim_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process
-from accelerate_nb.runtime.trackers.values import flat, plain, settings
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, flat, plain, settings
 
 
 @all_on_main_process

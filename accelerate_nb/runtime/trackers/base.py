@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+from torch import Tensor
+
 from accelerate_nb.errors import IncompleteTrackerError
+from accelerate_nb.events.model import Metric
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.metric_log import note_logged, numbers_of
 from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.values import plain
 from accelerate_nb.runtime.world.registry import current_world
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,3 +148,89 @@ class NullTracker(GeneralTracker):
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_args, **_kwargs: None
+
+
+def plain(value: Any) -> Any:
+    """
+    The value, a number where it is a tensor, array or numpy number of one element, on any device.
+
+    Mappings are searched to any depth; everything else comes back as it is. A tensor that has no values (on the meta device)
+    stays one.
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 and not value.is_meta else value
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.item() if value.size == 1 else value
+    return value
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """
+    Names with values that are no mappings: `{"loss": {"train": 1}}` gives `"loss/train", 1`.
+
+    >>> list(flat({"a": {"b": 1, "c": 2}, "d": 3}))
+    [('a/b', 1), ('a/c', 2), ('d', 3)]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def settings(values: Any) -> Any:
+    """
+    A configuration made of nothing but numbers, strings, booleans, `None`, lists and dictionaries with strings as keys.
+
+    Anything else becomes its `str`.
+    """
+    values = plain(values)
+    if values is None or type(values) in {bool, int, float, str}:
+        return values
+    if isinstance(values, (int, float, str)):
+        # YAML would write an enum that is also a string as a Python object
+        return next(
+            plain_type(getattr(values, "value", values))
+            for plain_type in (int, float, str)
+            if isinstance(values, plain_type)
+        )
+    if isinstance(values, Mapping):
+        return {str(name): settings(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [settings(value) for value in values]
+    return str(values)
+
+
+class PanelTracker(GeneralTracker):
+    """
+    Shows the numbers of every process that logs in the run's display; always on, and silent without a display.
+
+    Strings, lists and pictures are not shown; names in nested dictionaries are joined by a slash.
+    """
+
+    name: ClassVar[str] = "panel"
+    requires_logging_directory: ClassVar[bool] = False
+    main_process_only = False
+
+    @property
+    def tracker(self) -> PanelTracker:
+        """The tracker itself: there is nothing underneath."""
+        return self
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.log_at(time.time(), values, step)
+
+    def log_at(self, now: float, values: dict[str, Any], step: int | None = None) -> None:
+        """Show values as those of a moment."""
+        if outlet() is None:
+            # a tensor on a device is waited for only where its value is shown
+            return
+        rank = current_world().rank
+        count = plain(step)
+        shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
+        numbers = dict(numbers_of(values))
+        note_logged(numbers)
+        for name, value in numbers.items():
+            emit(Metric(rank, name, value, shown_step, now))

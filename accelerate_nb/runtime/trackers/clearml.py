@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.packages import is_clearml_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
-from accelerate_nb.runtime.trackers.values import plain, settings
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger, plain, settings
 
 
 @all_on_main_process

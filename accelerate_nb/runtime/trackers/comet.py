@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_comet_ml_available, is_installed
-from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
-from accelerate_nb.runtime.trackers.values import plain, settings
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger, plain, settings
 
 
 @all_on_main_process

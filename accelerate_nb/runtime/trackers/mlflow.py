@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.packages import is_mlflow_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
-from accelerate_nb.runtime.trackers.values import plain
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger, plain
 
 _BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),

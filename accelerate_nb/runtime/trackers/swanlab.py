@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_swanlab_available
-from accelerate_nb.runtime.trackers.base import RunTracker, all_on_main_process
-from accelerate_nb.runtime.trackers.values import settings
+from accelerate_nb.runtime.trackers.base import RunTracker, all_on_main_process, settings
 
 
 @all_on_main_process

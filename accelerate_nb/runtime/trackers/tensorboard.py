@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accelerate_nb.runtime.compat.packages import is_tensorboard_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
-from accelerate_nb.runtime.trackers.values import flat, plain, settings
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, flat, logger, plain, settings
 
 
 @all_on_main_process

@@ -11,8 +11,8 @@ import torch
 from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.accelerator.env_settings import is_yes
 from accelerate_nb.runtime.compat.enums import DynamoBackend, named
+from accelerate_nb.runtime.compat.env_vars import is_yes
 from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
 
 # torch 2.9 and later know one backend for XLA devices, by another name

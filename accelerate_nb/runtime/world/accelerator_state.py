@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
 from accelerate_nb.runtime.compat.enums import DistributedType
-from accelerate_nb.runtime.compat.unsupported.base import refuse
+from accelerate_nb.runtime.compat.env_vars import LauncherSettings
+from accelerate_nb.runtime.compat.unsupported import refuse
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world.registry import SharedState
 from accelerate_nb.runtime.world.state import PartialState, known

@@ -1,19 +1,22 @@
-"""The world that this process has joined."""
+"""The world that this process has joined, and how its process groups are rebuilt after a failure."""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
-from accelerate_nb.runtime.world.world import CONTRACT, HostGroup, Rendezvous, World
+from accelerate_nb.runtime.world.world import CONTRACT, HostGroup, Rendezvous, World, make_default_group
 from accelerate_nb.runtime.xla import device as xla
 
 
@@ -158,20 +161,6 @@ def rediscover() -> None:
     _held.get().world = None
 
 
-def use_store(store: dist.Store) -> None:
-    """From now on this process's groups use another connection to the store."""
-    _held.get().store = store
-
-
-def reconnect_hosts(store: dist.Store) -> bool:
-    """Reconnect the hosts of the ranks, over another store; `False` where ranks don't talk through their hosts."""
-    held = _held.get()
-    if held.connection is None or held.world is None:
-        return False
-    held.connection.connect(held.world.rank, held.world.size, store)
-    return True
-
-
 def _claim(held: _RankObjects) -> None:
     """Drop what a forked process has inherited: it is its parent's."""
     if held.pid != os.getpid():
@@ -230,3 +219,111 @@ def _lasting_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
 
 def _contract() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in CONTRACT)
+
+
+def collectives() -> dict[str, int]:
+    """The number of collectives that each process group of this process has begun."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
+
+
+def rebuild_groups(name: str) -> int:
+    """
+    End this process's groups and rebuild the default one; every rank calls it, with the same `name`, used once.
+
+    The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
+    new group. Groups that were made beside the default one are gone; returns how many.
+    """
+    others = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
+    group_options = _group_options()
+    models = [(model, _ddp_state(model)) for model in _averaging_models()]
+    _release_models(model for model, _ in models)
+    _end_default_group()
+    held = _held.get()
+    # a connection of its own: a call that waited on the former one may have been cut off
+    held.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", held.store)
+    if held.connection is not None and held.world is not None:
+        held.connection.connect(held.world.rank, held.world.size, fresh)
+        return others
+    make_default_group(store=fresh, **group_options)
+    for model, state in models:
+        _connect_ddp(model, state)
+    return others
+
+
+def end_groups() -> None:
+    """End this process's groups, for good."""
+    if dist.is_available() and dist.is_initialized():
+        _release_models(_averaging_models())
+        _end_default_group()
+
+
+def _release_models(models: Iterable[DistributedDataParallel]) -> None:
+    """The reducer goes before the group does (see `DDP._release`), and takes its hooks off the parameters."""
+    for model in models:
+        model.__dict__.update(reducer=None, logger=None, process_group=None)
+        model.__dict__.pop("_outlives_the_reducer", None)
+
+
+def _group_options() -> dict[str, Any]:
+    """The arguments with which the default group was made, as far as it is there; else those for this process."""
+    rank_arguments = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if not dist.is_initialized():
+        return rank_arguments
+    group = dist.group.WORLD
+    assert group is not None
+    others = {"timeout": getattr(_backend_of(group).options, "_timeout", None), "device_id": group.bound_device_id}
+    given = {name: value for name, value in others.items() if value}
+    return {"backend": str(dist.get_backend_config()), **rank_arguments, **given}
+
+
+def _end_default_group() -> None:
+    if not dist.is_initialized():
+        # a group that could not be made is counted all the same, and a group's number is its name at the rendezvous
+        dist.distributed_c10d._world.group_count = 0
+        return
+    if "nccl" in str(dist.get_backend_config()):
+        # its orderly end waits for collectives that will never be
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _averaging_models() -> list[DistributedDataParallel]:
+    # by the type: isinstance makes some objects look up, or even import, an attribute
+    found = [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]
+    return [model for model in found if model.reducer is not None]
+
+
+def _ddp_state(model: DistributedDataParallel) -> dict[str, Any]:
+    """The state that torch keeps of such a model when it is pickled: all but its group and what averages over it."""
+    state: dict[str, Any] = model.__getstate__()
+    state.pop("_outlives_the_reducer", None)
+    return state
+
+
+def _connect_ddp(model: DistributedDataParallel, kept: Mapping[str, Any]) -> None:
+    """Have a model average over the new default group."""
+    hooks = list(model.__dict__.get("_comm_hooks", ()))
+    model.__setstate__(dict(kept))
+    model.__dict__["_outlives_the_reducer"] = model.process_group
+    for hook, state in hooks:
+        if isinstance(getattr(state, "process_group", None), dist.ProcessGroup):
+            state.process_group = model.process_group
+        over = model.process_group if isinstance(state, dist.ProcessGroup) else state
+        dist._register_comm_hook(model.reducer, over, hook)
+
+
+def _count(group: Any) -> int:
+    try:
+        return int(_backend_of(group)._get_sequence_number_for_group())
+    except RuntimeError:
+        # a kind of group that doesn't count
+        return 0
+
+
+def _backend_of(group: Any) -> Any:
+    """The backend of a group, on whatever device it works."""
+    return group._get_backend(next(iter(group._device_types), torch.device("cpu")))

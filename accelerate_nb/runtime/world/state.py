@@ -1,23 +1,23 @@
-"""This process among the others, under Hugging Face's names."""
+"""This process among the others, and its part of a collection, under Hugging Face's names."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
 from accelerate_nb.runtime.compat.enums import DistributedType
-from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
+from accelerate_nb.runtime.compat.env_vars import LauncherSettings, parse_flag_from_env
 from accelerate_nb.runtime.compat.kwargs_handlers import InitProcessGroupKwargs
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.registry import SharedState, current_world
-from accelerate_nb.runtime.world.split_between_processes import share_of
 from accelerate_nb.runtime.world.world import Rendezvous, World
 from accelerate_nb.runtime.xla import device as xla
 
@@ -272,3 +272,79 @@ def known(state: PartialState, name: str) -> Any:
             f"`{type(state).__name__}._reset_state()` was called and an `Accelerator` or `PartialState` was not reinitialized."
         )
     return value
+
+
+def share_of(inputs: Any, world: World, *, padded: bool = False) -> Any:
+    """The process's part of `inputs`, which stay as they are; `padded` repeats the last element for equal lengths."""
+    if world.size == 1:
+        return inputs
+    length = _common_length(inputs)
+    part, extra = divmod(length, world.size)
+    start = world.rank * part + min(world.rank, extra)
+    end = start + part + (1 if world.rank < extra else 0)
+    missing = part + (1 if extra else 0) - (end - start) if padded else 0
+    return _part(inputs, start, end, missing, world.device if padded else None)
+
+
+def _common_length(inputs: Any) -> int:
+    if not isinstance(inputs, Mapping):
+        return len(inputs)
+    lengths = {str(name): len(values) for name, values in inputs.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigurationError(
+            f"A dictionary is split along its values, which must be equally long, but their lengths are {lengths}."
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _part(values: Any, start: int, end: int, missing: int, device: torch.device | None) -> Any:
+    if isinstance(values, Mapping):
+        return {name: _part(value, start, end, missing, device) for name, value in values.items()}
+    if isinstance(values, torch.Tensor):
+        part = values[start:end]
+        part = torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]) if missing else part
+        return part if device is None else part.to(device)
+    if isinstance(values, list):
+        return [*values[start:end], *values[-1:] * missing]
+    if isinstance(values, tuple):
+        return (*values[start:end], *values[-1:] * missing)
+    datasets = sys.modules.get("datasets")  # its data sets exist only where it has been imported
+    if datasets is not None and isinstance(values, datasets.Dataset):
+        return values.select([*range(start, end), *[len(values) - 1] * missing])
+    return values
+
+
+# Processes whose rank such launchers do not set: those of `torch.multiprocessing.start_processes`.
+_NEED_A_RANK = ("GPU", "MLU", "MUSA", "NPU", "XPU", "CPU", "NEURON")
+
+
+class PrepareForLaunch:
+    """
+    A function as `torch.multiprocessing.start_processes` calls it, with the process's index first.
+
+    The index becomes `LOCAL_RANK` and `RANK`, from `NPROC` and `NODE_RANK`, in runs of several devices; with `debug` the
+    rendezvous uses the file that `ACCELERATE_DEBUG_RDV_FILE` names.
+    """
+
+    def __init__(
+        self, launcher: Callable[..., Any], distributed_type: DistributedType | str = "NO", debug: bool = False
+    ) -> None:
+        self.launcher = launcher
+        self.distributed_type = DistributedType(distributed_type)
+        self.debug = debug
+
+    def __call__(self, index: int, *args: Any) -> None:
+        if self.debug:
+            size = int(os.environ["WORLD_SIZE"])
+            store = dist.FileStore(os.environ["ACCELERATE_DEBUG_RDV_FILE"], size)
+            dist.init_process_group("gloo", rank=index, store=store, world_size=size)
+        elif self.distributed_type.value.removeprefix("MULTI_") in _NEED_A_RANK:
+            before = int(os.environ.get("NPROC", "1")) * int(os.environ.get("NODE_RANK", "0"))
+            os.environ.update(LOCAL_RANK=str(index), RANK=str(before + index))
+        os.environ["FORK_LAUNCHED"] = "1"
+        self.launcher(*args)
+
+
+def test_launch() -> None:
+    """Join the world, to see that it can be joined."""
+    PartialState()

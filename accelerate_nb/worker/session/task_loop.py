@@ -198,7 +198,7 @@ class TaskLoop:
         try:
             if due.renewal is not None:
                 cut_connections(due.others, store_port=int(os.environ["MASTER_PORT"]))
-                from accelerate_nb.runtime.world.rebuild_groups import rebuild_groups
+                from accelerate_nb.runtime.world.registry import rebuild_groups
 
                 self._gone += rebuild_groups(due.renewal)
                 begin_generation(due.renewal)
@@ -293,7 +293,7 @@ def is_no_failure(error: BaseException) -> bool:
 def _collectives() -> dict[str, int]:
     if "torch.distributed" not in sys.modules:
         return {}
-    from accelerate_nb.runtime.world.rebuild_groups import collectives
+    from accelerate_nb.runtime.world.registry import collectives
 
     return collectives()
 

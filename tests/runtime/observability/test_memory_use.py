@@ -6,8 +6,8 @@ import torch
 
 from accelerate_nb import Accelerator
 from accelerate_nb.events.model import MemoryUse
-from accelerate_nb.runtime.observability import memory_use
-from accelerate_nb.runtime.observability.memory_use import MemoryReporter
+from accelerate_nb.runtime.observability import step_metrics
+from accelerate_nb.runtime.observability.step_metrics import MemoryReporter
 from tests.runtime.observability.test_step_metrics import listener  # noqa: F401 - a fixture
 
 
@@ -15,7 +15,7 @@ def test_the_first_step_counts_what_is_held_and_the_process(listener, monkeypatc
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Sequential(torch.nn.Linear(1000, 500), torch.nn.BatchNorm1d(500, affine=False))
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
-    monkeypatch.setattr(memory_use, "resident_bytes", lambda: 10**9)
+    monkeypatch.setattr(step_metrics, "resident_bytes", lambda: 10**9)
 
     def step():
         accelerator.backward(model(torch.randn(4, 1000)).sum())
@@ -32,10 +32,10 @@ def test_the_first_step_counts_what_is_held_and_the_process(listener, monkeypatc
     # soon after, nothing is measured again; later only where it has changed
     step()
     assert len([event for event in listener.events if isinstance(event, MemoryUse)]) == 1
-    monkeypatch.setattr(memory_use, "_BETWEEN", 0.0)
+    monkeypatch.setattr(step_metrics, "_BETWEEN_READINGS", 0.0)
     step()
     assert len([event for event in listener.events if isinstance(event, MemoryUse)]) == 1
-    monkeypatch.setattr(memory_use, "resident_bytes", lambda: 2 * 10**9)
+    monkeypatch.setattr(step_metrics, "resident_bytes", lambda: 2 * 10**9)
     step()
     assert [event.used for event in listener.events if isinstance(event, MemoryUse)] == [10**9, 2 * 10**9]
 

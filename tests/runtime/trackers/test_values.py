@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from accelerate_nb.runtime.trackers.values import plain, settings
+from accelerate_nb.runtime.trackers.base import plain, settings
 
 
 class Kind(str, Enum):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb import Accelerator, DistributedDataParallelKwargs
-from accelerate_nb.runtime.world.rebuild_groups import collectives, rebuild_groups
+from accelerate_nb.runtime.world.registry import collectives, rebuild_groups
 from tests.ranks import run_on_ranks
 
 

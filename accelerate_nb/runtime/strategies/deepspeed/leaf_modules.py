@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch.nn import Module
 
-from accelerate_nb.runtime.training.module_tree import requested_class
+from accelerate_nb.runtime.training.unwrap import requested_class
 
 
 def set_leaf_modules(model: Module, names: Iterable[str]) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer
-from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler
 
 
 class DeepSpeedEngineWrapper:

@@ -14,7 +14,7 @@ from torch.nn import Module
 from accelerate_nb.config.options.fsdp import OPTIONS
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
-from accelerate_nb.runtime.compat.device_support import is_cuda_available
+from accelerate_nb.runtime.compat.packages import is_cuda_available
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.version_1 import (
     WITHOUT_EFFECT,
@@ -23,7 +23,7 @@ from accelerate_nb.runtime.strategies.fsdp.version_1 import (
     sharding_of,
     word_of,
 )
-from accelerate_nb.runtime.training.module_tree import requested_class
+from accelerate_nb.runtime.training.unwrap import requested_class
 from accelerate_nb.user_warnings import warn_user
 
 _RAM_EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"

@@ -13,8 +13,7 @@ from torch.nn import Module
 
 from accelerate_nb.config.options import deepspeed
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.compat.device_support import is_rocm_available
-from accelerate_nb.runtime.compat.packages import is_transformers_available
+from accelerate_nb.runtime.compat.packages import is_rocm_available, is_transformers_available
 from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
 from accelerate_nb.runtime.strategies.deepspeed.config.hf_config import HfDeepSpeedConfig
 from accelerate_nb.runtime.strategies.deepspeed.leaf_modules import set_leaf_modules

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate_nb.runtime.strategies.placeholder import Placeholder
-from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer
-from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler
 
 
 class MegatronLMOptimizerWrapper(AcceleratedOptimizer):

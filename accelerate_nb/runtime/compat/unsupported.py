@@ -1,0 +1,63 @@
+"""Names of Accelerate that are not offered: they have its parameters, and raise `NotYetError`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+from torch.nn import Module
+
+from accelerate_nb.errors import NotYetError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _unsupported(part: str, instead: str) -> Callable[[F], F]:
+    """A decorator: a function that has nothing but a signature raises, and says what to do instead."""
+
+    def decorated(function: F) -> F:
+        message = f"{function.__qualname__} needs {part}, which is not offered here yet. {instead}"
+
+        @functools.wraps(function)
+        def refusing(*_: Any, **__: Any) -> NoReturn:
+            raise NotYetError(message)
+
+        refusing.__doc__ = f"Raise `NotYetError`: {message}"
+        return cast("F", refusing)
+
+    return decorated
+
+
+def refuse(owner: str, **given: Any) -> None:
+    """Raise `NotYetError` for the first argument of `owner` that was given a value."""
+    for name, value in given.items():
+        if value is not None:
+            raise NotYetError(f"{owner}({name}=...) is not offered here yet. Leave it out.")
+
+
+_fsdp1 = _unsupported("FSDP's first version", "Leave it out: its second version keeps tied weights.")
+_glm4 = _unsupported(
+    "a GLM-4 mixture of experts in Megatron-LM", "Add a parser of your own with add_model_config_to_megatron_parser."
+)
+_traced = _unsupported("a traced pipeline", "Use `prepare_pippy`, which splits a model without tracing it.")
+
+
+@_fsdp1
+def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any: ...
+
+
+@_glm4
+def parse_glm4_moe_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> Any: ...
+
+
+@_traced
+def build_pipeline(
+    model: Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
+) -> Any: ...
+
+
+@_traced
+def pippy_forward(
+    forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any
+) -> Any: ...

@@ -1,1 +1,0 @@
-"""Names that raise `NotYetError`: plugins of strategies that are not there yet."""
