@@ -46,11 +46,11 @@ from accelerate_nb.runtime.parallelism_config import (
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs as AORecipeKwargs
-from accelerate_nb.runtime.precision.fp8_msamp import (
+from accelerate_nb.runtime.precision.fp8_recipes import (
     FP8RecipeKwargs as FP8RecipeKwargs,
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
+    TERecipeKwargs as TERecipeKwargs,
 )
-from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs as TERecipeKwargs
 from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin as DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,

@@ -48,7 +48,7 @@ OPTIONAL = {
     "deepspeed": "deepspeed",
     "megatron": "megatron",
     "torch_npu": "others",
-    "transformer_engine": "fp8_te",
+    "transformer_engine": "fp8_recipes",
     "torchao": "fp8_ao",
     "bitsandbytes": "bnb",
     "torchdata": "torchdata",

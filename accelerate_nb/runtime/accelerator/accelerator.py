@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.events.model import PrecisionChoice
+from accelerate_nb.events.model import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
-from accelerate_nb.runtime.accelerator.parallelism import ParallelismMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
@@ -44,8 +43,7 @@ from accelerate_nb.runtime.operations import collective, padding
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
-from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
-from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
+from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
@@ -61,7 +59,7 @@ from accelerate_nb.runtime.training.memory import release_memory
 from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metrics
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
-from accelerate_nb.runtime.world.mesh import Axis
+from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import join
 from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
@@ -81,7 +79,7 @@ _HANDLERS = (
 )
 
 
-class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, TrackingMethods):
+class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
     """
     Turns a training loop for one process into a loop for many: same calls, same numbers.
 
@@ -164,7 +162,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.state.strategy, self._world = self.strategy, self.strategy.world
         if parallelism_config is not None:
             self.strategy.use_parallelism(parallelism_config)
-        self._report_coordinates()
+        coordinates = dict(self._world.mesh.coordinates(self._world.rank))
+        if len(coordinates) > 1 or not set(coordinates) <= set(DATA_AXES):  # in other meshes the rank says it all
+            emit(MeshCoordinates(self._world.rank, coordinates, time.time()))
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)
         self.precision = self.strategy.choose_precision(
             name, PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)

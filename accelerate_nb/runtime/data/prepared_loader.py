@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,16 +32,6 @@ from accelerate_nb.user_warnings import warn_user
 
 # The parts of a position that an epoch which goes on keeps of its first beginning.
 _TAKEN_UP = ("random", "python", "numpy", "running")
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderOptions:
-    """The options of a prepared loader, besides those of its torch loader."""
-
-    skip_batches: int = 0
-    drop_last: bool = False
-    non_blocking: bool = False
-    iteration: int = 0
 
 
 class LoaderPosition:
@@ -77,14 +66,21 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     """
 
     def __init__(
-        self, dataset: Any, reading: LoaderOptions, use_stateful_dataloader: bool = False, **kwargs: Any
+        self,
+        dataset: Any,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        iteration: int = 0,
+        **kwargs: Any,
     ) -> None:
         self._source: IndexSource | None = None
         self._whole: PreparedLoader | None = None
         super().__init__(dataset, use_stateful_dataloader, **kwargs)
         self._source = self._index_source()
         self.gradient_state = GradientState()
-        self.skip_batches = reading.skip_batches
+        self.skip_batches = skip_batches
         self.warned_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
@@ -98,9 +94,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.send: Callable[[Any], Any] | None = None
         # what measures a training's steps, and counts their samples
         self.step_metrics: StepMetrics | None = None
-        self._drop_last = reading.drop_last
-        self._non_blocking = reading.non_blocking
-        self._course = LoaderPosition(reading.iteration)
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self._course = LoaderPosition(iteration)
 
     def _index_source(self) -> IndexSource | None:
         """The source of indices, where there are indices."""

@@ -17,7 +17,7 @@ from accelerate_nb.runtime.compat.enums import named
 from accelerate_nb.runtime.data.batch_tree import is_at_hand
 from accelerate_nb.runtime.data.index_source import BatchIndices
 from accelerate_nb.runtime.data.prefetch import BackgroundCopier, BatchCopier, one_copy_ahead, overlapping
-from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, length_of
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, length_of
 from accelerate_nb.runtime.data.sharding import (
     IterableDatasetShard,
     LastStep,
@@ -63,8 +63,7 @@ class DataLoaderShard(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        reading = LoaderOptions(skip_batches, _drop_last, _non_blocking, iteration)
-        super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
+        super().__init__(dataset, skip_batches, use_stateful_dataloader, _drop_last, _non_blocking, iteration, **kwargs)
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator

@@ -29,7 +29,7 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accelerate_nb.runtime.data.dispatcher import BatchMessage, BatchTransfer
+    from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
     from accelerate_nb.runtime.data.prefetch import BatchCopier
 
 # The state of a sampler or a data set that keeps one is torchdata's business. What torchdata can't know, the generators and the
