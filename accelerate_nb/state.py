@@ -2,8 +2,8 @@
 
 from accelerate_nb.runtime.compat.enums import DistributedType as DistributedType
 from accelerate_nb.runtime.training.accumulation import GradientState as GradientState
-from accelerate_nb.runtime.world.accelerator_state import (
+from accelerate_nb.runtime.world.state import (
     AcceleratorState as AcceleratorState,
+    PartialState as PartialState,
     is_initialized as is_initialized,
 )
-from accelerate_nb.runtime.world.state import PartialState as PartialState

@@ -58,9 +58,8 @@ from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, choose_plu
 from accelerate_nb.runtime.training.memory import release_memory
 from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metrics
 from accelerate_nb.runtime.world import registry
-from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
-from accelerate_nb.runtime.world.state import join
+from accelerate_nb.runtime.world.state import AcceleratorState, join
 from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
 T = TypeVar("T")

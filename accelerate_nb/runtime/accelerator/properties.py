@@ -19,7 +19,7 @@ from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
 from accelerate_nb.runtime.data.prepared_loader import cut_for_group
 from accelerate_nb.runtime.precision.registry import package_named
 from accelerate_nb.runtime.strategies.device_placement import devices_of
-from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.state import AcceleratorState
 from accelerate_nb.runtime.world.world import World
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.state import AcceleratorState
 
 
 @contextmanager

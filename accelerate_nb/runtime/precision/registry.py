@@ -21,7 +21,7 @@ from accelerate_nb.runtime.precision.amp import BF16, FP16
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
-from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.state import AcceleratorState
 
 Recipe = AORecipeKwargs | TERecipeKwargs | MSAMPRecipeKwargs
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
-from accelerate_nb.runtime.world.accelerator_state import AcceleratorState, is_initialized
+from accelerate_nb.runtime.world.state import AcceleratorState, is_initialized
 
 F = TypeVar("F", bound=Callable[..., Any])
 
