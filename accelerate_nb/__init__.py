@@ -22,7 +22,7 @@ _HOMES: dict[str, str] = {
     "PartialState": "accelerate_nb.runtime.world.state",
     "Strategy": "accelerate_nb.runtime.strategies.base",
     "DDP": "accelerate_nb.runtime.strategies.ddp",
-    "skip_first_batches": "accelerate_nb.runtime.data.skip",
+    "skip_first_batches": "accelerate_nb.runtime.data.prepared_loader",
     "AutocastKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
     "DataLoaderConfiguration": "accelerate_nb.runtime.compat.kwargs_handlers",
     "DistributedDataParallelKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )
     from accelerate_nb.runtime.compat.packages import is_rich_available as is_rich_available
-    from accelerate_nb.runtime.data.skip import skip_first_batches as skip_first_batches
+    from accelerate_nb.runtime.data.prepared_loader import skip_first_batches as skip_first_batches
     from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
     from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
     from accelerate_nb.runtime.strategies.base import Strategy as Strategy

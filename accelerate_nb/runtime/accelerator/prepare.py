@@ -17,8 +17,7 @@ from accelerate_nb.runtime.accelerator.prepared import add, is_prepared
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
-from accelerate_nb.runtime.data.prepared_loader import cut_for_group
-from accelerate_nb.runtime.data.skip import skip_first_batches
+from accelerate_nb.runtime.data.prepared_loader import cut_for_group, skip_first_batches
 from accelerate_nb.runtime.observability.phase_timer import unwatch
 from accelerate_nb.runtime.observability.step_metrics import MemoryReporter
 from accelerate_nb.runtime.operations.collective import broadcast_object_list

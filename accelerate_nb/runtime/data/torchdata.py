@@ -12,10 +12,9 @@ from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
 from accelerate_nb.runtime.data.index_source import IndexSource
-from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, SkipDataLoader
 from accelerate_nb.runtime.data.shard import DataLoaderShard
 from accelerate_nb.runtime.data.sharding import with_last
-from accelerate_nb.runtime.data.skip import SkipDataLoader
 from accelerate_nb.runtime.world.registry import current_world
 
 try:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
-from accelerate_nb.runtime.data.skip import skip_first_batches
+from accelerate_nb.runtime.data.prepared_loader import skip_first_batches
 from accelerate_nb.runtime.operations.collective import gather
 from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import ONE_OR_TWO, RanksFailed, run_on_ranks

@@ -1,10 +1,23 @@
-"""A tracker of one's own says what every tracker has to say."""
+"""Trackers of one's own, the panel, and the values that all of them keep."""
 
 from __future__ import annotations
 
-import pytest
+import math
+import warnings
+from enum import Enum, IntEnum
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from accelerate_nb import Accelerator, launch
 from accelerate_nb.errors import AccelerateNbError, IncompleteTrackerError
+from accelerate_nb.events.event_codec import from_line, to_line
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.runtime.trackers.base import plain, settings
 from accelerate_nb.tracking import GeneralTracker, on_main_process
 from tests.peers import under_both
 
@@ -70,3 +83,144 @@ def test_a_method_runs_on_the_main_process_unless_its_tracker_declares_otherwise
     both = under_both(count, 2)
     assert both.theirs == both.ours == [[6, 6, 6], [6, None, 6]]
     assert (Counter.count.__name__, Counter.count.__doc__) == ("count", "Adds.")
+
+
+class Kind(str, Enum):
+    ONE = "one"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (torch.tensor(2), 2),
+        (torch.tensor([[0.5]], requires_grad=True), 0.5),
+        (torch.tensor(1.5, dtype=torch.bfloat16), 1.5),
+        (torch.tensor(True), True),
+        (np.float16(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.array([3]), 3),
+        ("text", "text"),
+        (None, None),
+        ([1], [1]),
+    ],
+)
+def test_one_element_is_a_number(value, number):
+    found = plain({"a": {"b": value}})["a"]["b"]
+    assert (found, type(found)) == (number, type(number))
+
+
+def test_what_has_no_one_value_stays_as_it_is():
+    for value in (torch.ones(2), torch.ones(1, device="meta"), np.ones(2)):
+        assert plain(value) is value
+
+
+def test_settings_are_what_any_format_can_hold():
+    given = {
+        "path": Path("a"),
+        "kind": Kind.ONE,
+        "level": Level.HIGH,
+        "none": None,
+        "yes": True,
+        3: (1, torch.tensor(2), {"dtype": torch.float16}),
+        "numpy": np.float64(0.5),
+    }
+    found = settings(given)
+    assert found == {
+        "path": "a",
+        "kind": "one",
+        "level": 3,
+        "none": None,
+        "yes": True,
+        "3": [1, 2, {"dtype": "torch.float16"}],
+        "numpy": 0.5,
+    }
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+class Listener:
+    rank = 0
+
+    def __init__(self):
+        self.view = RunState()
+        self.events = []
+
+    def send(self, event):
+        again = from_line(to_line(event))
+        self.events.append(again)
+        self.view.apply(again)
+
+
+@pytest.fixture
+def listener():
+    recorder = Listener()
+    connect(recorder)
+    yield recorder
+    connect(None)
+
+
+def test_numbers_of_every_kind_are_shown(listener):
+    accelerator = Accelerator(cpu=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.log(
+            {
+                "tensor": torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True),
+                "numpy": np.int64(3),
+                "inner": {"train": 1, "eval": {"loss": torch.tensor([2.0])}},
+                "yes": True,
+                "nan": math.nan,
+                "infinite": torch.tensor(-math.inf),
+                "huge": 10**400,
+                "text": "not a number",
+                "list": [1, 2],
+                "nowhere": torch.ones((), device="meta"),
+                "many": torch.ones(3),
+            },
+            step=torch.tensor(4),
+        )
+        accelerator.log({"tensor": 0.25}, step=np.int64(5))
+        accelerator.log({"odd": 1}, step="last")
+    shown = listener.view.rank(0)
+    values = {name: metric.value for name, metric in shown.metrics.items()}
+    assert math.isnan(values.pop("nan"))
+    assert values == {
+        "tensor": 0.25,
+        "numpy": 3.0,
+        "inner/train": 1.0,
+        "inner/eval/loss": 2.0,
+        "yes": 1.0,
+        "infinite": -math.inf,
+        "huge": math.inf,
+        "odd": 1.0,
+    }
+    assert [(metric.step, metric.value) for metric in shown.series["tensor"]] == [(4, 0.5), (5, 0.25)]
+    assert shown.metrics["odd"].step is None
+
+
+def test_values_that_nobody_sees_are_not_waited_for():
+    Accelerator(cpu=True).log({"tensor": torch.ones(1).as_subclass(Untouchable)})
+
+
+class Untouchable(torch.Tensor):
+    def item(self):
+        raise AssertionError("somebody waited for the device")
+
+
+def log_rank():
+    accelerator = Accelerator(cpu=True)
+    for step in range(3):
+        accelerator.log({"rank": accelerator.process_index, "step": step}, step=step)
+    accelerator.end_training()
+
+
+def test_every_process_is_seen_in_a_run_that_names_no_tracker():
+    run = launch(log_rank, num_processes=2, cpu=True)
+    run.wait()
+    for rank in (0, 1):
+        shown = run.view.rank(rank).series
+        assert [metric.value for metric in shown["rank"]] == [rank] * 3
+        assert [metric.step for metric in shown["step"]] == [0, 1, 2]

@@ -1,8 +1,9 @@
-"""A process finds its place among the others, leaves it, and finds a new one."""
+"""A process finds its place among the others and in a mesh, leaves it, and finds a new one, also after a failure."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import warnings
 from datetime import timedelta
@@ -12,9 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_nb import InitProcessGroupKwargs
-from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.runtime.world.registry import current_world, forget, is_joined
+from accelerate_nb import (
+    Accelerator,
+    ConfigurationError,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    ParallelismConfig,
+)
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.registry import collectives, current_world, forget, is_joined, rebuild_groups
 from accelerate_nb.runtime.world.world import HostGroup, RankPlace, Rendezvous, World, choose_device
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
@@ -193,3 +201,119 @@ def test_the_ranks_of_one_machine_meet_at_the_address_of_their_launch(monkeypatc
     assert not xla.is_among_machines({"WORLD_SIZE": "8"})
     assert xla.is_among_machines({"WORLD_SIZE": "4"})
     assert not xla.is_among_machines({})
+
+
+def gradient(model, rank):
+    model.zero_grad()
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def trains_on(kwargs):
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)])
+    torch.manual_seed(0)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    rank, group = accelerator.process_index, dist.group.WORLD
+    before = gradient(model, rank)
+    for number in range(3):
+        rebuild_groups(f"{number}")
+        assert dist.group.WORLD is not group
+        after = gradient(model, rank)
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    gathered = accelerator.gather(torch.tensor([rank]))
+    accelerator.end_training()
+    return after[0].tolist(), gathered.tolist(), accelerator.process_index
+
+
+def test_prepared_models_and_their_accelerator_go_on():
+    found = run_on_ranks(trains_on, 2, {})
+    assert found == [([[1.5, 1.5]], [0, 1], 0), ([[1.5, 1.5]], [0, 1], 1)]
+
+
+def test_gradients_that_are_packed_for_the_way_still_are():
+    (first, second) = run_on_ranks(trains_on, 2, {"comm_hook": "fp16", "gradient_as_bucket_view": True})
+    assert first[0] == second[0] == [[1.5, 1.5]]
+
+
+def counts():
+    Accelerator(cpu=True)
+    before = collectives()
+    dist.all_reduce(torch.ones(1))
+    after = collectives()
+    dist.destroy_process_group()
+    return [after[name] - before[name] for name in before], collectives()
+
+
+def test_collectives_are_counted_by_group():
+    assert run_on_ranks(counts) == [([1], {})] * 2
+
+
+def begins_again():
+    """A rank whose group is gone makes one together with those that have theirs."""
+    accelerator = Accelerator(cpu=True)
+    if accelerator.process_index == 1:
+        dist.destroy_process_group()
+    rebuild_groups("1")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def test_a_rank_without_a_group_takes_part():
+    assert run_on_ranks(begins_again) == [2.0, 2.0]
+
+
+SIZES = {"dp_replicate": 2, "dp_shard": 2, "tp": 2}
+
+
+def coordinates_of_torch() -> dict[str, int]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    mesh = ParallelismConfig(**{f"{axis}_size": size for axis, size in SIZES.items()}).get_device_mesh("cpu")
+    assert mesh is not None
+    found = {axis: mesh.get_local_rank(axis) for axis in SIZES}
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.slow
+def test_coordinates_are_those_of_torch_s_mesh() -> None:
+    mesh = ParallelismConfig(**{f"{axis}_size": size for axis, size in SIZES.items()}).mesh
+    assert [mesh.coordinates(rank) for rank in range(8)] == run_on_ranks(coordinates_of_torch, 8)
+
+
+def test_ranks_of_one_copy_have_the_same_samples() -> None:
+    mesh = Mesh(dp_replicate=2, cp=2, tp=2)
+    assert [mesh.data_replica(rank) for rank in range(8)] == [(0, 2)] * 4 + [(1, 2)] * 4
+    assert mesh.ranks_along(5, "tp") == (4, 5)
+    assert mesh.ranks_along(5, "dp_replicate") == (1, 5)
+    assert mesh.ranks_along(5, "cp", "tp") == (4, 5, 6, 7)
+    assert Mesh(dp_shard=4).data_replica(3) == (3, 4)
+
+
+@pytest.mark.parametrize("degrees", list(itertools.product((1, 2, 3), repeat=3)), ids=str)
+def test_every_rank_has_coordinates_of_its_own(degrees: tuple[int, int, int]) -> None:
+    mesh = Mesh(**dict(zip(("pp", "dp_shard", "tp"), degrees, strict=True)))
+    found = [tuple(mesh.coordinates(rank).values()) for rank in range(mesh.size)]
+    assert sorted(set(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "size", "message"),
+    [
+        (Mesh(dp_shard=2, tp=2), 8, "one of these fits: dp_shard=4; tp=4"),
+        (Mesh(dp_shard=2, tp=3), 8, "one of these fits: tp=4"),
+        (Mesh(dp_shard=3, tp=5), 8, "Launch 15 ranks"),
+        (Mesh(), 8, "one of these fits: dp_replicate=8"),
+    ],
+    ids=str,
+)
+def test_degrees_that_do_not_fit_are_an_error_with_those_that_do(mesh: Mesh, size: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        mesh.checked(size)
+
+
+def test_a_degree_is_at_least_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"pp=-1, tp=0 was requested"):
+        Mesh(tp=0, pp=-1)

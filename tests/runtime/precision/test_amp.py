@@ -1,16 +1,21 @@
-"""The scaler of fp16 knows weights of every layout, in every order."""
+"""The precisions of a step: the scaler of fp16 knows weights of every layout, in every order; an XLA device needs none."""
 
 from __future__ import annotations
 
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from accelerate_nb import Accelerator, GradScalerKwargs
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.precision.registry import PrecisionOptions
+from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
+from accelerate_nb.runtime.world.world import World
 from tests.ranks import run_on_ranks
 
 LAYOUTS = ("plain", "replicated", "sharded")
@@ -59,3 +64,9 @@ def test_gradients_of_every_layout_are_unscaled_once() -> None:
     for found in run_on_ranks(steps, 2, False):
         assert [(skipped, scale) for skipped, scale, _ in found] == [(False, SCALE)] * 6
         assert all(set(gradient) == {2.0} for _, _, gradients in found for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp8"])
+def test_numbers_that_these_devices_do_not_compute_in_are_refused(name):
+    with pytest.raises(ConfigurationError, match="Use mixed_precision='bf16'"):
+        XlaDDP(World(0, 1, 0, 1, torch.device("xla:0"), None)).choose_precision(name, PrecisionOptions())
