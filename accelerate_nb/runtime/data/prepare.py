@@ -96,10 +96,12 @@ def prepare_data_loader(
             share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_indices(dataloader))
         )
         generator = share.synchronized_generator(dataloader, sampler, seedable=seedable is not None)
+        if rng_types is not None and generator is None:
+            rng_types = [rng_type for rng_type in rng_types if named(rng_type) != "generator"]
         prepared = DataLoaderShard(
             dataset,
             device=device if put_on_device else None,
-            rng_types=_with_reason(rng_types, generator),
+            rng_types=None if rng_types is None else list(rng_types),
             synchronized_generator=generator,
             **loader_options,
             **options,
@@ -192,13 +194,6 @@ def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSa
 def _parts(dataset: Any) -> int:
     """The number of parts in which a data set can be read; 0 where it can't read a single part."""
     return int(getattr(dataset, "n_shards", 0)) if hasattr(dataset, "shard") else 0
-
-
-def _with_reason(rng_types: Iterable[str | RNGType] | None, generator: Any) -> list[str | RNGType] | None:
-    """The generators to synchronise, without one that isn't there."""
-    if rng_types is None:
-        return None
-    return [rng_type_ for rng_type_ in rng_types if generator is not None or named(rng_type_) != "generator"]
 
 
 def _stateful_class(loader_class: type) -> type[Any]:

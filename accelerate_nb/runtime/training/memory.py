@@ -91,7 +91,9 @@ def find_executable_batch_size(
                 f"{function.__name__} was called with {args!r}, but its first argument, the batch size, is filled in by "
                 "find_executable_batch_size. Leave it out."
             )
-        size, limit = starting_batch_size, _smallest_too_large(function)
+        # in former attempts of the run
+        too_large = [note["size"] for note in notes(_NOTE, former=True) if note["function"] == _name_of(function)]
+        size, limit = starting_batch_size, min(too_large, default=math.inf)
         while size > 0:
             if size < limit:
                 fitted, result = _try_batch_size(function, size, args, kwargs)
@@ -101,12 +103,6 @@ def find_executable_batch_size(
         raise StateError("No executable batch size found, reached zero.")
 
     return with_a_size_that_fits
-
-
-def _smallest_too_large(function: Callable[..., Any]) -> float:
-    """The smallest batch size that was too large in a former attempt of the run."""
-    found = (note["size"] for note in notes(_NOTE, former=True) if note["function"] == _name_of(function))
-    return min(found, default=math.inf)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

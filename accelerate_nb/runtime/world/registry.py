@@ -161,13 +161,6 @@ def rediscover() -> None:
     _held.get().world = None
 
 
-def _claim(held: _RankObjects) -> None:
-    """Drop what a forked process has inherited: it is its parent's."""
-    if held.pid != os.getpid():
-        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
-    held.pid = os.getpid()
-
-
 def _is_stale(held: _RankObjects) -> bool:
     """Whether the held world is of a former generation: inherited by a launched worker, or without its process group."""
     assert held.world is not None
@@ -187,7 +180,10 @@ def _leave_behind(held: _RankObjects) -> None:
 
 
 def _join(held: _RankObjects, rendezvous: Rendezvous) -> World:
-    _claim(held)
+    if held.pid != os.getpid():
+        # what a forked process has inherited is its parent's
+        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
+    held.pid = os.getpid()
     existed = dist.is_available() and dist.is_initialized()
     world = rendezvous.join(os.environ, partial(_next_store, held, rendezvous), held.connection)
     held.connection = world.connection
@@ -204,17 +200,12 @@ def _next_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
     Every group of a process has a name of its own in one store that stays open: a second group that used the
     first one's name would read the addresses of connections that are closed.
     """
-    store = _lasting_store(held, rendezvous)
-    held.joins += 1
-    return dist.PrefixStore(f"accelerate_nb/{held.joins}", store)
-
-
-def _lasting_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
     if held.store is None:
         # a store is hosted at the address that all know already, and there can't be another
         joined = dist.is_initialized()
         held.store = dist.distributed_c10d._get_default_store() if joined else rendezvous.rendezvous()
-    return held.store
+    held.joins += 1
+    return dist.PrefixStore(f"accelerate_nb/{held.joins}", held.store)
 
 
 def _contract() -> tuple[str | None, ...]:
