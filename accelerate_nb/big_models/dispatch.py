@@ -32,7 +32,7 @@ from accelerate_nb.big_models.offload import (
 from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import tensor_of
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
-from accelerate_nb.runtime.checkpoints.tensor_storage import address
+from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.user_warnings import warn_user
 
 logger = logging.getLogger("accelerate_nb.big_modeling")

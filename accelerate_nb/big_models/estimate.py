@@ -21,8 +21,7 @@ from torch.nn import Module
 from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_weights
 from accelerate_nb.big_models.empty import init_empty_weights
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.checkpoints.dcp import index
-from accelerate_nb.runtime.checkpoints.dcp.merge import weights_among
+from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards, weights_among
 from accelerate_nb.runtime.world.mesh import Mesh
 
 Optimizer: TypeAlias = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit"]
@@ -342,8 +341,8 @@ def of_module(model: Module, source: str) -> ModelOutline:
 
 
 def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
-    if (folder / index.LIST).is_file() or any(folder.glob(f"{index.MODEL_FOLDER}_*/{index.LIST}")):
-        listed = index.list_shards(folder)
+    if (folder / LIST).is_file() or any(folder.glob(f"{MODEL_FOLDER}_*/{LIST}")):
+        listed = list_shards(folder)
         prefix, _ = weights_among(listed.positions)
         length = len(prefix)
         found = [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accelerate_nb.big_models.devices import Device, as_device
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints.io.writer import write_file
+from accelerate_nb.runtime.checkpoints.writer import write_file
 
 T = TypeVar("T")
 Folder = str | os.PathLike[str]

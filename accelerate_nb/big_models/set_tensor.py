@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from accelerate_nb.big_models.devices import Device, as_device, as_dtype
 from accelerate_nb.big_models.tensors import owner_of
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.tensor_storage import address
+from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.runtime.training.memory import clear_device_cache
 
 # The copies of a tied weight: its address on its first device, then one tensor for each device.

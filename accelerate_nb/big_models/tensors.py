@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.tensor_storage import storage
+from accelerate_nb.runtime.checkpoints.host_copy import storage
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 
 

@@ -1,11 +1,11 @@
 """The import path `accelerate.utils.fsdp_utils`: FSDP's functions under Hugging Face's module name."""
 
-from accelerate_nb.runtime.checkpoints.dcp.merge import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.checkpoints.file_names import (
     OPTIMIZER_NAME as OPTIMIZER_NAME,
     SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
+from accelerate_nb.runtime.checkpoints.shards import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accelerate_nb.runtime.compat.unsupported import ensure_weights_retied as ensure_weights_retied
 from accelerate_nb.runtime.strategies.fsdp.hf_functions import (

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
 from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error
-from tests.runtime.checkpoints.io.test_background_write import hold_writers
+from tests.runtime.checkpoints.test_background_write import hold_writers
 
 
 def test_copies_lie_in_locked_memory_and_wait_for_the_device_once(device: str) -> None:

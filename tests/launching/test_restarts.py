@@ -102,7 +102,7 @@ def trains(folder: str, fault: Any = None, at: int = 0, numbered: bool = False) 
 
 def dies_while_files_are_written() -> None:
     """From now on, to have written a checkpoint's file is a process's last."""
-    from accelerate_nb.runtime.checkpoints.io import writer
+    from accelerate_nb.runtime.checkpoints import writer
 
     writer.sync = lambda *_: dies()
 

@@ -17,8 +17,8 @@ from accelerate_nb.big_models.hooks.base import ModelHook, add_hook_to_module, n
 from accelerate_nb.big_models.offload import PrefixedDataset
 from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import all_names, get_non_persistent_buffers, named_module_tensors, tensor_of
-from accelerate_nb.runtime.checkpoints.offloaded import offloading_hooks
-from accelerate_nb.runtime.checkpoints.tensor_storage import address
+from accelerate_nb.runtime.checkpoints.host_copy import address
+from accelerate_nb.runtime.checkpoints.weights import offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 
 

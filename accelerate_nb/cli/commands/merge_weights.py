@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Merge, and print what was written."""
-    from accelerate_nb.runtime.checkpoints.dcp import merge as merging
+    from accelerate_nb.runtime.checkpoints import shards as merging
 
     merged = merging.merge(
         arguments.checkpoint,

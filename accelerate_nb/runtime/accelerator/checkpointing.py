@@ -16,17 +16,17 @@ from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
 from accelerate_nb.runtime.checkpoints.folders import (
     folder_to_read,
+    newest_checkpoint,
+    note_save,
     number_of,
     numbered,
     numbered_in,
     paths_to_write,
     prune,
 )
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
-from accelerate_nb.runtime.checkpoints.newest import newest_checkpoint, note_save
-from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.saver import Saver
-from accelerate_nb.runtime.checkpoints.weights import save_model_files
+from accelerate_nb.runtime.checkpoints.weights import complete, save_model_files
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
 from accelerate_nb.runtime.compat.save import save
 from accelerate_nb.runtime.precision.base import Precision

@@ -1,19 +1,174 @@
-"""The folder that a checkpoint is written to, or read from."""
+"""The folder of a checkpoint: written to as a draft, committed whole or not at all, numbered, and found again."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints.io import atomic_commit
-from accelerate_nb.runtime.checkpoints.io.atomic_commit import CheckpointPaths
-from accelerate_nb.runtime.checkpoints.manifest import why_incomplete
+from accelerate_nb.rank.attempt_notes import leave_note, notes
+from accelerate_nb.runtime.checkpoints import file_names, manifest
+from accelerate_nb.runtime.checkpoints.writer import remove, sync
 from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
+from accelerate_nb.runtime.operations.collective import gather_object
+from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
+_INCOMPLETE = ".incomplete"
+_REPLACED = ".replaced"
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
+_NOTE = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPaths:
+    """The paths of a checkpoint: the final folder, the draft, and the former checkpoint until it is deleted."""
+
+    folder: Path
+    draft: Path
+    former: Path
+
+    @classmethod
+    def of(cls, folder: Path, drafts: Path | None = None) -> CheckpointPaths:
+        """The paths of a folder; its draft is in `drafts`, or beside it, or inside where it can't be exchanged as a whole."""
+        folder = folder.expanduser().resolve()
+        if not _can_be_exchanged(folder):
+            return cls(folder, folder / _INCOMPLETE / folder.name, folder / _REPLACED)
+        beside = folder.parent if drafts is None else drafts.expanduser().resolve()
+        return cls(folder, beside / f".{folder.name}{_INCOMPLETE}" / folder.name, beside / f".{folder.name}{_REPLACED}")
+
+
+def _can_be_exchanged(folder: Path) -> bool:
+    if not folder.is_dir():
+        return True
+    if folder.is_mount() or Path.cwd().is_relative_to(folder) or not os.access(folder.parent, os.W_OK):
+        return False
+    # a folder with folders in it is a project's, and others may be at work in there
+    listed = manifest.listed(folder)
+    return all(path.is_file() or path.name in listed for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def clear(paths: CheckpointPaths) -> None:
+    """Make an empty draft, after finishing a save that was killed half-way."""
+    settle(paths)
+    shutil.rmtree(paths.draft.parent, ignore_errors=True)
+    shutil.rmtree(_aside(paths.former), ignore_errors=True)
+    paths.draft.mkdir(parents=True)
+
+
+def commit(paths: CheckpointPaths) -> None:
+    """Make the complete draft the checkpoint; a reader meanwhile, or after a kill, finds the former one or this one."""
+    sync(paths.draft)
+    if paths.draft.parent.parent == paths.folder:
+        # files move into a folder that has to stay; from here on the draft is complete, and `settle` finishes it if this process
+        # can't
+        paths.draft.rename(_ready(paths))
+        _move_in(paths)
+    elif paths.folder.exists():
+        paths.draft.rename(paths.former)
+        exchange(paths.former, paths.folder)
+        sync(paths.folder.parent)
+        _clear_former(paths)
+    else:
+        paths.folder.parent.mkdir(parents=True, exist_ok=True)
+        paths.draft.rename(paths.folder)
+        sync(paths.folder.parent)
+    shutil.rmtree(paths.draft.parent, ignore_errors=True)
+
+
+def settle(paths: CheckpointPaths) -> None:
+    """Finish a save that was killed half-way."""
+    if _ready(paths).is_dir():
+        _move_in(paths)
+        shutil.rmtree(paths.draft.parent, ignore_errors=True)
+    if paths.former.is_dir() and not paths.folder.exists():
+        paths.former.rename(paths.folder)
+    elif paths.former.is_dir():
+        _clear_former(paths)
+
+
+def settle_once(paths: CheckpointPaths, *, here: bool) -> None:
+    """Finish a save that was killed half-way in one process of each machine, `here`; the others wait for it."""
+    if here:
+        settle(paths)
+    end = time.monotonic() + 60
+    while (paths.former.is_dir() or _ready(paths).is_dir()) and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def discard(paths: CheckpointPaths) -> None:
+    """Delete a checkpoint; a kill leaves all of it or nothing that could be taken for one."""
+    deleted = paths.draft.with_name(f"{paths.folder.name}.deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    deleted.parent.mkdir(exist_ok=True)
+    paths.folder.rename(deleted)
+    shutil.rmtree(paths.draft.parent)
+
+
+def exchange(path: Path, other: Path) -> None:
+    """Exchange two folders: at once where the system can, else with a moment in which `other` is not there."""
+    if _renames_at_once(path, other):
+        return
+    path.rename(_aside(path))
+    other.rename(path)
+    _aside(path).rename(other)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}-aside")
+
+
+def _renames_at_once(path: Path, other: Path) -> bool:
+    if sys.platform != "linux":
+        return False
+    # renameat2(2): flag 2 is RENAME_EXCHANGE, and -100 is AT_FDCWD
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(-100, os.fsencode(path), -100, os.fsencode(other), 2) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EPERM):  # a file system that can't, NFS for one
+        return False
+    raise OSError(number, os.strerror(number), str(path), None, str(other))
+
+
+def _clear_former(paths: CheckpointPaths) -> None:
+    """Delete the former checkpoint; files that the person kept beside it are moved beside the new one."""
+    listed = manifest.listed(paths.former)
+    for path in paths.former.iterdir():
+        if not (path.name in listed or file_names.is_ours(path.name) or (paths.folder / path.name).exists()):
+            path.rename(paths.folder / path.name)
+    shutil.rmtree(paths.former)
+
+
+def _ready(paths: CheckpointPaths) -> Path:
+    return paths.draft.with_name(f"{paths.folder.name}.ready")
+
+
+def _move_in(paths: CheckpointPaths) -> None:
+    ready = _ready(paths)
+    new = sorted(ready.iterdir(), key=lambda item: item.name == file_names.MANIFEST_NAME)
+    stale = manifest.listed(paths.folder) | {
+        path.name for path in paths.folder.iterdir() if file_names.is_ours(path.name)
+    }
+    if not (paths.folder / _INCOMPLETE / "begun").exists():
+        for name in stale - {item.name for item in new}:
+            remove(paths.folder / name)
+        (paths.folder / _INCOMPLETE / "begun").touch()
+    for item in new:
+        if (paths.folder / item.name).is_dir():
+            remove(paths.folder / item.name)
+        item.replace(paths.folder / item.name)
+    sync(paths.folder)
 
 
 def paths_to_write(requested: str | os.PathLike[str] | None, project: ProjectConfiguration) -> CheckpointPaths:
@@ -43,7 +198,7 @@ def folder_to_read(requested: str | os.PathLike[str] | None, project: ProjectCon
     """
     if requested is not None:
         paths = CheckpointPaths.of(Path(requested))
-        atomic_commit.settle(paths) if settles else atomic_commit.wait_until_settled(paths)
+        settle_once(paths, here=settles)
         folder = Path(requested).expanduser()
         if folder.is_dir():
             return folder
@@ -61,7 +216,7 @@ def folder_to_read(requested: str | os.PathLike[str] | None, project: ProjectCon
 
 def _newest(folder: Path) -> Path:
     for item in reversed(numbered(folder)):
-        reason = why_incomplete(item)
+        reason = manifest.why_incomplete(item)
         if reason is None:
             return item
         warn_user(f"{item} is skipped, since it is not a whole checkpoint: {reason}")
@@ -90,9 +245,10 @@ def prune(project: ProjectConfiguration) -> None:
     existing = numbered(home)
     keep = len(existing) if project.total_limit is None else project.total_limit
     for folder in existing[: max(0, len(existing) - keep)]:
-        atomic_commit.discard(CheckpointPaths.of(folder, drafts=home.parent))
+        discard(CheckpointPaths.of(folder, drafts=home.parent))
     for left in home.parent.glob(".checkpoint_*"):
-        atomic_commit.sweep(left)
+        if left.name.endswith(_INCOMPLETE):  # a draft that no process writes any more
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def numbered_in(project: ProjectConfiguration) -> Path:
@@ -102,3 +258,75 @@ def numbered_in(project: ProjectConfiguration) -> Path:
             "automatic_checkpoint_naming=True needs a folder to number checkpoints in. Pass project_dir as well."
         )
     return Path(project.project_dir).expanduser() / "checkpoints"
+
+
+def note_save(folder: Path) -> None:
+    """Note that a checkpoint is about to be saved to this folder, for the run's next attempt."""
+    leave_note(_NOTE, folder=str(folder.absolute()))
+
+
+def newest_checkpoint(
+    requested: str | os.PathLike[str] | None, project: ProjectConfiguration, world: World
+) -> Path | None:
+    """
+    The newest complete checkpoint that every process has, `None` where there is none yet; all processes call it.
+
+    `requested` is a checkpoint's folder, or one that holds checkpoints. Without it, the newest numbered one of the project
+    or, where checkpoints are not numbered, the newest that this run has saved.
+    """
+    complete = [str(folder) for folder in _candidates(requested, project, world) if _is_complete(folder)]
+    return _of_all(complete, world)
+
+
+def _candidates(requested: str | os.PathLike[str] | None, project: ProjectConfiguration, world: World) -> list[Path]:
+    """The folders to look at, newest first."""
+    if requested is not None:
+        folder = Path(requested).expanduser().absolute()
+        settle_once(CheckpointPaths.of(folder), here=world.is_local_main)
+        if (folder / file_names.MANIFEST_NAME).exists() or manifest.why_incomplete(folder) is None:
+            return [folder]
+        inside = folder.glob("[!.]*") if folder.is_dir() else ()
+        return numbered(folder)[::-1] or _by_time(inside)
+    if project.automatic_checkpoint_naming:
+        return numbered(numbered_in(project))[::-1]
+    saved = dict.fromkeys(Path(note["folder"]) for note in notes(_NOTE, former=False))
+    for folder in saved:
+        settle_once(CheckpointPaths.of(folder), here=world.is_local_main)
+    return _by_time(saved)
+
+
+def _by_time(folders: Iterable[Path]) -> list[Path]:
+    """The folders by the time of their commit, the newest first."""
+    return sorted((folder for folder in folders if folder.is_dir()), key=_committed, reverse=True)
+
+
+def _committed(folder: Path) -> int:
+    listed = folder / file_names.MANIFEST_NAME
+    # the list of files is written last; Accelerate writes none
+    return (listed if listed.exists() else folder).stat().st_mtime_ns
+
+
+def _is_complete(folder: Path) -> bool:
+    reason = manifest.why_incomplete(folder)
+    if reason is not None and (number_of(folder) is not None or (folder / file_names.MANIFEST_NAME).exists()):
+        warn_user(f"{folder} is skipped, since it is not a whole checkpoint: {reason}")
+    return reason is None
+
+
+def _of_all(complete: list[str], world: World) -> Path | None:
+    """The newest of the main process's folders that all others found complete, too."""
+    if world.size == 1:
+        return Path(complete[0]) if complete else None
+    # a dictionary keeps the order, and is one element of what is gathered
+    found: list[dict[str, None]] = gather_object(dict.fromkeys(complete))
+    for folder in found[0]:
+        if all(folder in others for others in found):
+            return Path(folder)
+    if not any(found):
+        return None
+    having = [rank for rank, folders in enumerate(found) if folders]
+    raise CheckpointError(
+        f"The newest complete checkpoint of all processes was requested, but there is none that all have; those with one are "
+        f"ranks {', '.join(map(str, having))}, for example {next(iter(found[having[0]]))}. Save to a folder that all machines "
+        "share, or copy a checkpoint to each of them."
+    )

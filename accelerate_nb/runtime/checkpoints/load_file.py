@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from safetensors.torch import load_file
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
-from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
+from accelerate_nb.runtime.checkpoints.host_copy import is_apart
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -141,6 +141,37 @@ def numpy_state() -> list[Any]:
     """The types in the state of numpy's generator."""
     core = getattr(np, "_core", None) or np.core  # numpy 1 has it under its old name
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]
+
+
+class SharedSetting:
+    """
+    Blocks of several threads that need the same setting: the first that begins sets it, and the last that ends takes it back.
+
+    Ranks may be threads, and what each of them took back by itself would be taken from the others.
+    """
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._set: AbstractContextManager[Any] | None = None
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """A block in which it is set."""
+        with self._lock:
+            if self._set is None:
+                self._set = self._setting()
+                self._set.__enter__()
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:
+                    held, self._set = self._set, None
+                    held.__exit__(None, None, None)
 
 
 # torch has to know that these are harmless

@@ -1,33 +1,53 @@
-"""One save from its beginning to the end: a copy of the state if requested, its files, their commit."""
+"""One save from its beginning to the end: who takes part, the files of each process, their commit."""
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import hmac
+import json
+import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.rank import background_tasks
-from accelerate_nb.runtime.checkpoints import manifest
-from accelerate_nb.runtime.checkpoints.commit_protocol import (
-    MainProcessCommit,
-    OtherProcessCommit,
-    SaveChannel,
-    SingleProcessCommit,
-    save_channel_of,
-)
-from accelerate_nb.runtime.checkpoints.io import atomic_commit
-from accelerate_nb.runtime.checkpoints.io.atomic_commit import CheckpointPaths
-from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, LastFile, named, write_files
+from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.runtime.checkpoints import folders, manifest
+from accelerate_nb.runtime.checkpoints.folders import CheckpointPaths
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, named, sync, write_files
+from accelerate_nb.runtime.world.registry import has_own_store
 from accelerate_nb.runtime.world.world import World
+from accelerate_nb.user_warnings import warn_user
 
 # Files are written at the same time because what takes time is the disk, and torch's sums over what it writes.
 _THREADS = 4
+# How long a process waits for another one in the same save.
+LIMIT = 1800.0
+# How long the main process waits for the others to begin before it goes on without them, and for those that were not in its last save.
+JOIN_TIMEOUT, RETURN_TIMEOUT = 20.0, 0.5
+# How long a process waits for the main one to come to its folder, once that has saved to another, or to this one without it.
+SETTLE = 5.0
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+# What a process has of a save of the main one: the first that is said holds.
+_JOINED, _ELSEWHERE, _LEFT_OUT = "joined", "elsewhere", "left out"
+_FINE, _INTERRUPTED = "fine", "It was interrupted."
+_MESSAGE_SIZE = 8192
 
 
 @dataclass
@@ -67,7 +87,7 @@ class Saver:
         """
         agreement = self._agreement(paths.folder, needs_all)
         with named(paths.folder):
-            if not agreement.begin(lambda: atomic_commit.clear(paths)):
+            if not agreement.begin(lambda: folders.clear(paths)):
                 return
         try:
             with named(paths.folder):
@@ -122,11 +142,9 @@ class Saver:
                         written.update(file.write_last(paths.draft))
                 for path in paths.draft.rglob("*"):
                     if path.is_dir() or path.name not in written:
-                        atomic_commit.sync(
-                            path
-                        )  # what hooks have written; the other processes' files are there already
+                        sync(path)  # what hooks have written; the other processes' files are there already
                 manifest.write(paths.draft, written)
-                atomic_commit.commit(paths)
+                folders.commit(paths)
 
         try:
             own = [file for file in files if not isinstance(file, LastFile)]
@@ -181,3 +199,342 @@ class BackgroundWrite:
         self.thread.join()
         if self._error is not None:
             sys.stderr.write(f"The checkpoint {self.folder} was not written: {self._error}\n")
+
+
+class SaveChannel:
+    """
+    One process's connection to the others about its saves.
+
+    Who saves is agreed on in the run's store, since loops may call `save_state` on the main process alone, as Accelerate lets
+    them. Those who do are connected by a group of gloo, in which the death of one is noticed at once. Each text has a signature
+    that only processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
+    """
+
+    def __init__(self, world: World) -> None:
+        store: Any = world.store
+        self.world = world
+        self._store = dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
+        self._key = os.environ.get("TORCHELASTIC_RUN_ID", "").encode()
+        # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
+        # even if the main process has begun one while this one was still making its Accelerator
+        self.next = 1 if has_own_store() else self.newest() + 1
+        # processes that were not in the main process's last save
+        self.absent: set[int] = set()
+        self.members: list[int] = []
+        # the thread of a save that is still being written
+        self.busy: threading.Thread | None = None
+        self._gloo: Any = None
+        self.group = 0
+        report_end = partial(_report_end, weakref.ref(self))
+        # the first is for a launched function; the second for scripts, and for children of multiprocessing, which have no atexit
+        background_tasks.begun(report_end)
+        Finalize(None, report_end, exitpriority=0)
+
+    # The store
+
+    def newest(self, *, begins: bool = False) -> int:
+        """The number of the main process's newest save, which begins now or has begun."""
+        return int(self._store.add("saves", int(begins)))
+
+    def put(self, name: str, content: Any) -> None:
+        """Keep a value in the store."""
+        self._store.set(name, self._signed(name, json.dumps(content)))
+
+    def first(self, name: str, content: Any) -> Any:
+        """Keep a value where there is none; returns the one that is there then."""
+        store: Any = self._store
+        return json.loads(self._text(name, store.compare_set(name, "", self._signed(name, json.dumps(content)))))
+
+    def get(self, name: str) -> Any:
+        """A value of the store, once it is there."""
+        if not self.are_there([name], LIMIT):
+            raise CheckpointError(f"The other processes have saved nothing for {LIMIT:g} seconds ({name}).")
+        return json.loads(self._text(name, self._store.get(name)))
+
+    def are_there(self, names: Sequence[str], limit: float) -> bool:
+        """Whether all of these are in the store within some seconds."""
+        end, pause = time.monotonic() + limit, 0.001
+        # the store's own way to wait can't be interrupted, and complains on stderr of each timeout
+        while names and not self._store.check(list(names)):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        return True
+
+    # The group of those who save
+
+    def connect(self, members: list[int], group: int) -> None:
+        """Connect the processes that take part in a save; `group` is the number of the save for which their group was made."""
+        if group == self.group or len(members) == 1:
+            return
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs don't know its arguments
+        store = dist.PrefixStore(f"{group}/group", self._store)
+        try:
+            self._gloo = gloo(store, members.index(self.world.rank), len(members), _CONNECT_TIMEOUT)
+        except RuntimeError as error:
+            self.disconnect()
+            raise CheckpointError(
+                f"Ranks {', '.join(map(str, members))} began to save together, but could not be connected by gloo: {error}. Where "
+                "the network has several interfaces, name the one between the nodes in GLOO_SOCKET_IFNAME."
+            ) from error
+        self.members, self.group = members, group
+
+    def disconnect(self) -> None:
+        """Leave the group, so that the next save makes another."""
+        self.members, self._gloo, self.group = [], None, 0
+
+    def send(self, rank: int, text: str) -> None:
+        """Send a text to a process that receives one, else a `RuntimeError` is raised."""
+        content = self._signed("message", text[: _MESSAGE_SIZE // 8]).encode().ljust(_MESSAGE_SIZE, b"\0")
+        message = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self._gloo.send([message], self.members.index(rank), 0).wait(timedelta(seconds=LIMIT))
+
+    def receive(self, rank: int, limit: float = LIMIT) -> str:
+        """The text that a process sends; a `RuntimeError` where it has died, or sends none for so many seconds."""
+        message = torch.empty(_MESSAGE_SIZE, dtype=torch.uint8)
+        self._gloo.recv([message], self.members.index(rank), 0).wait(timedelta(seconds=limit))
+        return self._text("message", message.numpy().tobytes().rstrip(b"\0"))
+
+    def has_died(self, rank: int) -> bool:
+        """Whether a process that was in the last save, and does not come to this one, has ended otherwise than in peace."""
+        if rank not in self.members or self._store.check([f"ended/{rank}"]):
+            return False
+        try:
+            self.receive(rank, 0.1)
+        except RuntimeError as error:
+            # what it does not answer in time closes the group's connections, too
+            return "closed by peer" in str(error) or "reset by peer" in str(error)
+        return False
+
+    def _signed(self, name: str, text: str) -> str:
+        return hmac.new(self._key, f"{name}\n{text}".encode(), hashlib.sha256).hexdigest() + text
+
+    def _text(self, name: str, value: bytes) -> str:
+        text = value[64:].decode(errors="replace")
+        if not hmac.compare_digest(self._signed(name, text).encode(), value):
+            raise CheckpointError(
+                f"{name!r} of the run's saves was written by a process that is none of the run: no checkpoint was written. Another "
+                "user of this machine may have done so; docs/security.md names what can be written to."
+            )
+        return text
+
+
+def _report_end(reference: weakref.ref[SaveChannel]) -> None:
+    """The process has reached its end in peace: the others need not miss it."""
+    channel = reference()
+    # whichever exception ends an interpreter is kept as its last; that which ends a child is being handled now
+    if channel is not None and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+        with suppress(RuntimeError):  # the process that holds the store may have gone before
+            channel.put(f"ended/{channel.world.rank}", "")
+
+
+# by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
+_channels: RankLocal[WeakKeyDictionary[Any, SaveChannel]] = RankLocal(WeakKeyDictionary)
+
+
+def save_channel_of(world: World) -> SaveChannel:
+    """The one connection of this process's group over which its saves are agreed on."""
+    channels, group = _channels.get(), world.group
+    if group not in channels:
+        channels[group] = SaveChannel(world)
+    return channels[group]
+
+
+class SingleProcessCommit:
+    """The commit of a single process."""
+
+    # whether this process has to commit a folder of its own
+    is_apart = False
+
+    def begin(self, clear: Callable[[], None]) -> bool:
+        """Have the draft cleared before anybody writes to it; returns whether this process takes part in the save."""
+        clear()
+        return True
+
+    def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
+        """
+        Have the draft committed once every process has written its files; returns when that is done.
+
+        `complaint` says why this process's files could not be written. A `CheckpointError` is raised on all if one complains.
+        """
+        if complaint is not None:
+            raise CheckpointError(complaint)
+        commit()
+
+
+class MainProcessCommit(SingleProcessCommit):
+    """
+    The main process among others: it publishes its folder, waits until their files are written, and commits.
+
+    Who has not begun after a while is taken to be absent, unless it has died, or the others can't save without it.
+    """
+
+    def __init__(self, channel: SaveChannel, folder: Path, *, needs_all: bool) -> None:
+        self._channel, self._folder, self._needs_all = channel, folder, needs_all
+        self._number = 0
+        self._others: list[int] = []
+
+    def begin(self, clear: Callable[[], None]) -> bool:
+        channel = self._channel
+        self._number = channel.newest(begins=True)
+        channel.put(f"{self._number}", str(self._folder))
+        plan: Any = _INTERRUPTED
+        try:
+            self._others = self._joined()
+            clear()
+            members = [0, *self._others]
+            plan = [members, channel.group if members == channel.members else self._number]
+        except (OSError, CheckpointError) as error:
+            plan = str(error)
+            raise
+        finally:
+            channel.put(f"{self._number}/plan", plan)
+            if not isinstance(plan, list):
+                channel.put(f"{self._number}/over", "")
+        try:
+            channel.connect(*plan)
+        except CheckpointError:
+            channel.put(f"{self._number}/over", "")
+            raise
+        return True
+
+    def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
+        verdict, channel = _INTERRUPTED, self._channel
+        try:
+            replies = [complaint or _FINE, *map(self._reply, self._others)]
+            failure = next((reply for reply in replies if reply != _FINE), None)
+            if failure is None:
+                commit()
+            verdict = failure or _FINE
+        except CheckpointError as error:
+            verdict = str(error)
+            raise
+        finally:
+            # of an interrupted process the others are not known to listen: the group's end is their answer
+            for rank in self._others if verdict != _INTERRUPTED else ():
+                with suppress(RuntimeError):  # one that has died
+                    channel.send(rank, verdict)
+            channel.put(f"{self._number}/over", "")
+            if verdict != _FINE:
+                channel.disconnect()
+        if verdict != _FINE:
+            raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
+
+    def _reply(self, rank: int) -> str:
+        try:
+            return self._channel.receive(rank)
+        except RuntimeError as error:
+            return _death(rank, error)
+
+    def _joined(self) -> list[int]:
+        """The processes that have begun the same save, some time after this one has."""
+        channel = self._channel
+        others = range(1, channel.world.size)
+        names = {rank: f"{self._number}/{rank}" for rank in others}
+        expected = [names[rank] for rank in others if self._needs_all or rank not in channel.absent]
+        channel.are_there(expected, LIMIT if self._needs_all else JOIN_TIMEOUT)
+        channel.are_there(list(names.values()), RETURN_TIMEOUT)
+        statuses = {rank: channel.first(name, _LEFT_OUT) for rank, name in names.items()}
+        absent = {rank for rank, status in statuses.items() if status == _LEFT_OUT}
+        for rank in sorted(absent - channel.absent):
+            if channel.has_died(rank):
+                channel.disconnect()
+                raise CheckpointError(_death(rank))
+        listed = ", ".join(map(str, sorted(absent)))
+        if absent and self._needs_all:
+            raise CheckpointError(
+                f"save_state was called on the main process, and not on rank {listed}, which has parts of the weights. Call "
+                "save_state on every process."
+            )
+        if absent - channel.absent:
+            channel.disconnect()
+            warn_user(
+                f"save_state was called on the main process, and {JOIN_TIMEOUT:g} seconds later not on rank {listed}: the "
+                "checkpoint lacks the own state of these ranks (random states, positions of loaders). Call save_state on every "
+                "process; where that is intended, later saves don't wait."
+            )
+        channel.absent = absent
+        return [rank for rank, status in statuses.items() if status == _JOINED]
+
+
+class OtherProcessCommit(SingleProcessCommit):
+    """
+    Another process: it finds the save of the main one that it has a part in, which is the one to the same folder.
+
+    Where the main process saves to another folder and does not come to this one, each process was given a folder of its own,
+    and this one commits its own files alone.
+    """
+
+    def __init__(self, channel: SaveChannel, folder: Path) -> None:
+        self._channel, self._folder = channel, folder
+
+    def begin(self, clear: Callable[[], None]) -> bool:
+        try:
+            takes_part = self._find()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self._folder} was not written: the main process does not save, or is gone. {error}"
+            ) from error
+        if self.is_apart:
+            clear()
+        return takes_part
+
+    def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
+        if self.is_apart:
+            super().finish(complaint, commit)
+            return
+        try:
+            self._channel.send(0, complaint or _FINE)
+            verdict = self._channel.receive(0)
+        except RuntimeError as error:
+            verdict = _death(0, error)
+        if verdict != _FINE:
+            self._channel.disconnect()
+            raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
+
+    def _find(self) -> bool:
+        """Take part in the main process's save to the folder, or be apart; `False` where it was over without this process."""
+        channel, rank = self._channel, self._channel.world.rank
+        passed, first_passed = "", 0
+        while channel.are_there([f"{channel.next}"], SETTLE if passed else LIMIT):
+            number, channel.next = channel.next, channel.next + 1
+            folder = channel.get(f"{number}")
+            is_mine = folder == str(self._folder)
+            status = channel.first(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
+            if status == _JOINED:
+                plan = channel.get(f"{number}/plan")
+                if not isinstance(plan, list):
+                    raise CheckpointError(f"{folder} was not written: another process failed. {plan}")
+                channel.connect(*plan)
+                return True
+            if is_mine or status == _ELSEWHERE:
+                passed, first_passed = folder, first_passed or number
+                channel.get(f"{number}/over")
+        if not passed:
+            raise CheckpointError(
+                f"{self._folder} was not written: the main process did not save for {LIMIT:g} seconds."
+            )
+        self.is_apart = passed != str(self._folder)
+        if self.is_apart:
+            # a later save of the main process belongs to a later one of this process
+            channel.next = first_passed + 1
+            warn_user(
+                f"save_state was called with {self._folder} on rank {rank}, and with {passed} on the main process: this process's "
+                "own files are in its folder, and those that all have in common in the main process's. Pass the same folder on "
+                "every process."
+            )
+        else:
+            warn_user(
+                f"save_state was called on rank {rank} when the others had saved {passed} already, without this rank's own state "
+                "(random states, positions of loaders)."
+            )
+        return self.is_apart
+
+
+def _death(rank: int, error: RuntimeError | None = None) -> str:
+    detail = "" if error is None else f" ({str(error).strip().splitlines()[0][:300]})"
+    return (
+        f"Rank {rank} has died before it wrote its files, so there is no new checkpoint; what was there before is unchanged. Look in "
+        f"that rank's output for the cause, and start the run again.{detail}"
+    )

@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from accelerate_nb.runtime.checkpoints.io.device_copy import brought, settle
-from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
-from accelerate_nb.runtime.checkpoints.io.writer import write_file
-from accelerate_nb.runtime.checkpoints.load_file import harmless, numpy_state
-from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
+from accelerate_nb.runtime.checkpoints.host_copy import brought, is_apart, settle
+from accelerate_nb.runtime.checkpoints.load_file import SharedSetting, harmless, numpy_state
 from accelerate_nb.runtime.checkpoints.weights import without_aliases
+from accelerate_nb.runtime.checkpoints.writer import write_file
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.world.state import PartialState
 

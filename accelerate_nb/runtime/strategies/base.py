@@ -15,10 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read_states
-from accelerate_nb.runtime.checkpoints.offloaded import complete
-from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.weights import complete, file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, files_of
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
@@ -336,7 +335,7 @@ class Strategy:
         """
         if file_names.has_named_states(folder):
             # not before it is used: it takes 0.2 s to load
-            from accelerate_nb.runtime.checkpoints.dcp import named_states
+            from accelerate_nb.runtime.checkpoints import named_states
 
             return named_states.load(folder, [self.unwrap(model) for model in models], optimizers)
         found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]

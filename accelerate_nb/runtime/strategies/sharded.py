@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.dcp import named_states
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints import file_names, named_states
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest

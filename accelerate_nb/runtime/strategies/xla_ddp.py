@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.lockstep import lockstep
-from accelerate_nb.runtime.checkpoints.io.writer import in_groups
+from accelerate_nb.runtime.checkpoints.writer import in_groups
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions

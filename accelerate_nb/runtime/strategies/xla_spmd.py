@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.io.device_copy import brought
+from accelerate_nb.runtime.checkpoints.host_copy import brought
 from accelerate_nb.runtime.operations.nested import leaves_of, with_leaves
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import commit_protocol, saver
+from accelerate_nb.runtime.checkpoints import saver
 from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
 from tests.ranks import RanksFailed, run_on_ranks
@@ -28,7 +28,7 @@ from tests.runtime.checkpoints.test_kills import make_deadly, training
 def each_in_a_folder_of_its_own(peer: Peer) -> Any:
     """As Accelerate's own test of stateful loaders does it."""
     if peer.is_ours:
-        commit_protocol.SETTLE = 0.5
+        saver.SETTLE = 0.5
     accelerator = peer.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
     rank = accelerator.process_index
@@ -59,17 +59,17 @@ def test_ranks_that_save_to_folders_of_their_own_have_their_own_files_there(tmp_
 
 def makes_its_accelerator_late(folder: str) -> list[str]:
     """Rank 1 begins to make its `Accelerator` when rank 0 has begun to save."""
-    commit_protocol.SETTLE = 0.5
-    is_late, make = os.environ["RANK"] == "1", commit_protocol.SaveChannel.__init__
+    saver.SETTLE = 0.5
+    is_late, make = os.environ["RANK"] == "1", saver.SaveChannel.__init__
 
-    def make_late(channel: commit_protocol.SaveChannel, world: World) -> None:
+    def make_late(channel: saver.SaveChannel, world: World) -> None:
         store = PrefixStore("accelerate_nb/checkpoint", world.store.clone())
         while is_late and not store.add("saves", 0):
             time.sleep(0.01)
         make(channel, world)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_protocol.SaveChannel, "__init__", make_late)
+        patch.setattr(saver.SaveChannel, "__init__", make_late)
         accelerator = Accelerator(cpu=True)
     own = Path(folder) / f"of rank {accelerator.process_index}"
     for turn in range(2):
@@ -105,7 +105,7 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
 
 def is_late(folder: str) -> tuple[list[str], list[str]]:
     """Rank 1 comes to a save when the main process has gone on without it."""
-    commit_protocol.JOIN_TIMEOUT, commit_protocol.SETTLE = 0.2, 0.2
+    saver.JOIN_TIMEOUT, saver.SETTLE = 0.2, 0.2
     accelerator, _ = training(folder, False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -129,7 +129,7 @@ def test_a_rank_that_comes_to_a_save_when_it_is_over_goes_on_and_takes_part_in_t
 
 def counts_differ(folder: str) -> list[str]:
     """Ranks that have had different numbers of batches, and different numbers of saves."""
-    commit_protocol.JOIN_TIMEOUT = 0.2
+    saver.JOIN_TIMEOUT = 0.2
     accelerator, _ = training(folder, False)
     if accelerator.is_main_process:
         accelerator.save_state(f"{folder}/saved")
@@ -146,8 +146,8 @@ def test_ranks_at_different_steps_save_one_checkpoint(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, signal, sys
-from accelerate_nb.runtime.checkpoints import commit_protocol
-commit_protocol.JOIN_TIMEOUT = 0.5
+from accelerate_nb.runtime.checkpoints import saver
+saver.JOIN_TIMEOUT = 0.5
 import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
@@ -268,7 +268,7 @@ def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypa
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "drawn by chance")
     world: Any = StoreOfARun(HashStore())
     plain = PrefixStore("accelerate_nb/checkpoint", world.store)
-    channel = commit_protocol.SaveChannel(world)
+    channel = saver.SaveChannel(world)
     channel.put("1/over", "fine")
     assert (channel.get("1/over"), channel.first("1/1", "joined"), channel.first("1/1", "late")) == (
         "fine",
@@ -276,7 +276,7 @@ def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypa
         "joined",
     )
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "guessed")
-    commit_protocol.SaveChannel(world).put("1/plan", [])
+    saver.SaveChannel(world).put("1/plan", [])
     plain.set("1/2", "joined")
     plain.set("2/over", plain.get("1/over"))
     for name in ("1/plan", "1/2", "2/over"):

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.checkpoints import commit_protocol, manifest, saver
-from accelerate_nb.runtime.checkpoints.io import atomic_commit, writer
+from accelerate_nb.runtime.checkpoints import folders, manifest, saver, writer
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.ranks import RanksFailed, run_on_ranks
 
@@ -23,8 +22,8 @@ from tests.ranks import RanksFailed, run_on_ranks
 MOMENTS = {
     "while files are written": (writer, "sync", 2, 1.0),
     "before the files are listed": (manifest, "write", 1, 1.0),
-    "before the new one is there": (saver.atomic_commit, "commit", 1, 1.0),
-    "when the new one is there": (atomic_commit, "_clear_former", 1, 2.0),
+    "before the new one is there": (folders, "commit", 1, 1.0),
+    "when the new one is there": (folders, "_clear_former", 1, 2.0),
 }
 
 
@@ -139,7 +138,7 @@ def half_of_the_renames(folder: str) -> None:
     fill(model, 1.0)
     accelerator.save_state(f"{folder}/project")
     fill(model, 2.0)
-    make_deadly(atomic_commit, "remove", 1)
+    make_deadly(folders, "remove", 1)
     replace, calls = Path.replace, iter(range(1000))
 
     def deadly(self: Path, target: Path) -> Path:
@@ -170,7 +169,7 @@ def reads_project(folder: str) -> float:
 
 
 def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
-    commit_protocol.JOIN_TIMEOUT = 0.2
+    saver.JOIN_TIMEOUT = 0.2
     accelerator, _ = training(folder, False)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints.dcp import index as reading, merge as merging
-from accelerate_nb.runtime.checkpoints.dcp.merge import merge, merge_fsdp_weights
+from accelerate_nb.runtime.checkpoints import shards as merging
+from accelerate_nb.runtime.checkpoints.shards import merge, merge_fsdp_weights
 from tests.ranks import run_on_ranks
 
 
@@ -264,7 +264,7 @@ def test_a_folder_without_shards_reports_what_it_holds(tmp_path, files, message)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(ConfigurationError, match=message):
-        reading.find(tmp_path)
+        merging.find(tmp_path)
 
 
 def test_a_path_that_is_no_folder_reports_it(tmp_path):

@@ -105,11 +105,11 @@ def finds_where_ranks_have_disks_of_their_own(folder: str, lost: bool) -> Any:
         accelerator.save_state(f"{folder}/at_{value:g}")
     accelerator.wait_for_everyone()
     # what this process can see is all that there is on its machine
-    from accelerate_nb.runtime.checkpoints import newest
+    from accelerate_nb.runtime.checkpoints import folders
 
-    complete = newest._is_complete
+    complete = folders._is_complete
     unseen = ("at_1", "at_2") if lost else ("at_2",)
-    newest._is_complete = lambda path: not (rank == 1 and path.name in unseen) and complete(path)
+    folders._is_complete = lambda path: not (rank == 1 and path.name in unseen) and complete(path)
     assert accelerator.resume()
     return next(model.parameters()).mean().item()
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.checkpoints import saver
-from accelerate_nb.runtime.checkpoints.io import atomic_commit, writer
+from accelerate_nb.runtime.checkpoints import folders, writer
 from accelerate_nb.runtime.strategies.deepspeed import engine_files
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import RanksFailed, run_on_ranks
@@ -22,8 +21,8 @@ MOMENTS = {
     "before an engine gives its state": (engine_files, "_engines", 1, 1, True),
     "while the other rank's part is written": (writer, "sync", 1, 1, True),
     "while parts are written in the background": (writer, "sync", 2, 0, False),
-    "before the new one is there": (saver.atomic_commit, "commit", 1, 0, True),
-    "when the new one is there": (atomic_commit, "_clear_former", 1, 0, True),
+    "before the new one is there": (folders, "commit", 1, 0, True),
+    "when the new one is there": (folders, "_clear_former", 1, 0, True),
 }
 
 

@@ -12,9 +12,8 @@ import torch
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, SharedSetting, read
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.strategies.deepspeed import universal
 from accelerate_nb.runtime.world.world import World
 

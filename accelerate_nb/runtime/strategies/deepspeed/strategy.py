@@ -16,8 +16,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError, NotYetError
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision

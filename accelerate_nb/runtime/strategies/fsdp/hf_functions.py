@@ -12,8 +12,8 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, LastFile, write_files
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, write_files
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 
@@ -35,7 +35,7 @@ def save_fsdp_model(
     With `adapter_only` the weights that learn alone. Parts without `use_dcp` are a file of each process's own part, which
     the same number of processes can load, with `use_dcp=False` too.
     """
-    from accelerate_nb.runtime.checkpoints.dcp import named_states
+    from accelerate_nb.runtime.checkpoints import named_states
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     state = named_states.model_state(sharded, learning_only=adapter_only)
@@ -57,7 +57,7 @@ def load_fsdp_model(
     use_dcp: bool = True,
 ) -> None:
     """Read what `save_fsdp_model` wrote, here or in Accelerate; all processes call it, as many as with `use_dcp=False` saved."""
-    from accelerate_nb.runtime.checkpoints.dcp import named_states
+    from accelerate_nb.runtime.checkpoints import named_states
 
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     parts = named_states.model_folder(model_index)
@@ -86,7 +86,7 @@ def save_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Write the state of an optimizer of a sharded model to a folder, as `save_fsdp_model` does with the model."""
-    from accelerate_nb.runtime.checkpoints.dcp import named_states
+    from accelerate_nb.runtime.checkpoints import named_states
 
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
     in_parts = _parts(fsdp_plugin)
@@ -109,7 +109,7 @@ def load_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Read what `save_fsdp_optimizer` wrote, as `load_fsdp_model` does with the model."""
-    from accelerate_nb.runtime.checkpoints.dcp import named_states
+    from accelerate_nb.runtime.checkpoints import named_states
 
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
     parts = named_states.optimizer_folder(optimizer_index)

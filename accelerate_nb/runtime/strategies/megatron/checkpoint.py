@@ -14,9 +14,9 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, NotYetError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.dcp.index import ShardIndex
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
+from accelerate_nb.runtime.checkpoints.shards import ShardIndex
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.strategies.megatron import model_parallel, weight_states
 from accelerate_nb.runtime.strategies.megatron.complete_state import parts_of, sharded_state
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel

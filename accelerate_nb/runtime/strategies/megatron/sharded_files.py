@@ -16,9 +16,9 @@ from megatron.core.dist_checkpointing.strategies.checkpointable import Checkpoin
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints.dcp.index import LIST, ShardIndex, list_shards
-from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, VerbatimFile
+from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
+from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.world.world import World
 
 COMMON = "common.pt"

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision

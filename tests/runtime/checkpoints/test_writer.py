@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from accelerate_nb.runtime.checkpoints.io.direct_io import BLOCK, DirectWriter, DiskFile
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, write_files
 from accelerate_nb.runtime.checkpoints.manifest import entry_of
+from accelerate_nb.runtime.checkpoints.writer import BLOCK, DirectWriter, DiskFile, FileToWrite, write_files
 
 SIZES = (1, 8, 4095, 4096, (1 << 20) + 3, BLOCK, BLOCK + 5, 2 * BLOCK - 1)
 

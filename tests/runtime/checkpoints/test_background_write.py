@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints.io import writer
-from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints import writer
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.checkpoints.test_checkpoint import Training, resumed
 from tests.runtime.checkpoints.test_kills import fill, training
@@ -178,7 +178,7 @@ def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
 
 
 def test_saving_in_the_background_changes_no_number(tmp_path: Path) -> None:
-    import tests.runtime.checkpoints.io.test_background_write as this_module
+    import tests.runtime.checkpoints.test_background_write as this_module
 
     ((weights, losses),) = run_on_ranks(this_module.saves_in_every_step, 1, str(tmp_path / "saved"))
     made = Training()

@@ -17,9 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import manifest, saver
-from accelerate_nb.runtime.checkpoints.dcp import writer
-from accelerate_nb.runtime.checkpoints.io import atomic_commit, writer as files
+from accelerate_nb.runtime.checkpoints import folders, manifest, named_states, saver, writer as files
 from accelerate_nb.utils import FullyShardedDataParallelPlugin
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.checkpoints.test_kills import make_deadly
@@ -123,16 +121,16 @@ def test_another_number_of_ranks_has_the_same_numbers(
 
 # Each moment: the module and the name of what is called then, at which call, and on which rank.
 MOMENTS = {
-    "before the folder is made": (saver.atomic_commit, "clear", 1, 0),
+    "before the folder is made": (folders, "clear", 1, 0),
     "before the other rank writes": (saver, "write_files", 1, 1),
     "while the first rank's parts are written": (files, "sync", 2, 0),
     "while the other rank's parts are written": (files, "sync", 2, 1),
-    "before parts are noted": (writer, "_note", 1, 1),
-    "before they are listed": (writer, "_read_note", 2, 0),
-    "when they are listed": (writer, "sync", 1, 0),
+    "before parts are noted": (named_states, "_note", 1, 1),
+    "before they are listed": (named_states, "_read_note", 2, 0),
+    "when they are listed": (named_states, "sync", 1, 0),
     "before files are summed": (manifest, "write", 1, 0),
-    "before the new one is there": (saver.atomic_commit, "commit", 1, 0),
-    "when the new one is there": (atomic_commit, "_clear_former", 1, 0),
+    "before the new one is there": (folders, "commit", 1, 0),
+    "when the new one is there": (folders, "_clear_former", 1, 0),
 }
 
 

@@ -1,1 +1,0 @@
-"""Checkpoints in parts, in the format of torch.distributed.checkpoint."""

@@ -1,1 +1,0 @@
-"""A checkpoint's files on the disk: written, synced, renamed."""

@@ -1,0 +1,369 @@
+"""The writer of a checkpoint's files: past the page cache to the disk, where the system can."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from accelerate_nb.errors import CheckpointError
+from accelerate_nb.runtime.checkpoints import file_names as names
+from accelerate_nb.runtime.checkpoints.host_copy import brought, large_memory
+from accelerate_nb.runtime.checkpoints.load_file import SharedSetting
+from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of, folded, sums_of
+
+T = TypeVar("T")
+
+# What torch, safetensors, pickle and the system raise where a value can't be written, or the disk is full.
+_FAILURES = (OSError, RuntimeError, ValueError, TypeError, AttributeError, pickle.PicklingError, SafetensorError)
+# A larger file goes to the disk by blocks.
+_LARGE = 4 << 20
+BLOCK = 8 << 20
+_ALIGNED = 4096
+# https://huggingface.co/docs/safetensors: eight bytes with the header's length, the header as JSON, then the tensors.
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileToWrite:
+    """
+    A file to be: its name, what goes into it, and whether that is a dictionary of tensors for safetensors.
+
+    A name such as `optimizer_0/common.pt` is in a folder that is made where it is not there yet.
+    """
+
+    name: str
+    content: Any
+    safe: bool = False
+
+    def write(self, folder: Path, blocks: DirectWriter) -> ManifestEntry:
+        """Write the file to a folder and wait until the disk has it."""
+        path, size = folder / self.name, size_of(self.content)
+        with named(path, _FAILURES):
+            if path.parent != folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if size < _LARGE:
+                small = io.BytesIO()
+                self.fill(small)
+                path.write_bytes(small.getbuffer())
+                sync(path)
+                return entry_of(path)
+            file = DiskFile(path, size, blocks)
+            try:
+                self.fill(file)
+            finally:
+                entry = file.finish()
+            return entry
+
+    def fill(self, file: Any) -> None:
+        """Write the content to something that takes bytes."""
+        if self.safe:
+            write_safetensors(self.content, file)
+        else:
+            torch.save(self.content, file)
+
+
+class VerbatimFile(FileToWrite):
+    """A file whose content is bytes."""
+
+    def fill(self, file: Any) -> None:
+        """Write the bytes as they are."""
+        file.write(self.content)
+
+
+class LastFile(FileToWrite):
+    """A file of the main process that needs what the other processes have written: it is written when all of them are done."""
+
+    def write_last(self, folder: Path) -> dict[str, ManifestEntry]:
+        """Write the file; returns its entry, and those of other processes' files that became known."""
+        raise NotImplementedError
+
+
+def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:
+    """The states of some objects of one kind, as files under the names that Accelerate gives them."""
+    return [FileToWrite(names.numbered(stem, index), object_.state_dict()) for index, object_ in enumerate(objects)]
+
+
+def write_files(files: Sequence[FileToWrite], folder: Path, *, threads: int = 1) -> dict[str, ManifestEntry]:
+    """Write all files, with several threads some of them at the same time; returns what was written."""
+    names, contents = [file.name for file in files], brought([file.content for file in files])
+    files = [replace(file, content=content) for file, content in zip(files, contents, strict=True)]
+    with _sums.block():
+        if threads == 1:
+            blocks = DirectWriter(1)
+            return {file.name: file.write(folder, blocks) for file in files}
+        with (
+            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb disk") as disk,
+            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool,
+        ):
+            # each file that is filled holds one block, and one is on its way for each thread
+            blocks = DirectWriter(2 * threads + 1, disk)
+            written = pool.map(lambda file: file.write(folder, blocks), files)
+            return dict(zip(names, written, strict=True))
+
+
+def size_of(value: Any) -> int:
+    """The number of bytes of the tensors in a nested value."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(size_of(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(size_of(item) for item in value if isinstance(item, (Tensor, Mapping, list, tuple)))
+    return 0
+
+
+def in_groups(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """The items in their order, in groups whose sizes add up to at most `limit`; a larger item is alone."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        needed = size(item)
+        if group and total + needed > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += needed
+    if group:
+        yield group
+
+
+@contextmanager
+def _without_zip_sums() -> Iterator[None]:
+    """`torch.load` never checks the sums that zip files have, and the checkpoint's list has sums of its own."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+_sums = SharedSetting(_without_zip_sums)
+
+
+@contextmanager
+def named(path: Path, failures: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """A block that writes a file or a folder: these failures are a `CheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except failures as error:
+        raise CheckpointError(f"{path.name} could not be written to {path.parent}: {error}") from error
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file beside its path, bring it to the disk, then rename it: a reader sees the old one or the new one."""
+    draft = path.with_name(f".{path.name}.incomplete-{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class DirectWriter:
+    """The memory through which files go to the disk, a block at a time, and the threads that write it."""
+
+    def __init__(self, count: int, pool: Executor | None = None) -> None:
+        self.pool = pool
+        self._free: SimpleQueue[np.ndarray[Any, Any]] = SimpleQueue()
+        for _ in range(count):
+            # what goes past the page cache begins at the beginning of a page
+            self._free.put(np.frombuffer(large_memory(BLOCK), np.uint8))
+
+    def take(self) -> np.ndarray[Any, Any]:
+        """A block that is free; waits for one."""
+        return self._free.get(timeout=600)
+
+    def give_back(self, block: np.ndarray[Any, Any]) -> None:
+        """The block may be used again."""
+        self._free.put(block)
+
+
+class DiskFile:
+    """
+    A file as `torch.save` writes to one; nothing that goes wrong is raised before `finish`.
+
+    >>> file = DiskFile(path, size, blocks)  # doctest: +SKIP
+    >>> file.write(b"...")  # doctest: +SKIP
+    >>> file.finish()  # doctest: +SKIP
+    ManifestEntry(bytes=3, sum=3026478)
+    """
+
+    def __init__(self, path: Path, size: int, blocks: DirectWriter) -> None:
+        self._blocks = blocks
+        self._descriptor = _open(path)
+        self._written: list[Future[list[int]]] = []
+        self._sums: list[int] = []
+        self._block: np.ndarray[Any, Any] | None = None
+        self._length = 0
+        self._position = 0
+        self._error: OSError | None = None
+        if hasattr(os, "posix_fallocate") and size > BLOCK:
+            # blocks that extend a file are written one after the other
+            with self._noting():
+                os.posix_fallocate(self._descriptor, 0, size)
+
+    def write(self, data: Any) -> int:
+        """Take bytes; they are on their way to the disk, or wait for more to fill a block."""
+        source = np.frombuffer(data, np.uint8)
+        done = 0
+        while done < len(source) and self._error is None:
+            if self._block is None:
+                self._block = self._blocks.take()
+            part = source[done : done + BLOCK - self._length]
+            np.copyto(self._block[self._length : self._length + len(part)], part)
+            self._length += len(part)
+            done += len(part)
+            if self._length == BLOCK:
+                self._send()
+        return len(source)
+
+    def flush(self) -> None:
+        """Nothing is done before `finish`."""
+
+    def finish(self) -> ManifestEntry:
+        """Wait until the disk has everything; returns what was written, or raises the `OSError` that kept it from that."""
+        try:
+            size = self._position + self._length
+            if self._block is not None:
+                self._block[self._length :] = 0
+                self._length = -(-self._length // _ALIGNED) * _ALIGNED
+                self._send()
+            for written in self._written:
+                with self._noting():
+                    self._sums += written.result()
+            if self._error is not None:
+                raise self._error
+            os.ftruncate(self._descriptor, size)
+            os.fsync(self._descriptor)
+            return ManifestEntry(size, folded(self._sums))
+        finally:
+            os.close(self._descriptor)
+
+    def _send(self) -> None:
+        block, length, position = self._block, self._length, self._position
+        assert block is not None
+        self._block, self._length, self._position = None, 0, position + length
+        if self._blocks.pool is not None:
+            self._written.append(self._blocks.pool.submit(self._put, block, length, position))
+            return
+        with self._noting():
+            self._sums += self._put(block, length, position)
+
+    def _put(self, block: np.ndarray[Any, Any], length: int, position: int) -> list[int]:
+        try:
+            sums = sums_of(block[:length], position >> 20)
+            rest = block[:length].data
+            while rest:
+                count = os.pwrite(self._descriptor, rest, position)
+                rest, position = rest[count:], position + count
+            return sums
+        finally:
+            self._blocks.give_back(block)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
+
+
+def _open(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
+    except OSError:
+        return os.open(path, flags, 0o666)  # a file system without a way past the page cache
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
+    """Write tensors to an open file, as `safetensors.torch.save_file` does."""
+    if any(item.dtype not in _NAMES or type(item) not in (Tensor, torch.nn.Parameter) for item in tensors.values()):
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        file.write(to_bytes(whole, metadata={"format": "pt"}))
+        return
+    begin, names = layout(tensors)
+    file.write(begin)
+    for name in names:
+        write_numbers(tensors[name], file)
+
+
+def layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """The header of a file of these tensors, which may be on the meta device, and the order in which they follow."""
+    # wide numbers come first, so that each tensor begins at a multiple of its numbers' width
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, names
+
+
+def write_numbers(tensor: Tensor, file: Any) -> None:
+    """Write a tensor's numbers to an open file."""
+    if tensor.numel():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
+
+
+def can_hold(dtype: torch.dtype) -> bool:
+    """Whether the format has a word for such numbers."""
+    return dtype in _NAMES
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or a folder's list of names, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
