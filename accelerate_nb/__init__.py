@@ -41,13 +41,13 @@ _HOMES: dict[str, str] = {
     "synchronize_rng_states": "accelerate_nb.runtime.training.seed",
     "init_empty_weights": "accelerate_nb.big_models.empty",
     "init_on_device": "accelerate_nb.big_models.empty",
-    "infer_auto_device_map": "accelerate_nb.big_models.device_map.infer",
+    "infer_auto_device_map": "accelerate_nb.big_models.device_map",
     "load_checkpoint_in_model": "accelerate_nb.big_models.load_checkpoint",
     "load_checkpoint_and_dispatch": "accelerate_nb.big_models.load_checkpoint",
     "cpu_offload": "accelerate_nb.big_models.dispatch",
     "disk_offload": "accelerate_nb.big_models.dispatch",
     "dispatch_model": "accelerate_nb.big_models.dispatch",
-    "cpu_offload_with_hook": "accelerate_nb.big_models.hooks.cpu_offload",
+    "cpu_offload_with_hook": "accelerate_nb.big_models.offload_hooks",
     "AccelerateNbError": "accelerate_nb.errors",
     "ConfigurationError": "accelerate_nb.errors",
     "LaunchError": "accelerate_nb.errors",
@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from accelerate_nb.big_models.device_map.infer import infer_auto_device_map as infer_auto_device_map
+    from accelerate_nb.big_models.device_map import infer_auto_device_map as infer_auto_device_map
     from accelerate_nb.big_models.dispatch import (
         cpu_offload as cpu_offload,
         disk_offload as disk_offload,
@@ -109,11 +109,11 @@ if TYPE_CHECKING:
         init_empty_weights as init_empty_weights,
         init_on_device as init_on_device,
     )
-    from accelerate_nb.big_models.hooks.cpu_offload import cpu_offload_with_hook as cpu_offload_with_hook
     from accelerate_nb.big_models.load_checkpoint import (
         load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
         load_checkpoint_in_model as load_checkpoint_in_model,
     )
+    from accelerate_nb.big_models.offload_hooks import cpu_offload_with_hook as cpu_offload_with_hook
     from accelerate_nb.errors import (
         AccelerateNbError as AccelerateNbError,
         ConfigurationError as ConfigurationError,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_map.max_memory import Memory
-from accelerate_nb.big_models.devices import DeviceMap
+from accelerate_nb.big_models.memory import Memory
+from accelerate_nb.big_models.tensors import DeviceMap
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.enums import CustomDtype
 from accelerate_nb.user_warnings import warn_user

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_map.check import check_device_map, check_devices, covering
-from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, retie_parameters
-from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, accelerator, as_device
-from accelerate_nb.big_models.hooks.align_devices import (
-    AlignDevicesHook,
-    attach_align_device_hook,
-    attach_align_device_hook_on_blocks,
+from accelerate_nb.big_models.device_map import (
+    check_device_map,
+    check_devices,
+    covering,
+    find_tied_parameters,
+    retie_parameters,
 )
-from accelerate_nb.big_models.hooks.base import GUARDED, TIES, add_hook_to_module
+from accelerate_nb.big_models.hooks import GUARDED, TIES, add_hook_to_module
 from accelerate_nb.big_models.offload import (
     Folder,
     OffloadedWeightsLoader,
@@ -29,8 +28,21 @@ from accelerate_nb.big_models.offload import (
     offload_state_dict,
     read_offload_index,
 )
-from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
-from accelerate_nb.big_models.tensors import tensor_of
+from accelerate_nb.big_models.offload_hooks import (
+    AlignDevicesHook,
+    attach_align_device_hook,
+    attach_align_device_hook_on_blocks,
+)
+from accelerate_nb.big_models.tensors import (
+    DISK,
+    Device,
+    DeviceMap,
+    TiedParameters,
+    accelerator,
+    as_device,
+    set_module_tensor_to_device,
+    tensor_of,
+)
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
 from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.user_warnings import warn_user

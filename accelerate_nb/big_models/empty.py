@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn import Module, Parameter
 
-from accelerate_nb.big_models.devices import Device, as_device, check_device_same
+from accelerate_nb.big_models.tensors import Device, as_device, check_device_same
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 
 

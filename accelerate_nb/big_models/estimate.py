@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_weights
 from accelerate_nb.big_models.empty import init_empty_weights
+from accelerate_nb.big_models.load_checkpoint import checkpoint_files, load_pickled, open_weights
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards, weights_among
 from accelerate_nb.runtime.world.mesh import Mesh

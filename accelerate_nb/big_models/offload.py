@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from accelerate_nb.big_models.devices import Device, as_device
+from accelerate_nb.big_models.tensors import Device, as_device
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints.writer import write_file
 

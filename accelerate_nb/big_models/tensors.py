@@ -1,17 +1,95 @@
-"""The tensors of a module by their names."""
+"""The tensors of a module by their names, and the devices that they can be on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
+from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.host_copy import storage
+from accelerate_nb.runtime.checkpoints.host_copy import address, storage
+from accelerate_nb.runtime.training.memory import clear_device_cache
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.xla import device as xla
+
+Device = int | str | torch.device
+DeviceMap = Mapping[str, Device]
+
+DISK = "disk"
+
+# The copies of a tied weight: its address on its first device, then one tensor for each device.
+TiedParameters = dict[int, dict[Device, Tensor]]
+
+
+def as_device(device: Device) -> torch.device:
+    """Torch's own device; a number is one of the accelerators of this machine."""
+    if isinstance(device, torch.device):
+        return device
+    if isinstance(device, int):
+        return _accelerator(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{device!r} was requested as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
+            "number, 'cpu', 'disk' or a name of torch's."
+        ) from None
+
+
+def _accelerator(number: int) -> torch.device:
+    if number == 0 and is_awake():
+        return xla.device()
+    device_type = accelerator()
+    count = 0 if device_type is None else torch.accelerator.device_count()
+    # torch itself gives a build for CUDA the device 0 also where there is no GPU
+    if device_type is None or not 0 <= number < count:
+        found = "no accelerator" if device_type is None else f"{count} of kind {device_type!r}"
+        raise ConfigurationError(
+            f"{number!r} was requested as a device, but this machine has {found}. Name an available device, such as 'cpu'."
+        )
+    return torch.device(device_type, number)
+
+
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Torch's own data type, from itself or from its name: `"float16"`, `"torch.float16"`."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigurationError(f"dtype={dtype!r} is none of torch's data types. Write one such as 'float16'.")
+    return found
+
+
+def accelerator() -> str | None:
+    """The type of accelerator that torch finds: `cuda`, `xpu`, `mps`; `None` where there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+def best_device() -> torch.device:
+    """The XLA device of this rank, once it computes on one, else the first accelerator of this machine, or the CPU."""
+    if is_awake():
+        return xla.device()
+    device_type = accelerator()
+    return torch.device("cpu") if device_type is None else torch.device(device_type, 0)
+
+
+def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
+    """Whether both are one device; an accelerator without a number is the first of its kind."""
+    return _numbered(first_device) == _numbered(second_device)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    if device.type == "cpu" or device != torch.device(device.type):
+        return device
+    return torch.device(device.type, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- names
 
 
 def named_module_tensors(
@@ -87,3 +165,90 @@ def is_peft_model(model: Any) -> bool:
     """Whether the model, or the one inside of its parallel wrapper, is PEFT's."""
     bases = type(extract_model_from_parallel(model)).__mro__
     return any(base.__name__ == "PeftModel" and base.__module__.startswith("peft.") for base in bases)
+
+
+# ------------------------------------------------------------------------------------------------------------- moving
+
+
+def set_module_tensor_to_device(
+    module: Module,
+    tensor_name: str,
+    device: Device,
+    value: Tensor | None = None,
+    dtype: str | torch.dtype | None = None,
+    fp16_statistics: Tensor | None = None,
+    tied_params_map: TiedParameters | None = None,
+    non_blocking: bool = False,
+    clear_cache: bool = True,
+) -> None:
+    """
+    Put a parameter or buffer on a device, with the numbers of `value` where that is given.
+
+    `value` must have the tensor's shape; it is converted to `dtype`, or to the tensor's own dtype. A tensor on the `meta`
+    device has no numbers, so it needs a `value` to leave it. Tied weights that `tied_params_map` knows are put there once.
+    """
+    owner, name = owner_of(module, tensor_name)
+    old = getattr(owner, name)
+    target = as_device(device)
+    _check(tensor_name, old, target, value)
+    kept: dict[str, Tensor | None] = owner._buffers if name in owner._buffers else owner._parameters  # type: ignore[assignment]
+    shared_copies = _shared_copies(tied_params_map, value, old)
+    if shared_copies is not None and target in shared_copies:
+        kept[name] = shared_copies[target]
+        return
+    with torch.no_grad():
+        new = _moved(old, target, value, None if dtype is None else as_dtype(dtype), non_blocking)
+        if new is not old:
+            kept[name] = new if name in owner._buffers else _parameter_like(old, new)
+    if fp16_statistics is not None:
+        kept[name].SCB = fp16_statistics.to(target)  # type: ignore[union-attr]  # the scales of an 8-bit weight
+    if clear_cache and target.type not in ("cpu", "meta"):
+        clear_device_cache()
+    if shared_copies is not None:
+        shared_copies[target] = getattr(owner, name)
+
+
+def _check(name: str, old: Tensor | None, target: torch.device, value: Tensor | None) -> None:
+    if old is None:
+        raise ConfigurationError(f"{name} is None in this module, so nothing can be put on {target}. Leave it out.")
+    if value is None:
+        if old.is_meta and target.type != "meta":
+            raise ConfigurationError(
+                f"{name} is on the meta device, which holds no numbers; putting it on {target} needs a `value`."
+            )
+    elif old.shape != value.shape and type(old).__name__ != "Params4bit":  # bitsandbytes packs two weights in a byte
+        raise ConfigurationError(
+            f"{name} has the shape {tuple(old.shape)}, and a value of shape {tuple(value.shape)} was given for it. "
+            "The weights are those of another model, or of another configuration."
+        )
+
+
+def _shared_copies(tied: TiedParameters | None, value: Tensor | None, old: Tensor) -> dict[Device, Tensor] | None:
+    if not tied:
+        return None
+    candidates = [old] if value is None else [value, old]
+    return next((tied[address(candidate)] for candidate in candidates if address(candidate) in tied), None)
+
+
+def _moved(
+    old: Tensor, target: torch.device, value: Tensor | None, dtype: torch.dtype | None, non_blocking: bool
+) -> Tensor:
+    if value is None:
+        # without a value the numbers stay what they are; on `meta` there are none, and a type can be announced
+        as_type = dtype if target.type == "meta" and dtype is not None and _is_real(old) else old.dtype
+        return old.to(device=target, dtype=as_type, non_blocking=non_blocking)
+    as_type = old.dtype if dtype is None else dtype if _is_real(value) else value.dtype
+    return value.to(device=target, dtype=as_type, non_blocking=non_blocking)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _parameter_like(old: Tensor, new: Tensor) -> Parameter:
+    """A parameter of the old one's class that holds the new tensor, and the marks that others left on the old one."""
+    # torch lets tensors of other classes pass for parameters; those are made by `Parameter` itself
+    parameter_class: Any = type(old) if Parameter in type(old).__mro__ else Parameter
+    parameter: Parameter = parameter_class(new, requires_grad=old.requires_grad)
+    parameter.__dict__.update(old.__dict__)
+    return parameter

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from accelerate_nb.big_models.device_map.max_memory import get_max_memory
+from accelerate_nb.big_models.memory import get_max_memory
 from tests.style.source_files import ROOT
 
 # what only a person with a debugger reads

@@ -108,8 +108,8 @@ def peculiarities() -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
     from accelerate_nb import Accelerator
-    from accelerate_nb.big_models.device_map.max_memory import get_max_memory
-    from accelerate_nb.big_models.devices import as_device, best_device
+    from accelerate_nb.big_models.memory import get_max_memory
+    from accelerate_nb.big_models.tensors import as_device, best_device
     from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator()

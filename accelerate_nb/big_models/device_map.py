@@ -1,35 +1,177 @@
-"""The device of each part of a model, chosen from sizes alone."""
+"""Device maps: the device of each part of a model, checked, inferred, and with tied weights kept together."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_map.check import clean_device_map, covering
-from accelerate_nb.big_models.device_map.max_memory import Memory, get_max_memory
-from accelerate_nb.big_models.device_map.module_sizes import (
+from accelerate_nb.big_models.memory import (
+    Memory,
     Part,
     as_classes,
+    calculate_maximum_sizes,
     children_of,
     compute_module_sizes,
     compute_module_total_buffer_size,
     get_max_layer_size,
+    get_max_memory,
     parts_of,
 )
-from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, warn_if_untied
-from accelerate_nb.big_models.devices import DISK, Device
+from accelerate_nb.big_models.tensors import DISK, Device, DeviceMap, as_device, owner_of, tensor_of
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.weights import parse_size
 from accelerate_nb.user_warnings import warn_user
 
 logger = logging.getLogger("accelerate_nb.utils.modeling")
+
+
+def check_device_map(model: Module, device_map: DeviceMap) -> None:
+    """
+    Check that a device map has a device for every tensor in the model's state dict.
+
+    Raises a `ConfigurationError`, which is a `ValueError`, that names the modules which have none; warns of names that are
+    no part of the model.
+    """
+    names = list(model.state_dict())
+    tensors = [*names, *(name for name, _ in model.named_buffers())]
+    known = {*tensors, *(name for name, _ in model.named_modules())}
+    strange = [name for name in device_map if name and name not in known]
+    if strange:
+        near = [match for name in strange for match in difflib.get_close_matches(name, known, n=1)]
+        suggestion = f" Did you mean {near}?" if near else ""
+        warn_user(
+            f"The following device_map keys do not match any submodules in the model: {strange}.{suggestion}",
+            UserWarning,
+        )
+    left = [name for name in names if covering(name, device_map) is None]
+    if left:
+        modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in left))
+        raise ConfigurationError(
+            f"The device_map provided does not give any device for the following parameters: {', '.join(left)}. "
+            f"Add their modules to it: {', '.join(repr(module) for module in modules)}; or add a device for all that is not "
+            "named, under the empty name ''."
+        )
+
+
+def check_devices(device_map: DeviceMap) -> None:
+    """Check that each device in the map is one; the error names the module that stands beside it."""
+    for name, device in device_map.items():
+        if device == DISK:
+            continue
+        try:
+            as_device(device)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"The device_map has no available device for {name!r}: {error}") from None
+
+
+def device_of(name: str, device_map: DeviceMap) -> Device:
+    """The device that a map has for a parameter or module: its own, or that of the nearest module around it."""
+    found = covering(name, device_map)
+    if found is None:
+        raise ConfigurationError(
+            f"The `device_map` does not contain the module {name}: {name} doesn't have any device set. "
+            "Add it, one of the modules around it, or the empty name '' for all that is not named."
+        )
+    return device_map[found]
+
+
+def covering(name: str, names: Iterable[str]) -> str | None:
+    """The nearest of these names around a parameter or module; `None` where none is."""
+    known = names if isinstance(names, (dict, set)) else set(names)
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name if name in known else None
+
+
+def clean_device_map(device_map: dict[str, Device], module_name: str = "") -> dict[str, Device]:
+    """The same map with one entry for each module whose parts are all on one device; the given map is changed."""
+    prefix = f"{module_name}." if module_name else ""
+    parts = [name for name in device_map if name.startswith(prefix)]
+    devices = [device_map[name] for name in parts]
+    if len(parts) > 1 and len(set(devices)) == 1:
+        for name in parts:
+            del device_map[name]
+        device_map[module_name] = devices[0]
+        return device_map
+    depth = prefix.count(".") + 1
+    for child in dict.fromkeys(".".join(name.split(".")[:depth]) for name in parts if name != module_name):
+        clean_device_map(device_map, child)
+    return device_map
+
+
+# ------------------------------------------------------------------------------------------------------- tied weights
+
+
+def find_tied_parameters(model: Module, **kwargs: Any) -> list[list[str]]:  # noqa: ARG001 - Accelerate's own recursion used it
+    """
+    The names of parameters that are one and the same, a sorted list for each such parameter.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    >>> model[1].weight = model[0].weight
+    >>> find_tied_parameters(model)
+    [['0.weight', '1.weight']]
+    """
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [sorted(names) for names in groups.values() if len(names) > 1]
+
+
+def retie_parameters(model: Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Make the parameters of each group one again: the first of them that is not on the `meta` device."""
+    for group in tied_params:
+        whole = next((name for name in group if not tensor_of(model, name).is_meta), None)
+        if whole is None:
+            continue
+        parameter = tensor_of(model, whole)
+        for name in group:
+            owner, leaf = owner_of(model, name)
+            setattr(owner, leaf, parameter)
+
+
+def check_tied_parameters_in_config(model: Module) -> bool:
+    """Whether the configuration of a model of transformers ties some of its weights."""
+    if not any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
+        return False
+    config: Any = getattr(model, "config", None)
+    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    if getattr(decoder, "tie_word_embeddings", False) and model.get_output_embeddings():  # type: ignore[operator]
+        return True
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "tie_encoder_decoder", False):
+        return True
+    return any(hasattr(module, "_tie_weights") for module in model.modules())
+
+
+def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: DeviceMap) -> None:
+    """Warn of each group of tied parameters that a device map puts on several devices."""
+    for group in tied_params:
+        devices = {name: device_of(name, device_map) for name in group}
+        if len(set(devices.values())) > 1:
+            logger.warning(
+                "Tied parameters are on different devices: %s. They will be one weight no longer, or be copied. "
+                "Put them on one device, or let device_map='auto' choose.",
+                devices,
+            )
+
+
+def warn_if_untied(model: Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Warn where a model's configuration ties weights that are not tied in the model."""
+    if not tied_params and check_tied_parameters_in_config(model):
+        logger.warning(
+            "The model weights are not tied, though the model's configuration ties them. "
+            "Call `model.tie_weights()` before the model is placed."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ inferred maps
 
 
 def infer_auto_device_map(
@@ -307,3 +449,23 @@ def _add_own_buffers(model: Module, device_map: dict[str, Device]) -> None:
             near = next((device for item, device in device_map.items() if item.startswith(f"{around}.")), None)
             if near is not None:
                 device_map[name] = near
+
+
+def generate_device_map(
+    model: Module,
+    num_processes: int = 1,
+    no_split_module_classes: str | Collection[str] | None = None,
+    max_memory: Memory | None = None,
+) -> dict[str, Device]:
+    """
+    The process, by its number, of every part of a model, each with about as many bytes, or with at most `max_memory`.
+
+    A process gets a tenth more than its part, and the largest layer beside it, as Accelerate has it.
+    """
+    if num_processes > 1 and max_memory is None:
+        size, (largest, _) = calculate_maximum_sizes(model)
+        each = int(1.1 * (size + largest) / num_processes) + 1
+        max_memory = dict.fromkeys(range(num_processes), each)
+    return infer_auto_device_map(
+        model, max_memory=max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
+    )

@@ -1,7 +1,8 @@
-"""The hook that brings a module's inputs and weights together on one device."""
+"""Hooks that bring weights to a device for a forward, from the CPU or from disk."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +12,27 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, retie_parameters
-from accelerate_nb.big_models.devices import Device, as_device
-from accelerate_nb.big_models.hooks.base import ModelHook, add_hook_to_module, not_compiled
+from accelerate_nb.big_models.device_map import find_tied_parameters, retie_parameters
+from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
 from accelerate_nb.big_models.offload import PrefixedDataset
-from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
-from accelerate_nb.big_models.tensors import all_names, get_non_persistent_buffers, named_module_tensors, tensor_of
+from accelerate_nb.big_models.tensors import (
+    Device,
+    TiedParameters,
+    all_names,
+    as_device,
+    best_device,
+    check_device_same,
+    get_non_persistent_buffers,
+    named_module_tensors,
+    set_module_tensor_to_device,
+    tensor_of,
+)
 from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.runtime.checkpoints.weights import offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
+from accelerate_nb.runtime.training.memory import clear_device_cache
+
+logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
 class AlignDevicesHook(ModelHook):
@@ -349,3 +362,103 @@ def _brought(module: Module, hook: Any, device: Device | None) -> Iterator[None]
     finally:
         hook.post_forward(module, None)
         hook.execution_device = usual
+
+
+# ------------------------------------------------------------------------------------------------------- whole models
+
+
+class CpuOffload(ModelHook):
+    """
+    Keeps a model on the CPU until it is called; it stays on `execution_device` afterwards.
+
+    The first accelerator is the default. Before its first forward, the model of `prev_module_hook` goes to the CPU.
+    """
+
+    def __init__(
+        self, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
+    ) -> None:
+        self.execution_device = best_device() if execution_device is None else execution_device
+        self.prev_module_hook = prev_module_hook
+
+    def init_hook(self, module: Module) -> Module:
+        return module.to("cpu")
+
+    @not_compiled
+    def pre_forward(self, module: Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.prev_module_hook is not None and _device_of(self.prev_module_hook.model).type != "cpu":
+            self.prev_module_hook.offload()
+            clear_device_cache()
+        device = as_device(self.execution_device)
+        if check_device_same(_device_of(module), device):
+            return args, kwargs
+        module.to(device)
+        moved: dict[str, Any] = send_to_device(kwargs, device)
+        return send_to_device(args, device), moved
+
+
+class UserCpuOffloadHook:
+    """A model with its hook, to send it to the CPU, or to take the hook off."""
+
+    def __init__(self, model: Module, hook: ModelHook) -> None:
+        self.model = model
+        self.hook = hook
+
+    def offload(self) -> None:
+        """Send the model to the CPU until it is called again."""
+        self.hook.init_hook(self.model)
+
+    def remove(self) -> None:
+        """Take the hook off; the model stays where it is."""
+        remove_hook_from_module(self.model)
+
+
+def cpu_offload_with_hook(
+    model: Module, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
+) -> tuple[Module, UserCpuOffloadHook]:
+    """
+    Keep a model on the CPU until it is called; it then stays on the device until the hook that is returned sends it back.
+
+    Models in a chain take turns: each gets the hook of the one before it, whose model goes when this one is called.
+
+    >>> encoder, first = cpu_offload_with_hook(encoder)
+    >>> decoder, second = cpu_offload_with_hook(decoder, prev_module_hook=first)
+    """
+    hook = CpuOffload(execution_device, prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+def _device_of(model: Module) -> Any:
+    return next(model.parameters()).device
+
+
+def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
+    """All weights of a model on the CPU, those that are offloaded too, under the names of its state dict."""
+    state = dict(model.state_dict())
+    for path, module in model.named_modules(remove_duplicate=False):
+        if has_offloaded_params(module):
+            state.update({name: item for name, item in _brought_tensors(path, module).items() if name in state})
+    lost = [name for name, item in state.items() if isinstance(item, Tensor) and item.is_meta]
+    if lost:
+        logger.warning("The following tensors were not saved because they were still on meta device: %s", lost)
+    return {name: item.cpu() if isinstance(item, Tensor) else item for name, item in state.items() if name not in lost}
+
+
+def _brought_tensors(path: str, module: Module) -> dict[str, Tensor]:
+    prefix = f"{path}." if path else ""
+    with align_module_device(module, "cpu"):
+        tensors = list(named_module_tensors(module, recurse=bool(offloading_hook(module).place_submodules)))
+    return {f"{prefix}{name}": tensor.detach() for name, tensor in tensors if not tensor.is_meta}
+
+
+def get_state_dict_from_offload(
+    module: Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: Device | None = "cpu"
+) -> dict[str, Any]:
+    """The given state dict, with the weights of the module that the parameter `module_name` belongs to filled in."""
+    root = module_name.rpartition(".")[0]
+    device = device_to_put_offload if has_offloaded_params(module) else None
+    with align_module_device(module, device):
+        for name, tensor in module.state_dict().items():
+            if f"{root}.{name}" in state_dict:
+                state_dict[f"{root}.{name}"] = tensor
+    return state_dict

@@ -1,1 +1,0 @@
-"""Device maps: which module of a large model goes where."""

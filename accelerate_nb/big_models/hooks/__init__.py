@@ -1,1 +1,0 @@
-"""Hooks around the forward of modules: device alignment, offloading, layer-wise casting."""
