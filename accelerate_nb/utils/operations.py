@@ -7,15 +7,20 @@ from accelerate_nb.runtime.compat.constants import (
 from accelerate_nb.runtime.operations.collective import (
     TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE,
     TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT,
+    CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
+    GatheredParameters as GatheredParameters,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,
+    chained_operation as chained_operation,
     copy_tensor_to_devices as copy_tensor_to_devices,
     gather as gather,
     gather_object as gather_object,
     gather_tensor_shape as gather_tensor_shape,
+    pad_across_processes as pad_across_processes,
+    pad_input_tensors as pad_input_tensors,
     reduce as reduce,
+    verify_operation as verify_operation,
 )
-from accelerate_nb.runtime.operations.gathered_parameters import GatheredParameters as GatheredParameters
 from accelerate_nb.runtime.operations.nested import (
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
     TensorInformation as TensorInformation,
@@ -37,13 +42,4 @@ from accelerate_nb.runtime.operations.nested import (
     recursively_apply as recursively_apply,
     send_to_device as send_to_device,
     slice_tensors as slice_tensors,
-)
-from accelerate_nb.runtime.operations.padding import (
-    CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
-    pad_across_processes as pad_across_processes,
-    pad_input_tensors as pad_input_tensors,
-)
-from accelerate_nb.runtime.operations.verify import (
-    chained_operation as chained_operation,
-    verify_operation as verify_operation,
 )

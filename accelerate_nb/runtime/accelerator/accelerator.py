@@ -39,7 +39,7 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
-from accelerate_nb.runtime.operations import collective, padding
+from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
@@ -231,7 +231,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
 
     def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> T:
         """The tensors, padded along `dim` to the longest of all processes."""
-        return padding.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)  # type: ignore[no-any-return]  # as nested as it came
+        return collective.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)  # type: ignore[no-any-return]  # as nested as it came
 
     def set_trigger(self) -> None:
         """Raise a flag that `check_trigger` sees on every process."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.byte_rows import as_bytes, row_exchange_of
-from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, aligned, places
+from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, as_bytes
 from accelerate_nb.runtime.world.world import World
 
 _HEAD = 32
@@ -49,7 +48,7 @@ class BatchTransfer:
     def __init__(self, world: World) -> None:
         self.world = world
         # of a device that takes part in no broadcast the rows stay at home, and each tensor is brought there
-        self._exchange = row_exchange_of(world)
+        self._sending_world = world.exchange_world
         self._structure = b""
         self._buffers = 0
 
@@ -78,31 +77,31 @@ class BatchTransfer:
             self._send_frame(BatchMessageType.SAME, message.is_last, parts)
             return
         encoded = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-        self._send_frame(BatchMessageType.NEW, message.is_last, second=(encoded.numel(), places([encoded, *parts])[1]))
+        self._send_frame(BatchMessageType.NEW, message.is_last, second=(encoded.numel(), _places([encoded, *parts])[1]))
         self._broadcast(self._row([encoded, *parts]))
-        self._structure, self._buffers = structure, places(parts)[1]
+        self._structure, self._buffers = structure, _places(parts)[1]
 
     def fail(self, error: Exception) -> None:
         """Send the others the reason why nothing will come; called by the main process."""
         text = torch.frombuffer(bytearray(f"{type(error).__name__}: {error}".encode()), dtype=torch.uint8)
         self._send_frame(BatchMessageType.FAILED, second=(text.numel(), text.numel()))
-        self._broadcast(text.to(self._exchange.world.device))
+        self._broadcast(text.to(self._sending_world.device))
 
     def receive(self) -> BatchMessage | None:
         """The message of the main process; `OperationError` if it failed; called by the others."""
-        frame = torch.empty(_HEAD + self._buffers, dtype=torch.uint8, device=self._exchange.world.device)
+        frame = torch.empty(_HEAD + self._buffers, dtype=torch.uint8, device=self._sending_world.device)
         self._broadcast(frame)
         message_type, is_last, encoded_length, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
         if message_type == BatchMessageType.SAME:
             return BatchMessage(self._opened(frame[_HEAD:]), bool(is_last))
         if message_type == BatchMessageType.END:
             return None
-        second = torch.empty(length, dtype=torch.uint8, device=self._exchange.world.device)
+        second = torch.empty(length, dtype=torch.uint8, device=self._sending_world.device)
         self._broadcast(second)
         encoded_bytes = bytes(second[:encoded_length].cpu().numpy().tobytes())
         if message_type == BatchMessageType.FAILED:
             raise OperationError(f"The main process could not read the next batch: {encoded_bytes.decode()}")
-        row = second[aligned(encoded_length) :]
+        row = second[_aligned(encoded_length) :]
         self._structure, self._buffers = encoded_bytes, row.numel()
         return BatchMessage(self._opened(row), bool(is_last))
 
@@ -120,8 +119,8 @@ class BatchTransfer:
         self._broadcast(frame)
 
     def _row(self, parts: list[Tensor]) -> Tensor:
-        offsets, length = places(parts)
-        row = torch.empty(length, dtype=torch.uint8, device=self._exchange.world.device)
+        offsets, length = _places(parts)
+        row = torch.empty(length, dtype=torch.uint8, device=self._sending_world.device)
         for offset, part in zip(offsets, parts, strict=True):
             row[offset : offset + part.numel()] = part
         return row
@@ -130,8 +129,21 @@ class BatchTransfer:
         return _TensorUnpickler(self._structure, row).load()
 
     def _broadcast(self, row: Tensor) -> None:
-        for work in self._exchange.send(row, 0):
-            work.wait()
+        self._sending_world.group.broadcast(row, 0).wait()
+
+
+def _aligned(length: int) -> int:
+    """The length of so many bytes with padding: what follows them begins where any type of number may."""
+    return -(-length // 16) * 16
+
+
+def _places(parts: list[Tensor]) -> tuple[list[int], int]:
+    """The offset of each part of a row of bytes, and the row's length: every type of number needs its alignment."""
+    offsets, end = [], 0
+    for part in parts:
+        offsets.append(end)
+        end += _aligned(part.numel())
+    return offsets, end
 
 
 class _TensorPickler(pickle.Pickler):
@@ -159,5 +171,5 @@ class _TensorUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
         shape, dtype = pid
         part = self._row[self._start : self._start + prod(shape) * dtype.itemsize]
-        self._start += aligned(part.numel())
+        self._start += _aligned(part.numel())
         return part.view(dtype).view(shape)

@@ -1,32 +1,40 @@
-"""The check before processes move data: which call each of them makes, and how much it sends."""
+"""The check before processes move data: which call each of them makes, with the small data of the call."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.bruck_exchange import exchange_of
-from accelerate_nb.runtime.operations.peer_messages import HEAD
+from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.world.world import World
 
-# Every operation begins with one small row from each process, whose head names the call, so calls that don't fit together are
-# an error that names them, on every process, where they would hang, end the process from inside gloo, or return what was in
-# memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because a process can't know that another one's
-# shapes have changed: a check that one process leaves out on its tenth call would match the check that another one makes.
+# Every operation begins with one row of bytes from each process to all others. Its head names the call, so calls that don't fit
+# together are an error that names them, on every process, where they would hang, end the process from inside gloo, or return what
+# was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because a process can't know that another
+# one's shapes have changed: a check that one process leaves out on its tenth call would match the check that another one makes.
 #
-# It costs little instead. What is small travels behind the head, so the check is no collective of its own. What is large follows
-# when the heads agree, and is made ready (copied, its memory allocated) while they are under way. Rows are messages between the
-# processes' hosts, so no device is waited for, and within a machine they take less time than the smallest of gloo's collectives.
+# It costs little instead. Small data travel behind the head, so the check is no collective of its own. Large ones follow when the
+# heads agree, and are made ready (copied, their memory allocated) while the rows are under way. Rows are messages between the
+# processes' hosts, so no device is waited for.
 
+# A row's head: the call's signature and the length of what follows; the data begin where any type of number may.
+_HEAD = struct.Struct("<16sq8x")
 _ALIGNED = 16
+# The bytes that a process receives in one exchange, at most, where they are not fewer than so many of each other process.
+_RECEIVED, _SHORTEST = 1 << 20, 4 << 10
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +58,53 @@ def _signature(operation: str, arguments: str) -> bytes:
     return blake2b(f"{operation}\n{arguments}".encode(), digest_size=16).digest()
 
 
-_MISFIT = CollectiveCall("the error", "of calls that don't fit together")
+class RowExchange:
+    """
+    The exchange of a row of bytes from each process, which all others receive in one step.
+
+    Processes that make different calls send rows of different lengths. Gloo leaves alone what a message that is shorter than its room
+    doesn't fill; where its collectives expect equal lengths, a longer message ends the process.
+    """
+
+    def __init__(self, world: World, group: Callable[[], Any]) -> None:
+        self.rank, self.size, self.group = world.rank, world.size, group
+        self.room = _HEAD.size + max(_RECEIVED // (self.size - 1) // _ALIGNED * _ALIGNED, _SHORTEST)
+        # a tensor made in inference mode could not be written outside of it
+        with torch.inference_mode(False):
+            # the rows of the others in their order, then this process's
+            self.rows = torch.empty((self.size, self.room), dtype=torch.uint8, device=_CPU)
+        self.bytes = self.rows.numpy()
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self.order = [self.size - 1 if rank == self.rank else others.index(rank) for rank in range(self.size)]
+        self.own, self._received = self.bytes[-1].data, self.rows[:-1].view(-1)
+        # the check that was begun last and is not finished
+        self.unfinished: CallCheck | None = None
+        self._work: Any = None
+
+    def start(self, call: CollectiveCall, length: int, end: int) -> None:
+        """Send this process's row, whose data are written already, up to its `end`; `length` is that of all its data."""
+        _HEAD.pack_into(self.own, 0, call.signature, length)
+        sizes, rooms = ([0 if rank == self.rank else n for rank in range(self.size)] for n in (end, self.room))
+        sent = self.rows[-1, :end].repeat(self.size - 1)
+        self._work = self.group().alltoall_base(self._received, sent, rooms, sizes, dist.AllToAllOptions())
+
+    def finish(self) -> list[tuple[bytes, int]]:
+        """Wait for the rows of all: the signature and the length in the head of each."""
+        self._work.wait()
+        return [_HEAD.unpack_from(self.bytes[place].data) for place in self.order]
+
+    def values(self, offset: int, part: Tensor) -> Tensor:
+        """What stands at an offset of each row, as tensors of a part's shape and type: a view of `(processes, *part.shape)`."""
+        rows = self.rows[:, offset : offset + part.nbytes]
+        return rows.view(part.dtype).view(self.size, *part.shape)
 
 
 class CallCheck:
     """
-    One call that is being agreed on: its row is sent at once, with as much of the payload as fits.
+    One call that is being agreed on: its row is sent at once, with those parts of the payload that have room in it.
 
-    With a `limit` equal calls have payloads of equal lengths, and parts of up to so many bytes travel inside; with a `source`,
-    those of that process alone. Without a limit, lengths may differ, and rows have room for what was sent lately. `carries`
-    marks what travels inside; `finish` waits for the others' rows.
+    Equal calls have payloads of equal lengths, of which `is_inside=False` sends none and a `source` those of that process alone.
+    `carries` marks the parts that travel inside; `finish` waits for the others' rows.
     """
 
     def __init__(
@@ -67,7 +112,8 @@ class CallCheck:
         world: World,
         call: CollectiveCall,
         payload: Sequence[Tensor] = (),
-        limit: int | None = None,
+        *,
+        is_inside: bool = True,
         source: int | None = None,
     ) -> None:
         self.world, self.call, self.payload = world, call, payload
@@ -75,47 +121,55 @@ class CallCheck:
         if exchange.unfinished is not None:
             with suppress(OperationError):
                 exchange.unfinished.finish()  # an interrupt came while it waited: the others have gone on
-        lengths = [aligned(part.nbytes) for part in payload]
-        self._is_ragged = limit is None and bool(payload)
-        room = exchange.recent_length if self._is_ragged else exchange.longest(source)
-        self._offsets, end = _offsets(lengths, room, room if limit is None else limit)
+        self._offsets: list[int | None] = []
+        end = _HEAD.size
+        for part in payload:
+            fits = is_inside and end + part.nbytes <= exchange.room
+            self._offsets.append(end if fits else None)
+            if fits:
+                if source in (None, world.rank):
+                    exchange.values(end, part)[-1].copy_(part.detach())
+                end += -(-part.nbytes // _ALIGNED) * _ALIGNED
         self.carries = [offset is not None for offset in self._offsets]
-        exchange.open(room if self._is_ragged else end)
-        for offset, part in zip(self._offsets, payload, strict=True):
-            if offset is not None and source in (None, world.rank):
-                exchange.rows(offset, part)[0].copy_(part.detach())
         self._calls: list[str] = []
         exchange.unfinished = self
-        exchange.send(call.signature + struct.pack("<qq", sum(lengths), 0), source)
+        sends = source in (None, world.rank)
+        exchange.start(call, sum(part.nbytes for part in payload), end if sends else _HEAD.size)
 
     def finish(self) -> None:
         """Wait until every process has called this; `OperationError`, on all of them, if their calls differ."""
         if self.exchange.unfinished is self:
-            agrees = self.exchange.receive()
+            heads = self.exchange.finish()
             self.exchange.unfinished = None
-            self._calls = [] if agrees else _gather_texts(self.world, str(self.call))
-            self.lengths = self.exchange.lengths() if agrees and self._is_ragged else []
+            self.lengths = [length for _, length in heads]
+            if len({signature for signature, _ in heads}) > 1:
+                self._calls = self._gather_texts()
         if self._calls:
             raise _misfit(self.world, self.call, self._calls)
 
     def gathered(self, index: int) -> Tensor:
         """All processes' values of a part that travelled inside, in their order: a new tensor of `(processes, *shape)`."""
-        return self._rows(index).roll(self.world.rank, 0)
+        return self._values(index)[self.exchange.order]
 
-    def received(self, index: int) -> Tensor:
-        """The source's value of a part that travelled inside: a view, until the next exchange."""
-        return self._rows(index)[self.exchange.source_row]
+    def received(self, index: int, source: int) -> Tensor:
+        """One process's value of a part that travelled inside: a view, until the next check."""
+        return self._values(index)[self.exchange.order[source]]
 
-    def _rows(self, index: int) -> Tensor:
+    def _values(self, index: int) -> Tensor:
         offset = self._offsets[index]
         assert offset is not None, "only what a row carries can be read from it"
-        return self.exchange.rows(offset, self.payload[index])
+        return self.exchange.values(offset, self.payload[index])
 
-    def gathered_parts(self) -> list[Tensor] | None:
-        """Every process's only part, each aligned to 16 bytes; `None` if one of them did not fit."""
-        if HEAD + max(self.lengths) > self.exchange.stride:
-            return None
-        return [self.exchange.row(rank)[HEAD : HEAD + length] for rank, length in enumerate(self.lengths)]
+    def _gather_texts(self) -> list[str]:
+        """The texts of the calls of all; every process has seen a difference, and sends its own."""
+        exchange, text = self.exchange, str(self.call).encode()[: self.exchange.room - _HEAD.size]
+        exchange.own[_HEAD.size : _HEAD.size + len(text)] = text
+        exchange.start(self.call, len(text), _HEAD.size + len(text))
+        lengths = [length for _, length in exchange.finish()]
+        return [
+            exchange.bytes[place, _HEAD.size : _HEAD.size + length].tobytes().decode(errors="ignore")
+            for place, length in zip(exchange.order, lengths, strict=True)
+        ]
 
 
 def agree(world: World, call: CollectiveCall) -> None:
@@ -123,51 +177,24 @@ def agree(world: World, call: CollectiveCall) -> None:
     CallCheck(world, call).finish()
 
 
-def _offsets(lengths: Sequence[int], room: int, limit: int) -> tuple[list[int | None], int]:
-    """The offset of each part of a payload in a row, `None` for one that doesn't fit or is longer than the limit; the row's end."""
-    offsets: list[int | None] = []
-    end = HEAD
-    for length in lengths:
-        fits = length <= limit and end + length <= room
-        offsets.append(end if fits else None)
-        end += length if fits else 0
-    return offsets, end
-
-
-def aligned(length: int) -> int:
-    """The length of so many bytes with padding: what follows them begins where any type of number may."""
-    return -(-length // _ALIGNED) * _ALIGNED
-
-
-def places(parts: Sequence[Tensor]) -> tuple[list[int], int]:
-    """The offset of each part of a payload of bytes, and the length of the whole: every type of number needs its alignment."""
-    offsets, end = [], 0
-    for part in parts:
-        offsets.append(end)
-        end += aligned(part.numel())
-    return offsets, end
-
-
 def exchange_rows(world: World, call: CollectiveCall, row: Tensor) -> list[Tensor]:
-    """Every process's row of bytes, of whatever length each is, with up to 15 bytes after its end."""
+    """Every process's row of bytes, of whatever length each is: views, until the next check."""
     check = CallCheck(world, call, [row])
     check.finish()
-    if (inside := check.gathered_parts()) is not None:
-        return inside
-    rows = [torch.zeros(length, dtype=torch.uint8, device="cpu") for length in check.lengths]
-    rows[world.rank][: row.numel()] = row
-    gloo = check.exchange.group()
-    for work in [gloo.broadcast(row, rank) for rank, row in enumerate(rows) if row.numel()]:
+    exchange = check.exchange
+    if _HEAD.size + max(check.lengths) <= exchange.room:
+        places = zip(exchange.order, check.lengths, strict=True)
+        return [exchange.rows[place, _HEAD.size : _HEAD.size + length] for place, length in places]
+    rows = [torch.empty(length, dtype=torch.uint8, device=_CPU) for length in check.lengths]
+    rows[world.rank] = row
+    for work in [exchange.group().broadcast(row, rank) for rank, row in enumerate(rows) if row.numel()]:
         work.wait()
     return rows
 
 
-def _gather_texts(world: World, text: str) -> list[str]:
-    """The text of every process."""
-    encoded = text.encode()
-    row = torch.frombuffer(bytearray(struct.pack("<q", len(encoded)) + encoded), dtype=torch.uint8)
-    rows = [row.numpy().tobytes() for row in exchange_rows(world, _MISFIT, row)]
-    return [row[8 : 8 + struct.unpack_from("<q", row)[0]].decode() for row in rows]
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A tensor's memory as a flat row of bytes, which every backend can move whatever the numbers are."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _misfit(world: World, call: CollectiveCall, calls: Sequence[str]) -> OperationError:
@@ -180,3 +207,42 @@ def _misfit(world: World, call: CollectiveCall, calls: Sequence[str]) -> Operati
     )
     error.calls = tuple(calls)
     return error
+
+
+# by group, not by world: a process that discovers its world again finds the same group, unlike the others' worlds
+_exchanges: RankLocal[WeakKeyDictionary[Any, RowExchange]] = RankLocal(WeakKeyDictionary)
+
+
+def exchange_of(world: World) -> RowExchange:
+    """The exchange among the hosts of these processes."""
+    group = world.exchange_world.group
+    exchanges = _exchanges.get()
+    exchange = exchanges.get(group)
+    if exchange is None:
+        exchange = exchanges[group] = RowExchange(world, _gloo_of(group) or _beside(world))
+    return exchange
+
+
+def _gloo_of(group: Any) -> Callable[[], Any] | None:
+    """The gloo group of these processes, where they have one."""
+    if isinstance(group, dist.ProcessGroup) and "cpu:gloo" not in str(dist.get_backend_config(group)):
+        return None
+    # not kept: what is held here would not end where its connection is released
+    reference = weakref.ref(group)
+
+    def gloo() -> Any:
+        group = reference()
+        return group._get_backend(_CPU) if isinstance(group, dist.ProcessGroup) else group
+
+    return gloo
+
+
+def _beside(world: World) -> Callable[[], Any]:
+    """A gloo group of the same processes: a check over their devices would have the hosts wait for what these compute."""
+    timeout = world.group._get_backend(world.device).options._timeout
+    # torch's stubs don't know its arguments
+    gloo: Any = dist.ProcessGroupGloo
+    # ranks along an axis of a mesh have a group of their own, and so have those along another
+    store = dist.PrefixStore(f"accelerate_nb/calls/{world.group.group_name}", world.store)
+    group = gloo(store, world.rank, world.size, timeout)
+    return lambda: group

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from accelerate_nb.rank.lockstep import lockstep
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_rows
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, as_bytes, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
 from accelerate_nb.runtime.operations.transfer import TensorMover
 from accelerate_nb.runtime.world.mesh import Axis
 from accelerate_nb.runtime.world.registry import along, current_world
+from accelerate_nb.runtime.world.state import AcceleratorState, PartialState
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.collectives import XlaHostMover, XlaMover
+from accelerate_nb.user_warnings import warn_user
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor has many lengths in one dimension, and was left as it is."""
 
 
 def gather(tensor: Any, *, axis: Axis = None) -> Any:
@@ -125,6 +134,46 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0, *, axis
     return object_list
 
 
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+    """
+    The nest of tensors, each padded along `dim` with `pad_index` to the longest of all processes, at its end or beginning.
+
+    The same nest on all processes, with any shapes of equally many dimensions; tensors with too few of them stay as they are.
+    """
+    leaves = tensors_of("pad_across_processes", tensor)
+    if any(leaf.is_nested for leaf in leaves):
+        warn_user(
+            "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
+            CannotPadNestedTensorWarning,
+        )
+    lengths = [_length(leaf, dim) for leaf in leaves]
+    world = current_world()
+    if world.size == 1:
+        return tensor
+    all_lengths = _gather_lengths(
+        world, CollectiveCall("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths
+    )
+    longest: list[int] = all_lengths.amax(0).tolist()
+    is_even = bool((all_lengths == all_lengths[0]).all())
+    if not is_even:
+        # each process is about to give its device other work, which is to be no part of what they compute together
+        world.settle()
+    padded = [
+        leaf if length in (None, wanted) else _padded(leaf, dim % leaf.ndim, wanted, pad_index, at_front=pad_first)
+        for leaf, length, wanted in zip(leaves, lengths, longest, strict=True)
+    ]
+    if not is_even:
+        world.settle()
+    return with_leaves(tensor, iter(padded))
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """The nest of tensors of `batch_size` rows, with zeros after the end of `dim` up to the next multiple of `num_processes`."""
+    wanted = -(-batch_size // num_processes) * num_processes
+    leaves = tensors_of("pad_input_tensors", tensor)
+    return with_leaves(tensor, (_padded(leaf, dim, wanted, 0, at_front=False) for leaf in leaves))
+
+
 def is_anywhere(value: bool) -> bool:
     """Whether something is true on some process; all of them call it."""
     world = current_world()
@@ -181,6 +230,59 @@ def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
     return torch.tensor(shape, dtype=torch.int, device=world.device), TENSOR_TYPE_TO_INT[dtype]
 
 
+def verify_operation(function: Callable[P, R]) -> Callable[P, R]:
+    """
+    A decorator: with `PartialState().debug` an `OperationError` on all processes if their tensors differ in shape or type.
+
+    The tensors are the argument `tensor`, or the first one. The operations of this package are always checked.
+
+    >>> @verify_operation
+    ... def total(tensor): return tensor.sum()
+    """
+
+    @wraps(function)
+    def verified(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = PartialState()
+        if state.debug and state.use_distributed:
+            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            agree(state.world, CollectiveCall(_name(function), description(tensor)))
+        return function(*args, **kwargs)
+
+    return verified
+
+
+def chained_operation(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: an `OperationError` inside names this function too."""
+
+    @wraps(function)
+    def chained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except OperationError as error:
+            raise OperationError(f"{_name(function)} could not be done: {error}") from error
+
+    return chained
+
+
+@contextmanager
+def GatheredParameters(  # noqa: N802 - DeepSpeed's name
+    params: Any, modifier_rank: int | None = None, fwd_module: Any = None, enabled: bool = True
+) -> Iterator[None]:
+    """
+    A block in which parameters are whole on every process; without DeepSpeed's ZeRO-3, which parts them, they always are.
+
+    All processes enter it. What the process `modifier_rank` changes in them is on all processes after it.
+
+    >>> with GatheredParameters(model.parameters()): model.initialize()  # doctest: +SKIP
+    """
+    strategy: Any = AcceleratorState().strategy
+    if not enabled or strategy is None:
+        yield
+        return
+    with strategy.gathered(params, modifier_rank, fwd_module):
+        yield
+
+
 def _single_holder(world: World, operation: str, tensor: Tensor | None) -> tuple[int, tuple[int, ...], torch.dtype]:
     """The process that has a tensor, with the tensor's shape and type."""
     description = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
@@ -205,12 +307,7 @@ def _gather_values(world: World, operation: str, value: Any) -> list[Any]:
         raise
     row = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     rows = exchange_rows(world, call, row)
-    return [value if rank == world.rank else _unpickled(row) for rank, row in enumerate(rows)]
-
-
-def _unpickled(row: Tensor) -> Any:
-    array: np.ndarray[Any, Any] = row.cpu().numpy()
-    return pickle.loads(array.tobytes())
+    return [value if rank == world.rank else pickle.loads(row.numpy().data) for rank, row in enumerate(rows)]
 
 
 def _mover(world: World) -> TensorMover:
@@ -237,3 +334,31 @@ def _process(world: World, rank: int) -> int:
             f"from_process={rank} was requested, and there are {world.size} processes. Choose from 0 to {world.size - 1}."
         )
     return rank
+
+
+def _length(leaf: Tensor, dim: int) -> int | None:
+    fits = not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
+    return leaf.shape[dim] if fits else None
+
+
+def _dimensions(leaf: Tensor) -> str:
+    return "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
+
+
+def _gather_lengths(world: World, call: CollectiveCall, lengths: list[int | None]) -> Tensor:
+    local_lengths = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
+    rows = exchange_rows(world, call, as_bytes(local_lengths))
+    return torch.stack([row.view(torch.int64) for row in rows])
+
+
+def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:
+    shape = list(leaf.shape)
+    shape[dim] = wanted
+    padded = leaf.new_full(shape, value)
+    start = wanted - leaf.shape[dim] if at_front else 0
+    padded.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
+    return padded
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,89 +1,23 @@
-"""The transfer of tensors to other processes: as rows of bytes, or added up on their way."""
+"""The transfer of tensors to other processes: with the check of a call, or by collectives of the process group after it."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.runtime.operations.byte_rows import RowExchange, Work, as_bytes, row_exchange_of
-from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall
+from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, as_bytes
 from accelerate_nb.runtime.world.world import World
 
-# Parts of up to so many bytes travel inside the check's rows. What is longer is faster received where it is to stay.
-_LARGEST_INSIDE = 64 << 10
-
-
-class TensorMover:
-    """
-    Tensors that torch.distributed can move from where they are.
-
-    Each of the three gives the new tensors, in their order, once all processes have agreed that they make the same call.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
-        """Every process's tensors, joined along dimension 0."""
-        check = self._check(call, leaves)
-        return _moved(check, lambda index: _joined(check.gathered(index)), partial(_GatherTransfer, _joined))
-
-    def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
-        """The reduction of every process's tensors, "mean" among them being a sum still."""
-        check = self._check(call, leaves)
-        return _moved(check, lambda index: OF_ROWS[reduction](check.gathered(index)), partial(_reducing, reduction))
-
-    def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
-        """One process's tensors."""
-        check = self._check(call, leaves, source)
-        return _moved(check, lambda index: check.received(index).clone(), partial(_BroadcastTransfer, source))
-
-    def send(self, leaf: Tensor | None, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor that one process has, when that process, and the tensor's shape and type, are known."""
-        device = self.world.device
-        local = torch.empty(shape, dtype=dtype, device=device) if leaf is None else leaf.to(device)
-        sent = _BroadcastTransfer(source, row_exchange_of(self.world), local)
-        for work in sent.start():
-            work.wait()
-        return sent.result()
-
-    def packed(self, value: Any) -> bytes:
-        """An object as another process can unpickle it."""
-        return pickle.dumps(value)
-
-    def _check(self, call: CollectiveCall, leaves: list[Tensor], source: int | None = None) -> CallCheck:
-        # what is on a device travels from there: the host is not to wait for it
-        limit = _LARGEST_INSIDE if self.world.device.type == "cpu" else -1
-        return CallCheck(self.world, call, leaves, limit, source)
-
-
-def _moved(
-    check: CallCheck,
-    of_rows: Callable[[int], Tensor],
-    transfer: Callable[[RowExchange, Tensor], Transfer],
-) -> list[Tensor]:
-    """The result for each tensor: `of_rows` where the check's rows hold it, and otherwise that of a separate transfer."""
-    transfers = [
-        None if inside else transfer(row_exchange_of(check.world), leaf)
-        for leaf, inside in zip(check.payload, check.carries, strict=True)
-    ]
-    check.finish()
-    begun = [(item, leaf) for item, leaf in zip(transfers, check.payload, strict=True) if item is not None]
-    for work in [work for item, leaf in begun if leaf.numel() for work in item.start()]:
-        work.wait()
-    return [of_rows(index) if item is None else item.result() for index, item in enumerate(transfers)]
-
-
-def _joined(rows: Tensor) -> Tensor:
-    return rows if rows.ndim == 1 else rows.flatten(0, 1)
-
+# Larger ones have a collective each; smaller ones of one type share one.
+_LARGEST_SHARED = 1 << 20
+# No backend adds up all types of numbers; gloo stops at these.
+_REDUCED_LOCALLY = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 
 OF_ROWS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -93,94 +27,158 @@ OF_ROWS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "min": lambda rows: rows.amin(0),
     }
 )
+_OPERATIONS = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
 
 
-class _GatherTransfer:
+class _RowTransfer(Protocol):
+    """A collective over one row of numbers: made ready while the calls are compared, then begun by `start`, which returns what to wait for."""
+
+    rows: Tensor  # of (processes or 1, length), when it is done
+
+    def start(self) -> Any: ...
+
+    def values(self, rows: Tensor) -> Tensor: ...
+
+
+class _Gather:
     """Everyone gets what everyone has."""
 
-    def __init__(self, of_rows: Callable[[Tensor], Tensor], exchange: RowExchange, leaf: Tensor) -> None:
-        self.of_rows, self.exchange = of_rows, exchange
-        self.rows = torch.empty((exchange.world.size, *leaf.shape), dtype=leaf.dtype, device=leaf.device)
-        self.rows[exchange.world.rank] = leaf.detach()
+    def __init__(self, world: World, row: Tensor, of_rows: Callable[[Tensor], Tensor]) -> None:
+        self.group, self.row, self.values = world.group, row, of_rows
+        self.rows = row.new_empty((world.size, len(row)))
 
-    def start(self) -> list[Work]:
-        return self.exchange.fill(as_bytes(self.rows).view(self.exchange.world.size, -1))
-
-    def result(self) -> Tensor:
-        return self.of_rows(self.rows)
+    def start(self) -> Any:
+        return self.group._allgather_base(as_bytes(self.rows), as_bytes(self.row))
 
 
-class _PairTransfer:
-    """Each of two processes adds up what both have."""
-
-    operations = MappingProxyType({"max": torch.maximum, "min": torch.minimum})
-
-    def __init__(self, reduction: str, exchange: RowExchange, leaf: Tensor) -> None:
-        self.exchange, self.leaf = exchange, leaf.detach().contiguous().resolve_conj().resolve_neg()
-        self.operation = self.operations.get(reduction, torch.add)
-        self.received = torch.empty_like(self.leaf)
-
-    def start(self) -> list[Work]:
-        self.exchange.swap(as_bytes(self.leaf), as_bytes(self.received))
-        return []
-
-    def result(self) -> Tensor:
-        # in one order, so that both have the same signs of zeros
-        pair = (self.leaf, self.received) if self.exchange.world.rank == 0 else (self.received, self.leaf)
-        return self.operation(*pair, out=self.received)
-
-
-class _ReduceTransfer:
+class _Reduce:
     """The backend adds up on the way."""
 
-    operations = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
+    def __init__(self, world: World, row: Tensor, reduction: str) -> None:
+        self.group, self.operation = world.group, _OPERATIONS.get(reduction, dist.ReduceOp.SUM)
+        self.rows = row.clone()[None]
 
-    def __init__(self, reduction: str, exchange: RowExchange, leaf: Tensor) -> None:
-        self.exchange = exchange
-        self.operation = self.operations.get(reduction, dist.ReduceOp.SUM)
-        self.reduced = leaf.detach().clone(memory_format=torch.contiguous_format)
+    def start(self) -> Any:
+        return self.group.allreduce(self.rows, self.operation)
 
-    def start(self) -> list[Work]:
-        return [self.exchange.add_up(self.reduced, self.operation)]
-
-    def result(self) -> Tensor:
-        return self.reduced
+    def values(self, rows: Tensor) -> Tensor:
+        return rows[0]
 
 
-# No backend adds up all types of numbers; gloo stops at these.
-_REDUCED_LOCALLY = (torch.bool, torch.int16, torch.complex64, torch.complex128)
+class _Broadcast:
+    """One process's row replaces what the others have room for."""
 
+    def __init__(self, world: World, row: Tensor, source: int) -> None:
+        self.group, self.source, self.is_source = world.group, source, world.rank == source
+        self.rows = row[None] if self.is_source else torch.empty_like(row)[None]
 
-def _reducing(reduction: str, exchange: RowExchange, leaf: Tensor) -> Transfer:
-    is_gathered = exchange.gathers_to_reduce(leaf.nbytes)
-    if is_gathered and exchange.world.size == 2:
-        return _PairTransfer(reduction, exchange, leaf)
-    if is_gathered or leaf.dtype in _REDUCED_LOCALLY:
-        return _GatherTransfer(OF_ROWS[reduction], exchange, leaf)
-    return _ReduceTransfer(reduction, exchange, leaf)
-
-
-class _BroadcastTransfer:
-    """One process's tensor replaces what the others have room for."""
-
-    def __init__(self, source: int, exchange: RowExchange, leaf: Tensor) -> None:
-        self.source, self.exchange, self.leaf = source, exchange, leaf.detach()
-        if exchange.world.rank == source:
-            self.sent = self.leaf.contiguous().resolve_conj().resolve_neg()
-        else:
-            self.sent = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-
-    def start(self) -> list[Work]:
-        works = self.exchange.send(as_bytes(self.sent), self.source)
-        if self.sent is self.leaf:
+    def start(self) -> Any:
+        work = self.group.broadcast(as_bytes(self.rows), self.source)
+        if self.is_source:
             # the source's result is a copy, too, which is made while its own tensor is on its way
-            self.sent = self.leaf.clone()
-        return works
+            self.rows = self.rows.clone()
+        return work
 
-    def result(self) -> Tensor:
-        return self.sent
+    def values(self, rows: Tensor) -> Tensor:
+        return rows[0]
 
 
-# The transfer of one large tensor: made ready while it isn't known yet whether the others make the same call, then begun by
-# `start`, which returns what to wait for.
-Transfer: TypeAlias = _GatherTransfer | _PairTransfer | _ReduceTransfer | _BroadcastTransfer
+class TensorMover:
+    """
+    Tensors that torch.distributed can move from where they are.
+
+    Each of the three gives the new tensors, in their order, once all processes have agreed that they make the same call.
+
+    The methods of process groups are called, rather than the functions of `torch.distributed`, which cost 30 to 60 µs a call on top:
+    for checks that the one of the call makes needless.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
+        """Every process's tensors, joined along dimension 0."""
+        return self._moved(
+            call,
+            leaves,
+            lambda check, index: _joined(check.gathered(index)),
+            lambda row: _Gather(self.world, row, _joined),
+        )
+
+    def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
+        """The reduction of every process's tensors, "mean" among them being a sum still."""
+        of_rows = OF_ROWS[reduction]
+
+        def transfer(row: Tensor) -> _RowTransfer:
+            if row.dtype in _REDUCED_LOCALLY:
+                return _Gather(self.world, row, of_rows)
+            return _Reduce(self.world, row, reduction)
+
+        return self._moved(call, leaves, lambda check, index: of_rows(check.gathered(index)), transfer)
+
+    def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
+        """One process's tensors."""
+        return self._moved(
+            call,
+            leaves,
+            lambda check, index: check.received(index, source).clone(),
+            lambda row: _Broadcast(self.world, row, source),
+            source,
+        )
+
+    def send(self, leaf: Tensor | None, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor that one process has, when that process, and the tensor's shape and type, are known."""
+        device = self.world.device
+        sent = torch.empty(shape, dtype=dtype, device=device) if leaf is None else leaf.to(device)
+        transfer = _Broadcast(self.world, _row([sent]), source)
+        if sent.numel():
+            transfer.start().wait()
+        return transfer.rows.view(shape)
+
+    def packed(self, value: Any) -> bytes:
+        """An object as another process can unpickle it."""
+        return pickle.dumps(value)
+
+    def _moved(
+        self,
+        call: CollectiveCall,
+        leaves: list[Tensor],
+        inside: Callable[[CallCheck, int], Tensor],
+        transfer: Callable[[Tensor], _RowTransfer],
+        source: int | None = None,
+    ) -> list[Tensor]:
+        """The result for each tensor: `inside` where the check's rows hold it, and otherwise that of a collective after the check."""
+        # what is on a device travels from there: the host is not to wait for it
+        check = CallCheck(self.world, call, leaves, is_inside=self.world.device.type == "cpu", source=source)
+        shared = _shared([index for index, carried in enumerate(check.carries) if not carried], leaves)
+        transfers = [transfer(_row([leaves[index] for index in indices])) for indices in shared]
+        check.finish()
+        results = {index: inside(check, index) for index, carried in enumerate(check.carries) if carried}
+        for work in [item.start() for item in transfers if item.rows.numel()]:
+            work.wait()
+        for indices, item in zip(shared, transfers, strict=True):
+            parts = item.rows.split([leaves[index].numel() for index in indices], dim=1)
+            for index, part in zip(indices, parts, strict=True):
+                # results that shared one memory would all be kept, and saved, with each of them
+                alone = part if len(parts) == 1 else part.clone(memory_format=torch.contiguous_format)
+                results[index] = item.values(alone.view(len(alone), *leaves[index].shape))
+        return [results[index] for index in range(len(leaves))]
+
+
+def _shared(indices: Sequence[int], leaves: Sequence[Tensor]) -> list[list[int]]:
+    """The tensors that travel together: those of one type that are not large."""
+    shared: dict[Any, list[int]] = {}
+    for index in indices:
+        leaf = leaves[index]
+        shared.setdefault(leaf.dtype if leaf.nbytes <= _LARGEST_SHARED else index, []).append(index)
+    return list(shared.values())
+
+
+def _row(leaves: Sequence[Tensor]) -> Tensor:
+    """The numbers of tensors of one type, in one row."""
+    rows = [leaf.detach().resolve_conj().resolve_neg().contiguous().view(-1) for leaf in leaves]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _joined(rows: Tensor) -> Tensor:
+    return rows if rows.ndim == 1 else rows.flatten(0, 1)

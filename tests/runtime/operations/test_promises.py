@@ -74,22 +74,6 @@ def test_who_is_interrupted_while_waiting_finds_the_others_again() -> None:
     assert run_on_ranks(interrupted, 2, limit=SECONDS) == [[1, 20000, 1]] * 2
 
 
-def frames_of(sizes: list[int]) -> list[int]:
-    rounds = []
-    for size in sizes:
-        exchange = CallCheck(
-            current_world(), CollectiveCall("gather", str(size)), [torch.ones(size, dtype=torch.uint8)]
-        )
-        exchange.finish()
-        rounds.append(int(exchange.carries[0]))
-    return rounds
-
-
-def test_a_frame_has_room_for_what_was_sent_lately() -> None:
-    sizes = [10, 70000, 70000, 60000, 10, 10, 10, 10, 10, 10, 10, 10, 70000, 9 << 20, 9 << 20]
-    assert run_on_ranks(frames_of, 2, sizes) == [[1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]] * 2
-
-
 def objects() -> list[Any]:
     rank = current_world().rank
     return [operations.gather_object({"loss": rank}), operations.gather_object("ab"), operations.gather_object([rank])]
