@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,15 @@ def rendezvous() -> float:
     return time.time()
 
 
-def rendezvous_and_record(folder: str) -> None:
-    """The same for a launcher that returns nothing."""
-    done = rendezvous()
-    Path(folder, os.environ["RANK"]).write_text(repr(done))
+def first_reduce(package: str) -> float:
+    """The same by an `Accelerator`."""
+    import_module(package).Accelerator(cpu=True).reduce(torch.ones(1), "sum")
+    return time.time()
+
+
+def record(folder: str, function: Callable[..., float], *args: Any) -> None:
+    """When a rank's work is done, for a launcher that returns nothing."""
+    Path(folder, os.environ["RANK"]).write_text(repr(function(*args)))
 
 
 def launching(rounds: int) -> list[Row]:
@@ -113,6 +119,10 @@ def launching(rounds: int) -> list[Row]:
         "ours, 2 ranks, forked from here": lambda: ours(2, start_method="fork"),
         "bare forkserver, 2 ranks": lambda: forkserver(2),
         "Accelerate's notebook_launcher, 2 ranks": lambda: accelerate_s(2),
+        "ours, 2 ranks, by its Accelerator": lambda: ours(2, first_reduce, ("accelerate_nb",)),
+        "Accelerate's notebook_launcher, 2 ranks, by its Accelerator": lambda: accelerate_s(
+            2, first_reduce, "accelerate"
+        ),
         "ours, 8 ranks": lambda: ours(8),
         "bare forkserver, 8 ranks": lambda: forkserver(8),
     }
@@ -137,8 +147,11 @@ def launching(rounds: int) -> list[Row]:
         label = f"warm launch: {name}" + (f" ({failed[name]} failed)" if failed[name] else "")
         ratio = None if name == beside else value / middle[beside]
         rows.append(Row(label, value, "ms", ratio, beside if ratio else ""))
-    for name in ("ours, 2 ranks", "Accelerate's notebook_launcher, 2 ranks"):
-        rows.append(Row(f"  until it has returned: {name}", statistics.median(returned[name]), "ms"))
+    for name in ("ours, 2 ranks", "ours, 2 ranks, by its Accelerator"):
+        theirs = name.replace("ours", "Accelerate's notebook_launcher")
+        for when, times in (("until the all-reduce", taken), ("until it has returned", returned)):
+            mine, other = (statistics.median(times[way]) for way in (name, theirs))
+            rows.append(Row(f"  {when}: {name}", mine, "ms", mine / other, "Accelerate's"))
     rows.append(Row("  slowest: ours, 2 ranks", max(taken["ours, 2 ranks"]), "ms"))
     return rows
 
@@ -166,19 +179,19 @@ def rendezvous_from() -> tuple[float, float]:
     return time.time(), rendezvous()
 
 
-def ours(size: int, **settings: Any) -> float:
+def ours(size: int, function: Callable[..., float] = rendezvous, args: tuple[Any, ...] = (), **settings: Any) -> float:
     """Seconds of one launch of ours."""
     begin = time.time()
-    return max(launched(rendezvous, size, **settings)) - begin
+    return max(launched(function, size, args, **settings)) - begin
 
 
-def launched(function: Callable[[], Any], size: int, **settings: Any) -> list[Any]:
+def launched(function: Callable[..., Any], size: int, args: tuple[Any, ...] = (), **settings: Any) -> list[Any]:
     """The results of all ranks of one launch of ours."""
     from accelerate_nb import notebook_launcher
 
     with tempfile.TemporaryDirectory() as folder:
         return notebook_launcher(
-            function, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
+            function, args, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
         )
 
 
@@ -218,7 +231,7 @@ def _rendezvous_at(rank: int, size: int, port: int, answers: Any) -> None:
     os._exit(0)
 
 
-def accelerate_s(size: int) -> float:
+def accelerate_s(size: int, function: Callable[..., float] = rendezvous, *args: Any) -> float:
     """Seconds of one launch with Hugging Face Accelerate, which forks this process by way of torch's elastic agent."""
     from accelerate import notebook_launcher
 
@@ -229,7 +242,7 @@ def accelerate_s(size: int) -> float:
         try:
             with redirect_stdout(nothing), redirect_stderr(nothing):
                 begin = time.time()
-                notebook_launcher(rendezvous_and_record, (folder,), num_processes=size, use_port=port)
+                notebook_launcher(record, (folder, function, *args), num_processes=size, use_port=port)
             return max(float(Path(folder, str(rank)).read_text()) for rank in range(size)) - begin
         finally:
             del os.environ["ACCELERATE_USE_CPU"]
