@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from accelerate_nb.config.runs_folder import configured_runs_folder
+from accelerate_nb.config.hf.files import configured_runs_folder
 from accelerate_nb.events.find_run import find_run, find_runs
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun

@@ -17,8 +17,7 @@ from accelerate_nb.cli.exit_codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, given_settings
 from accelerate_nb.config import formats, tpu_pods
 from accelerate_nb.config.hf import files, unsupported
-from accelerate_nb.config.hf.default_file import basic
-from accelerate_nb.config.hf.files import ConfigDraft
+from accelerate_nb.config.hf.files import ConfigDraft, basic
 from accelerate_nb.config.run_config import all_settings, changed, grouped, origin, resolve, setting_named
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig

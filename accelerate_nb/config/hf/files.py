@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any, cast
 
 from accelerate_nb.config.atomic_write import write_whole
 from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
 from accelerate_nb.config.hf import unsupported
 from accelerate_nb.config.hf.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
-from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.config.run_config import all_settings, origin, setting_named
 from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
@@ -21,6 +23,7 @@ from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 _MOST_ALIASES = 10
 # So many unknown keys are named.
 _MOST_NAMED = 20
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 def find(environment: Mapping[str, str], given: str | Path | None = None) -> Path | None:
@@ -62,6 +65,15 @@ def whole(path: Path) -> dict[str, Any]:
     """The whole content of the file, with its nested parts, as today's Accelerate spells it."""
     content = today(_content(path))
     return {name: _did_you_mean(name, value) for name, value in content.items() if value not in (None, {})}
+
+
+def configured_runs_folder(environment: Mapping[str, str], requested: str | os.PathLike[str] | None = None) -> Path:
+    """The requested folder, else that in which a launch with this environment and its configuration file keeps its runs."""
+    if requested is not None:
+        return runs_folder(environment, os.fspath(requested))
+    path = find(environment)
+    content = None if path is None else read(path)
+    return runs_folder(environment, origin(setting_named("folder"), {}, environment, content).value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,48 @@ def renewed(path: Path, distributed_type: str) -> ConfigDraft:
     content = together(content)
     _refuse_extensions_in_json(path, content)
     return ConfigDraft(path, content, replaces=True, changed=_changed(current, content), comments=_has_comments(path))
+
+
+def write_basic(
+    mixed_precision: str, file: str | os.PathLike[str] | None, *, distributed_type: str, num_processes: int, cpu: bool
+) -> Path | None:
+    """
+    Write a configuration for one machine, in Accelerate's format; `None` where there is a file already, which stays as it is.
+
+    The default path is the one that Accelerate's tools and this package's launchers read.
+    """
+    path = default_path(os.environ) if file is None else Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return None
+    content = basic(mixed_precision, distributed_type=distributed_type, num_processes=num_processes, cpu=cpu)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def basic(mixed_precision: str, *, distributed_type: str, num_processes: int, cpu: bool) -> dict[str, Any]:
+    """The content that Accelerate's tools write for a machine as it is."""
+    if mixed_precision.lower() not in _PRECISIONS:
+        raise ConfigurationError(
+            f"mixed_precision={mixed_precision!r} was to be written. It should be one of {', '.join(_PRECISIONS)}."
+        )
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": distributed_type,
+        "downcast_bf16": False,
+        "enable_cpu_affinity": False,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": mixed_precision.lower(),
+        "num_machines": 1,
+        "num_processes": num_processes,
+        "rdzv_backend": "static",
+        "same_network": False,
+        "tpu_use_cluster": False,
+        "tpu_use_sudo": False,
+        "use_cpu": cpu,
+    }
 
 
 def _changed(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
