@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, TypeAlias, cast
+
+from msgspec import structs
 
 from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine, State, StateChange, TaskDone
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES
@@ -23,21 +24,22 @@ from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.messages import (
     HoldRanks,
+    Message,
     NodeLoad,
     RankEvent,
     RankExited,
+    RankMessage,
     RankOutcome,
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
+    SignalRanks,
     StartWorkers,
     StopRankAt,
     ToRank,
 )
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import SignalRanks
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # How many lines a process that died without an exception is quoted with.
@@ -135,7 +137,7 @@ class GroupRunner:
         self._group.stop(how)
         self._run_context.wake()
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
         if (agent := self._agent_of.get(rank)) is not None:
             agent.carry_out(ToRank(rank, message), descriptors)
@@ -311,7 +313,7 @@ def _part_for(agent: Agent, message: Message) -> Message | None:
     match message:
         case SignalRanks() | HoldRanks() | ReleaseRanks():
             ranks = tuple(rank for rank in message.ranks if rank in agent.ranks)
-            return replace(message, ranks=ranks) if ranks else None
+            return structs.replace(message, ranks=ranks) if ranks else None
         case StopRankAt(rank) | ToRank(rank):
             return message if rank in agent.ranks else None
     return message

@@ -15,8 +15,11 @@ from accelerate_nb.events.model import (
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.knobs import HOLD_TIMEOUT, checked_change
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.messages import (
+    ChangeKnobAfter,
+    HoldForKnob,
+    Message,
+)
 
 # Ranks wait longer than this for the step, so that what is sent within it comes in time to all of them.
 _TIMEOUT = HOLD_TIMEOUT - 1.5

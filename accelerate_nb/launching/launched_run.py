@@ -33,7 +33,7 @@ from accelerate_nb.launching.run_context import RunContext, Stop, WorkerGroupLik
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.messages import Message
 
 
 class LaunchedRun(Run):

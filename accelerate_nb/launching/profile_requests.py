@@ -14,8 +14,10 @@ from accelerate_nb.events.model import (
     ProfileRequested,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
+from accelerate_nb.transport.messages import (
+    Message,
+    ProfileSteps,
+)
 
 _MOST_STEPS = 100
 

@@ -14,8 +14,8 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.messages import Message
 from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
-from accelerate_nb.transport.protocol.message import Message
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]

@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias
 from accelerate_nb.events.model import OVER, Event, Failure, State, StateChange
 from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.run_context import Stop, stronger
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.messages import (
     AgentLost,
     HoldRanks,
+    KillGroup,
+    Message,
     RankEvent,
     RankExited,
     RankHeld,
@@ -19,10 +21,9 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
+    SignalRanks,
     StopRankAt,
 )
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 
 # After the first failure: how long others may still report their own, and then end by themselves. A rank that only lost
 # its connection waits longer for the one that caused it, which may still be cleaning up.

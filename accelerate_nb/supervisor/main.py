@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+)
+from accelerate_nb.transport.messages import (
     ForkFailed,
     ForkSupervisor,
     ForkWorker,
     ImportModules,
     KillGroup,
+    Message,
     OpenGroup,
     SignalRanks,
     SupervisorStarted,
@@ -184,11 +187,10 @@ class Supervisor:
     def _on_control(self) -> None:
         for received in self._control.receive_ready():
             self._carry_out(received)
-        if self._control.refused["version"]:
+        if (error := self._control.error) is not None:
             # nothing that this kernel sends will ever be understood
-            sys.stderr.write(
-                f"{self._control.last_error}: the package was changed while the notebook ran. Restart its kernel.\n"
-            )
+            why = "the package was changed while the notebook ran. Restart its kernel"
+            sys.stderr.write(f"{error}: {why}.\n" if error.refusal == "version" else f"{error}\n")
             sys.stderr.flush()
             self._close(FOREIGN)
         if self._control.is_ended:

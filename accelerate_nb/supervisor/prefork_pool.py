@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.messages import BeginWorker
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import LocalWorker, arrived_workers
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.agent_messages import StartWorkers
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.messages import StartWorkers
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors
 
 

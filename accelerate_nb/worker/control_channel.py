@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import LeaveGroup
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+)
+from accelerate_nb.transport.messages import (
+    LeaveGroup,
+    Message,
+)
 
 # A handler gets the message, and its descriptors, which it closes.
 Handler: TypeAlias = Callable[[Any, Sequence[int]], None]

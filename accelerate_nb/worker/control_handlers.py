@@ -8,27 +8,29 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
+from msgspec.structs import astuple
+
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
 from accelerate_nb.rank.stop_request import current_stop_request
-from accelerate_nb.transport.protocol.framing import frame
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import (
+    ChangeKnobAfter,
     CollectivesReply,
     HoldAtBoundary,
+    HoldForKnob,
     HoldReply,
+    Message,
+    ProfileSteps,
     QueryCollectives,
     StopAt,
 )
-from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 from accelerate_nb.worker.control_channel import ControlChannel
 
 # More of them than are sent would fill the pipe.

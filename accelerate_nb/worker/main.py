@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.rank import first_step
+from accelerate_nb.transport.channel import message_of
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.protocol.framing import message_of
-from accelerate_nb.transport.protocol.messages import BeginWorker
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import display, logging_hooks, rank_threads as threads, stdio, tqdm_hook, xla

@@ -13,7 +13,7 @@ from unittest import mock
 from accelerate_nb import launch
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.launching.nodes import node_pool, run_nodes
-from accelerate_nb.transport.protocol.channel import ReceivedMessage
+from accelerate_nb.transport.channel import ReceivedMessage
 from tests.bench.rows import Row, print_rows
 from tests.bench.simulated_nodes import LINES_A_SECOND, SECONDS_VARIABLE, SimulatedNodes
 

@@ -17,8 +17,8 @@ from accelerate_nb.events.model import Progress, StateChange
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.outcome import write_returned
-from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.worker_spec import LocalWorker
 

@@ -18,9 +18,11 @@ from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.launching.launcher import warm_early
 from accelerate_nb.supervisor.main import UNFIT
 from accelerate_nb.supervisor.memory import supervisors
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import ForkWorker
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    ForkWorker,
+    Message,
+)
 
 # How long a supervisor may take to be where a test wants it.
 TIMEOUT = 60.0

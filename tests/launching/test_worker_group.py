@@ -11,19 +11,20 @@ import pytest
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
     AgentLost,
     HoldRanks,
+    KillGroup,
+    Message,
     RankEvent,
     RankExited,
     RankHeld,
     RankOutput,
     ReleaseRanks,
+    SignalRanks,
     StopRankAt,
 )
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
 GRACE = 2.0

@@ -13,9 +13,13 @@ from accelerate_nb import LaunchError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor as engine
 from accelerate_nb.launching.engines.supervisor import SupervisorHandle
 from accelerate_nb.launching.run_context import Stop
-from accelerate_nb.transport.protocol import framing
-from accelerate_nb.transport.protocol.framing import frame
-from accelerate_nb.transport.protocol.messages import HoldAtBoundary, KillGroup, LeaveGroup
+from accelerate_nb.supervisor.main import FOREIGN
+from accelerate_nb.transport import channel
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import (
+    HoldAtBoundary,
+    LeaveGroup,
+)
 
 ONE = {"num_processes": 1, "cpu": True, "config_file": ""}
 
@@ -32,17 +36,26 @@ def control(handle: SupervisorHandle) -> socket.socket:
     return socket.socket(fileno=os.dup(handle._control.fileno()))
 
 
-def test_what_it_can_not_understand_does_not_end_it(handle: SupervisorHandle) -> None:
+def test_messages_that_are_not_for_it_do_not_end_it(handle: SupervisorHandle) -> None:
     with control(handle) as raw:
-        for data in (b"GET / HTTP/1.1\r\n\r\n", frame(KillGroup())[:-3], frame(LeaveGroup()), frame(LeaveGroup())[:6]):
-            socket.send_fds(raw, [data], [raw.fileno()])
+        raw.sendall(frame(LeaveGroup()))
         socket.send_fds(raw, [frame(HoldAtBoundary(), 1)], [raw.fileno()])
     assert notebook_launcher(os.getppid, **ONE) == handle.pid
 
 
+def test_bytes_that_are_no_message_end_it_with_the_reason_and_the_next_launch_has_another(
+    handle: SupervisorHandle,
+) -> None:
+    with control(handle) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert handle.ended(60) == FOREIGN
+    assert "bytes that are no message have come" in handle.log()
+    assert notebook_launcher(os.getppid, **ONE) == engine.warm().pid != handle.pid
+
+
 def test_a_kernel_of_another_version_must_restart(handle: SupervisorHandle, monkeypatch) -> None:
-    known = framing.VERSION
-    monkeypatch.setattr(framing, "VERSION", known + 1)
+    known = channel.VERSION
+    monkeypatch.setattr(channel, "VERSION", known + 1)
     told = rf"version {known + 1} of the protocol, and {known} is understood here.*Restart its kernel"
     with pytest.raises(LaunchError, match=told):
         notebook_launcher(os.getppid, **ONE)

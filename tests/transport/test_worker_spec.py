@@ -7,8 +7,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from accelerate_nb.transport.protocol.message_codec import decode, encode
-from accelerate_nb.transport.protocol.messages import BeginWorker
+from accelerate_nb.transport.channel import (
+    decode,
+    encode,
+)
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
@@ -60,7 +63,7 @@ def test_ranks_that_share_a_process_know_which_it_is():
 def test_the_environment_is_taken_over_as_it_was(tmp_path):
     program = (
         "import os, sys\n"
-        "from accelerate_nb.transport.protocol.message_codec import decode\n"
+        "from accelerate_nb.transport.channel import decode\n"
         "decode(sys.stdin.buffer.read()).workers[0].spec.process_environment.take_over()\n"
         "import multiprocessing\n"
         "print(os.environb[b'MORE'], os.environ.get('OF_THE_PARENT'), os.getcwd(), sys.path[-1], sys.argv,\n"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate_nb.launching.detached.control_socket import connect
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import Message
 
 _TIMEOUT = 5.0
 # How long a command may take until what it passes on arrives, in seconds.
@@ -39,14 +39,10 @@ class ControlClient:
                     self._channel = Channel(self._sock, passes_descriptors=not self._tunnel)
                     timeout += _TUNNEL_TIMEOUT if self._tunnel else 0.0
                 self._sock.settimeout(timeout)
-                self._channel.send(message)
-                received = self._channel.receive()
-                if received is None:
-                    raise ConnectionError("the run host has closed the connection")
+                return self._channel.request(message, Message, timeout)
             except OSError:
                 self.close()
                 raise
-            return received.message
 
     def close(self) -> None:
         """Close the connection."""

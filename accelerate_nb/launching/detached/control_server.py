@@ -8,21 +8,21 @@ from contextlib import suppress
 
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.detached.control_socket import ControlSocket, check_peer
-from accelerate_nb.launching.detached.live_state import live_values
+from accelerate_nb.launching.detached.live_state import live_events
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    ChangeKnob,
     FetchRankLog,
     LiveState,
+    Message,
     QueryLiveState,
     QueryStacks,
     RankLogFile,
+    RequestProfile,
     StacksReply,
     StopRun,
 )
-from accelerate_nb.transport.protocol.profile_messages import RequestProfile
 
 # A client that takes nothing for so many seconds is given up.
 _TIMEOUT = 30.0
@@ -91,4 +91,4 @@ class ControlServer:
                 pass
             case _:
                 return None
-        return LiveState(self._run.done, tuple(live_values(self._run.view)))
+        return LiveState(self._run.done, tuple(live_events(self._run.view)))

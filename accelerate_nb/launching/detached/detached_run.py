@@ -24,10 +24,16 @@ from accelerate_nb.launching.profile_requests import checked_ranks
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.rank.knobs import checked_change
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
-from accelerate_nb.transport.protocol.profile_messages import RequestProfile
+from accelerate_nb.transport.messages import (
+    ChangeKnob,
+    LiveState,
+    Message,
+    QueryLiveState,
+    QueryStacks,
+    RequestProfile,
+    StacksReply,
+    StopRun,
+)
 
 # How often the folder is read for what is new, and the run host is asked for what is not in it.
 _BETWEEN_READS = 0.1

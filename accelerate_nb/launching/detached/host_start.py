@@ -14,8 +14,12 @@ from typing import TextIO
 
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.detached.saved_outcome import error_class, error_kind
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.host_messages import HostFailed, HostNotice, HostReady
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    HostFailed,
+    HostNotice,
+    HostReady,
+)
 
 
 class _NoticeStream(io.TextIOBase):

@@ -7,7 +7,10 @@ from pathlib import Path
 from accelerate_nb.events.run_folder import status_of, whole_log
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
-from accelerate_nb.transport.protocol.messages import FetchRankLog, RankLogFile
+from accelerate_nb.transport.messages import (
+    FetchRankLog,
+    RankLogFile,
+)
 
 # Longer than the run host takes for it.
 _TIMEOUT = 75.0

@@ -33,10 +33,13 @@ from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.held_devices import devices_of
 from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, HostNodeRun
 from accelerate_nb.launching.rendezvous.joined_run import JoinedNodeRun, JoinedNodes
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import read_entries
+from accelerate_nb.transport.messages import (
+    HostFailed,
+    HostReady,
+)
 from accelerate_nb.transport.outcome import Raised, Returned
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.host_messages import HostFailed, HostReady
 from accelerate_nb.transport.serializer import load
 
 # How often the run's status is brought up to date, for those who only read the folder.

@@ -21,9 +21,12 @@ from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.messages import (
+    ChangeKnobAfter,
+    HoldForKnob,
+    Message,
+)
 from accelerate_nb.transport.outcome import failure_of
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
-from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.worker.launched_call import launched_call
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from accelerate_nb.launching.engines.children import ChildProcesses
-from accelerate_nb.transport.protocol.framing import frame
-from accelerate_nb.transport.protocol.messages import BeginWorker
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
 
 

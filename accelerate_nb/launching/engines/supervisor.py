@@ -18,8 +18,8 @@ from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.launching.engines.supervisor_handle import AdoptedProcess, SupervisorHandle, SupervisorOffer
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
     ForkFailed,
     KillGroup,
     SignalRanks,

@@ -18,9 +18,14 @@ import psutil
 
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.messages import ForkSupervisor, ForkWorker, ImportModules, OpenGroup
+from accelerate_nb.transport.messages import (
+    ForkSupervisor,
+    ForkWorker,
+    ImportModules,
+    OpenGroup,
+)
 from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
 
 # One thread while modules load: OpenMP, BLAS and pyarrow's allocator start theirs as they are imported, and a process with threads

@@ -12,9 +12,12 @@ from accelerate_nb.launching.joining.join_ticket import JoinTicket
 from accelerate_nb.launching.node_agent.agent_process import AgentServer, serve_warm
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.rendezvous.peers import probe_connection
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.handshake import prove_token
-from accelerate_nb.transport.protocol.node_messages import MembershipGranted, RequestMembership
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.handshake import prove_token
+from accelerate_nb.transport.messages import (
+    MembershipGranted,
+    RequestMembership,
+)
 
 _TIMEOUT = 10.0
 
@@ -76,14 +79,11 @@ class JoinedAgent:
 
     def _admitted(self, name: str) -> str:
         """The name that the notebook gives to this machine."""
-        if self._channel.try_send(RequestMembership(name)):
-            try:
-                received = self._channel.receive(_TIMEOUT)
-            except OSError:
-                received = None
-            if received is not None and isinstance(received.message, MembershipGranted):
-                return received.message.name
-        raise LaunchError(
-            f"Joining the notebook at {self._ticket.endpoint} as {name!r} was requested, and it has closed the connection: it waits no more, "
-            f"has another release of accelerate_nb, or takes no such name. Launch again there, with the same release, or pass another --name."
-        )
+        try:
+            return self._channel.request(RequestMembership(name), MembershipGranted, _TIMEOUT).name
+        except OSError:
+            raise LaunchError(
+                f"Joining the notebook at {self._ticket.endpoint} as {name!r} was requested, and it has closed the connection: it waits no "
+                "more, has another release of accelerate_nb, or takes no such name. Launch again there, with the same release, or pass "
+                "another --name."
+            ) from None

@@ -12,9 +12,9 @@ from types import TracebackType
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket
 from accelerate_nb.launching.rendezvous.pending_connections import PENDING_TIMEOUT, PendingConnections
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.handshake import ListenerHandshake
-from accelerate_nb.transport.protocol.node_messages import RequestMembership
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.handshake import ListenerHandshake
+from accelerate_nb.transport.messages import RequestMembership
 
 # So many connections with another token, and the listener closes: somebody guesses, or the line was copied wrong.
 MOST_WRONG_TOKENS = 5
@@ -54,7 +54,7 @@ class _Newcomer:
             return None
         received = next(self._channel.receive_ready(), None)
         match received and received.message:
-            case None if not (self._channel.is_ended or self._channel.refused):
+            case None if not self._channel.is_ended:
                 return None
             case RequestMembership(name) if name and name.isprintable() and len(name) <= _LONGEST_NAME:
                 return JoiningMachine(name, self._channel)

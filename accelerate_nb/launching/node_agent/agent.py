@@ -22,9 +22,15 @@ from accelerate_nb.launching.node_agent.output_reader import OutputReader
 from accelerate_nb.launching.node_agent.rank_queries import RankQueries
 from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.messages import (
     AgentLost,
+    BeginTask,
+    HoldAtBoundary,
     HoldRanks,
+    HoldReply,
+    KillGroup,
+    LeaveGroup,
+    Message,
     RankEvent,
     RankExited,
     RankHeld,
@@ -32,19 +38,11 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
+    SignalRanks,
     StartWorkers,
+    StopAt,
     StopRankAt,
     ToRank,
-)
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import (
-    BeginTask,
-    HoldAtBoundary,
-    HoldReply,
-    KillGroup,
-    LeaveGroup,
-    SignalRanks,
-    StopAt,
 )
 
 _READ_AT_ONCE = 1 << 20

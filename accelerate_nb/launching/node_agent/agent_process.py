@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines.base import Engine
@@ -23,7 +25,12 @@ from accelerate_nb.launching.node_agent.node_logs import read_part
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
 from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
 from accelerate_nb.launching.node_agent.report_sender import ReportSender
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+    StreamPair,
+)
+from accelerate_nb.transport.messages import (
     HEARTBEAT_INTERVAL,
     AgentLost,
     CloseGroup,
@@ -31,7 +38,9 @@ from accelerate_nb.transport.protocol.agent_messages import (
     GroupClosed,
     Heartbeat,
     HoldRanks,
+    KillGroup,
     ListenToPeers,
+    Message,
     QueryNode,
     QueryRankCollectives,
     QueryRankLog,
@@ -39,14 +48,11 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankCollectives,
     RankStacks,
     ReleaseRanks,
+    SignalRanks,
     StartWorkers,
     StopRankAt,
     ToRank,
 )
-from accelerate_nb.transport.protocol.byte_stream import StreamPair
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
 
@@ -85,9 +91,9 @@ class AgentServer:
             self._over.set()
             self._close_group()
         self._network.close()
-        if self._channel.refused["version"]:
+        if self._channel.error is not None:
             # the other end shows it, since it can't be told in messages
-            sys.stderr.write(f"{self._channel.last_error}\n")
+            sys.stderr.write(f"{self._channel.error}\n")
 
     def end(self) -> None:
         """End the workers and `serve`; may be called in a signal handler."""
@@ -126,7 +132,7 @@ class AgentServer:
             finally:
                 for descriptor in received.descriptors:
                     os.close(descriptor)
-        self._is_ended |= self._channel.is_ended or bool(self._channel.refused["version"])
+        self._is_ended |= self._channel.is_ended
 
     def _carry_out(self, received: ReceivedMessage) -> None:
         message, descriptors = received
@@ -176,7 +182,7 @@ class AgentServer:
         if sock is None or request.has_store or 0 not in request.ranks:
             agent.start(request, descriptors)
         else:
-            agent.start(replace(request, has_store=True), [*descriptors, sock.fileno()])
+            agent.start(structs.replace(request, has_store=True), [*descriptors, sock.fileno()])
         if sock is not None:
             sock.close()
         specs = [spec for process in request.processes for spec in process]
@@ -214,7 +220,7 @@ def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:
         tuple(replace(spec, process_environment=environment(spec.process_environment)) for spec in specs)
         for specs in request.processes
     )
-    return replace(request, processes=processes)
+    return structs.replace(request, processes=processes)
 
 
 def _stacks(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterable[tuple[int, str]]:

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat
-from accelerate_nb.transport.protocol.byte_stream import is_readable
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+    is_readable,
+)
+from accelerate_nb.transport.messages import (
+    HEARTBEAT_INTERVAL,
+    Heartbeat,
+)
 
 # More channels than so many are read at most every `_BETWEEN_READS` seconds: to wake for each of their messages costs more than they do.
 _FEW = 8
@@ -103,11 +109,8 @@ class ChannelReader:
         except OSError as error:
             self._end(loop, reading, f"its connection has ended: {error}")
             return
-        if channel.refused["version"]:
-            # nothing of another version will ever be understood
-            self._end(loop, reading, str(channel.last_error))
-        elif channel.is_ended or channel.is_closed:
-            self._end(loop, reading, "its connection has ended")
+        if channel.is_ended or channel.is_closed:
+            self._end(loop, reading, str(channel.error or "its connection has ended"))
 
     def _check(self, loop: AgentLoop, now: float) -> float:
         """Send heartbeats, and end the channels that are silent; returns when to check again."""

@@ -6,15 +6,16 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from accelerate_nb.events.model import LogLine
 from accelerate_nb.events.run_folder import whole_log
 from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
 from accelerate_nb.launching.node_agent.file_parts import ReadPart, fetched
 from accelerate_nb.reports.number_format import bytes_text
-from accelerate_nb.transport.protocol.agent_messages import RankOutput
+from accelerate_nb.transport.messages import RankOutput
 
 # A log that is longer stays on its node, where its gaps name it; so do all logs of a run together, beyond the other limits, at its end.
 _MOST_BYTES, _MOST_SECONDS = 256 << 20, 60.0
@@ -85,4 +86,4 @@ def with_gap(report: RankOutput, node: str) -> RankOutput:
     text = f"… {bytes_text(report.left_out)}{_GAP}{node}, {report.whole_log}"
     when = report.lines[0].time if report.lines and isinstance(report.lines[0], LogLine) else time.time()
     line = LogLine(report.rank, "stdout", text, when)
-    return replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))
+    return structs.replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from accelerate_nb.transport.protocol.agent_messages import RankLog
+from accelerate_nb.transport.messages import RankLog
 
 # Reads a file of a rank from an offset on, so many bytes at most; `None` where its node does not reply.
 ReadPart: TypeAlias = Callable[[int, int], RankLog | None]

@@ -8,7 +8,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.messages import NodeFacts
 
 
 def facts_of_this_node(address: str) -> NodeFacts:

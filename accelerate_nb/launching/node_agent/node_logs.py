@@ -14,7 +14,10 @@ from typing import NamedTuple
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.events.model import LogLine
 from accelerate_nb.events.run_folder import KEPT_RUNS
-from accelerate_nb.transport.protocol.agent_messages import QueryRankLog, RankLog
+from accelerate_nb.transport.messages import (
+    QueryRankLog,
+    RankLog,
+)
 
 # A rank's output is sent as it comes up to so many bytes at once, beyond that at most so many a second.
 BURST_SIZE = 1 << 20

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.messages import (
     ConnectToPeers,
     ListenToPeers,
     NetworkAddress,

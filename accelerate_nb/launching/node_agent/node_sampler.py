@@ -12,7 +12,7 @@ from msgspec import structs
 from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
-from accelerate_nb.transport.protocol.agent_messages import NodeLoad
+from accelerate_nb.transport.messages import NodeLoad
 from accelerate_nb.transport.worker_spec import WorkerSpec
 
 # How often the load is sent after workers started, for the first times and from then on, in seconds.

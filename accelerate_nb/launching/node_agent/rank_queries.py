@@ -12,10 +12,13 @@ from accelerate_nb.errors import ProtocolError
 from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, read_replies
 from accelerate_nb.launching.engines.base import Workers
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.connection import Connection
-from accelerate_nb.transport.protocol.framing import message_of
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import CollectivesReply, QueryCollectives
+from accelerate_nb.transport.messages import (
+    CollectivesReply,
+    Message,
+    QueryCollectives,
+)
 
 _READ_AT_ONCE = 1 << 20
 

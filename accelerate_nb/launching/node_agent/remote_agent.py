@@ -9,9 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
@@ -27,11 +27,16 @@ from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs, with_gap
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+)
+from accelerate_nb.transport.messages import (
     AgentLost,
     CloseGroup,
     GroupClosed,
     Heartbeat,
+    Message,
     NodeLoad,
     QueryRankCollectives,
     QueryRankLog,
@@ -48,9 +53,8 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankTaskReply,
     StartWorkers,
 )
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
 
+AnyEvent = TypeVar("AnyEvent", bound=Event)
 _RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | RankOutcome | RankExited
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.
 _QUERY_TIMEOUT = 5.0
@@ -110,7 +114,7 @@ class RemoteAgent:
         """Have workers started."""
         self._begin(request.ranks)
         node = self._node
-        request = replace(request, inherits_environment=node.inherits_environment, log_folder=node.log_folder)
+        request = structs.replace(request, inherits_environment=node.inherits_environment, log_folder=node.log_folder)
         self._channel.try_send(request, descriptors)
 
     def _begin(self, ranks: tuple[int, ...]) -> None:
@@ -209,11 +213,9 @@ class RemoteAgent:
             case RankLog(number):
                 self._on_reply(number, {number: received.message})
             case NodeLoad(sample, devices):
-                dated = [_dated(event, self._node.clock_offset) for event in (sample, *devices)]
-                self._on_report(ReceivedMessage(NodeLoad(dated[0], tuple(dated[1:]))))
-            case AgentLost(ranks, reason):
-                text = f"the workers of {self._node.name} ({of_ranks(ranks)}) were lost: {reason}"
-                self._on_report(ReceivedMessage(replace(received.message, reason=text)))
+                offset = self._node.clock_offset
+                load = NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
+                self._on_report(ReceivedMessage(load))
             case RankReports(reports):
                 for report in reports:
                     self._take_report(ReceivedMessage(report))
@@ -224,8 +226,10 @@ class RemoteAgent:
     def _take_report(self, received: ReceivedMessage) -> None:
         """Take a report about one of the ranks; anything else is refused."""
         message, descriptors = received
-        is_whole = message.carries in {None, len(descriptors)}
-        if is_whole and isinstance(message, _RankReport) and message.rank in self.ranks:
+        if isinstance(message, AgentLost):
+            text = f"the workers of {self._node.name} ({of_ranks(message.ranks)}) were lost: {message.reason}"
+            self._on_report(ReceivedMessage(structs.replace(message, reason=text)))
+        elif isinstance(message, _RankReport) and message.rank in self.ranks:
             if isinstance(message, RankOutput) and message.left_out:
                 message = self._with_gap(message)
             if isinstance(message, RankEvent) and isinstance(message.event, StepProfile):
@@ -250,11 +254,13 @@ class RemoteAgent:
             return report
         match report:
             case RankEvent(_, _, event):
-                return replace(report, event=_dated(event, offset))
+                return structs.replace(report, event=_dated(event, offset))
             case RankOutput(_, _, _, lines):
-                return replace(report, lines=tuple(structs.replace(line, time=line.time - offset) for line in lines))
+                return structs.replace(
+                    report, lines=tuple(structs.replace(line, time=line.time - offset) for line in lines)
+                )
             case RankExited():
-                return replace(report, time=report.time - offset)
+                return structs.replace(report, time=report.time - offset)
         return report
 
     def _on_report(self, received: ReceivedMessage) -> None:
@@ -268,7 +274,7 @@ class RemoteAgent:
             box.put({int(rank): reply for rank, reply in found.items()})
 
 
-def _dated(event: Event, offset: float) -> Event:
+def _dated(event: AnyEvent, offset: float) -> AnyEvent:
     return (
         event
         if isinstance(event, (NodeRanks, TaskDone, KnobHeld))

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import cast
+
+from msgspec import structs
 
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
-from accelerate_nb.transport.protocol.agent_messages import RankEvent, RankOutput, RankReports
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    Message,
+    RankEvent,
+    RankOutput,
+    RankReport,
+    RankReports,
+)
 
 # Output and measurements are sent at most this often, in seconds: a panel shows them no more often.
 BETWEEN_SENDS = 0.1
@@ -72,7 +79,9 @@ class ReportSender:
             reports = _joined(reports)
         if reports:
             # where the other end has gone, that ends the loop
-            self._channel.try_send(reports[0] if len(reports) == 1 else RankReports(tuple(reports)))
+            self._channel.try_send(
+                reports[0] if len(reports) == 1 else RankReports(cast("tuple[RankReport, ...]", tuple(reports)))
+            )
             self._next = self._clock() + self._between
 
 
@@ -86,7 +95,7 @@ def _joined(reports: Sequence[Message]) -> list[Message]:
         former = found[places[rank]] if rank in places else None
         if isinstance(report, RankOutput) and isinstance(former, RankOutput) and not report.left_out:
             raw, lines = former.raw + report.raw, former.lines + report.lines
-            found[places[rank]] = replace(former, number=report.number, raw=raw, lines=lines)
+            found[places[rank]] = structs.replace(former, number=report.number, raw=raw, lines=lines)
         else:
             places[rank] = len(found)
             found.append(report)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from accelerate_nb.launching.nodes.joined_machines import JoinedMachines, keep_machine
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.launching.nodes.node_pool import lease
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.channel import Channel
 
 
 @dataclass(frozen=True, slots=True)

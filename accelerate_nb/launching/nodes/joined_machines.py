@@ -23,9 +23,11 @@ from accelerate_nb.launching.nodes.node_pool import idle_nodes
 from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.rendezvous.peers import print_notice
 from accelerate_nb.launching.rendezvous.settings import is_loopback, resolved_host
-from accelerate_nb.transport.protocol.byte_stream import is_readable
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.node_messages import MembershipGranted
+from accelerate_nb.transport.channel import (
+    Channel,
+    is_readable,
+)
+from accelerate_nb.transport.messages import MembershipGranted
 
 # What is waited for is looked at so often, in seconds.
 _ROUND = 1.0

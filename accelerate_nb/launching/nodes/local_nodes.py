@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.rank_info import LOOPBACK
 
 

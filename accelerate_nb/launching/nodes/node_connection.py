@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import TypeVar
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.launching.node_agent.node_facts import clock_offset
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
-from accelerate_nb.transport.protocol.agent_messages import Heartbeat, NodeFacts, QueryNode
-from accelerate_nb.transport.protocol.message import Message
-
-Reply = TypeVar("Reply", bound=Message)
+from accelerate_nb.transport.channel import Reply
+from accelerate_nb.transport.messages import (
+    Message,
+    NodeFacts,
+    QueryNode,
+)
 
 # How long a new agent may take until it replies for the first time, and one that has replied before, in seconds.
 _START_TIMEOUT = 60.0
@@ -68,15 +69,8 @@ class NodeConnection:
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message to an agent that has no workers, and wait for its reply; raises `LaunchError` where none comes."""
-        deadline = time.monotonic() + timeout
-        self.channel.try_send(message)
         try:
-            while (received := self.channel.receive(max(0.0, deadline - time.monotonic()))) is not None:
-                if isinstance(received.message, reply_class):
-                    return received.message
-                if not isinstance(received.message, Heartbeat):
-                    self.channel.refuse(received)
-            reason = self._reason()
+            return self.channel.request(message, reply_class, timeout)
         except TimeoutError:
             reason = f"nothing came from it within {timeout:g} s"
         except OSError:
@@ -112,8 +106,12 @@ class NodeConnection:
 
     def _reason(self) -> str:
         """Why nothing more comes."""
-        if self.channel.refused["version"]:
-            return f"{self.channel.last_error}: another release of accelerate_nb is installed there"
+        if (error := self.channel.error) is not None:
+            return (
+                f"{error}: another release of accelerate_nb is installed there"
+                if error.refusal == "version"
+                else str(error)
+            )
         process, output = self._placed.process, self._placed.output
         try:
             code = None if process is None else process.wait(2.0)

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.channel import Channel
 
 
 @dataclass(frozen=True, slots=True)

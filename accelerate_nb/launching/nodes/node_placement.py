@@ -13,7 +13,7 @@ from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
 from accelerate_nb.launching.planning.placement import Placement, choose
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.messages import NodeFacts
 
 
 def place_on_hosts(

@@ -17,7 +17,12 @@ from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgen
 from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, REPLY_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.launching.nodes.peer_reach import check_reach, endpoint_of, of_all
-from accelerate_nb.transport.protocol.agent_messages import ListenToPeers, PeerEndpoint, QueryRankLog, RankLog
+from accelerate_nb.transport.messages import (
+    ListenToPeers,
+    PeerEndpoint,
+    QueryRankLog,
+    RankLog,
+)
 from accelerate_nb.transport.rank_info import MasterAddress
 
 

@@ -7,15 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, Reply
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT
+from accelerate_nb.transport.channel import Reply
+from accelerate_nb.transport.messages import (
     ConnectToPeers,
     ListenToPeers,
+    Message,
     NetworkAddress,
     PeerEndpoint,
     PeersReached,
 )
-from accelerate_nb.transport.protocol.message import Message
 
 Result = TypeVar("Result")
 

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.channel import Channel
 
 
 def agent_command(python: str) -> list[str]:
@@ -30,4 +30,4 @@ def start_command(words: Sequence[str]) -> PlacedAgent:
         near.close()
         os.close(output)
         raise
-    return PlacedAgent(Channel(near, passes_descriptors=False), process, output)
+    return PlacedAgent(Channel(near, passes_descriptors=False, after_greeting=True), process, output)

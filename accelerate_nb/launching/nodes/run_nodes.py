@@ -37,8 +37,8 @@ from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
 

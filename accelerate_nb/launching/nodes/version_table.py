@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.messages import NodeFacts
 
 _HEADINGS = ("", "Python", "torch", "accelerate_nb")
 

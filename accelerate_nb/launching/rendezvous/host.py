@@ -20,8 +20,13 @@ from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRe
 from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes, clock_offset_of
 from accelerate_nb.launching.rendezvous.peers import Peer, WaitNotice, node_name
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
-from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
-from accelerate_nb.transport.protocol.node_messages import RunJoined, RunRefused
+from accelerate_nb.transport.messages import (
+    HEARTBEAT_INTERVAL,
+    Heartbeat,
+    NodeFacts,
+    RunJoined,
+    RunRefused,
+)
 
 # Told to a node that comes when there is no place for it.
 ALL_HAVE_COME = "all nodes of this run have come already"

@@ -12,13 +12,21 @@ from accelerate_nb.launching.node_agent.agent import Agent, Report
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThread
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
     AgentLost,
+    ChangeKnobAfter,
     CloseGroup,
     ConnectToPeers,
+    EndRun,
+    EndSession,
     Heartbeat,
+    HoldForKnob,
     HoldRanks,
+    KillGroup,
     ListenToPeers,
+    Message,
+    ProfileSteps,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -27,16 +35,14 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankHeld,
     RankOutput,
     RankStacks,
+    RebuildGroups,
     ReleaseRanks,
+    RunEvent,
+    SignalRanks,
+    StartGroup,
     StopRankAt,
     ToRank,
 )
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
-from accelerate_nb.transport.protocol.node_messages import EndRun, EndSession, RebuildGroups, RunEvent, StartGroup
-from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
 
 # Nothing else is carried out for another node: what would run its code, or unpickle something of it, is refused.
 _Order: TypeAlias = (

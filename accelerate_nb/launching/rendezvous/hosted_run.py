@@ -32,8 +32,12 @@ from accelerate_nb.launching.rendezvous.peers import SILENCE_LIMIT, HeartbeatThr
 from accelerate_nb.launching.rendezvous.session_conductor import SessionConductor
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.launching.run_context import RunContext, Stop
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, RunJoined
+from accelerate_nb.transport.messages import (
+    EndRun,
+    Message,
+    RunEvent,
+    RunJoined,
+)
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # How many failures the other nodes are told of; the first cause is among them.

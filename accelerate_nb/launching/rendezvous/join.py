@@ -14,9 +14,16 @@ from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.peers import WaitNotice, probe_connection
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
-from accelerate_nb.transport.protocol.agent_messages import Heartbeat
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+)
+from accelerate_nb.transport.messages import (
+    Heartbeat,
+    JoinRun,
+    RunJoined,
+    RunRefused,
+)
 
 _CONNECT_TIMEOUT = 5.0
 # Between two tries, in seconds.
@@ -83,10 +90,10 @@ def _answer(
             return "something listens there, and does not answer as a node"
         except OSError as error:
             return f"its connection has ended: {error.strerror or error}"
-        if received is None and channel.refused["version"]:
+        if received is None and channel.error is not None and channel.error.refusal == "version":
             raise LaunchError(
                 f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} has another release of accelerate_nb: "
-                f"{channel.last_error}. Install the same release on all nodes."
+                f"{channel.error}. Install the same release on all nodes."
             )
         if received is None:
             return "something listens there, and closes connections: another program, or a run that has begun without this node"

@@ -12,9 +12,12 @@ from accelerate_nb.launching.rendezvous.peers import print_notice
 from accelerate_nb.launching.rendezvous.pending_connections import PendingConnections
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.launching.rendezvous.unproven_connection import UnprovenConnection
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.node_messages import JoinRun, RunRefused
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    JoinRun,
+    NodeFacts,
+    RunRefused,
+)
 
 
 class JoiningNode(NamedTuple):
@@ -76,7 +79,7 @@ class JoinRequests:
             return None
         if request is None:
             return None
-        if not isinstance(request, JoinRun) or not isinstance(request.facts, NodeFacts):
+        if not isinstance(request, JoinRun):
             self.refuse(sock, "")
             return None
         if reason := self._objection(request):

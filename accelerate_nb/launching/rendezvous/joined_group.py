@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.failures.rank_result import RankResult
@@ -20,11 +21,19 @@ from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host_link import HostLink
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.protocol.agent_messages import AgentLost, CloseGroup, GroupClosed, StartWorkers, ToRank
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
-from accelerate_nb.transport.protocol.node_messages import RequestStop, RunEvent
-from accelerate_nb.transport.protocol.profile_messages import ProfileSteps
+from accelerate_nb.transport.messages import (
+    AgentLost,
+    CloseGroup,
+    GroupClosed,
+    KillGroup,
+    Message,
+    ProfileSteps,
+    RequestStop,
+    RunEvent,
+    SignalRanks,
+    StartWorkers,
+    ToRank,
+)
 from accelerate_nb.transport.rank_info import MasterAddress
 
 
@@ -74,7 +83,7 @@ class FollowingGroup(WorkerGroup):
                         self._killed.update(ranks)
                     decisions.append(order)
                 case ToRank(rank, ProfileSteps() as request):
-                    decisions.append(ToRank(rank, replace(request, folder=str(self._folder))))
+                    decisions.append(ToRank(rank, structs.replace(request, folder=str(self._folder))))
                 case _:
                     decisions.append(order)
         return decisions

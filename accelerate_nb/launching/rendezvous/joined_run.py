@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from accelerate_nb.errors import HangError, LaunchError
-from accelerate_nb.events.model import Failure, Restart, State
+from accelerate_nb.events.model import Restart, State
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import stopped_error, worker_error
 from accelerate_nb.launching.engines.base import Engine
@@ -19,9 +19,13 @@ from accelerate_nb.launching.rendezvous.join import JoinedRendezvous
 from accelerate_nb.launching.rendezvous.joined_group import JoinedGroupRunner
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.run_context import RunContext
-from accelerate_nb.transport.protocol.agent_messages import AgentLost
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
+from accelerate_nb.transport.messages import (
+    AgentLost,
+    EndRun,
+    Message,
+    RunEvent,
+    StartGroup,
+)
 from accelerate_nb.transport.rank_info import MasterAddress
 
 JoinedKind = TypeVar("JoinedKind", bound="JoinedNodeRun")
@@ -122,7 +126,7 @@ class JoinedNodeRun(LaunchedRun):
 
     def _ended(self, end: EndRun, results: tuple[RankResult, ...]) -> tuple[RankResult, ...]:
         """The results with the failures of ranks elsewhere; sets the run's error."""
-        elsewhere = {item.rank: item for item in end.failures if isinstance(item, Failure)}
+        elsewhere = {failure.rank: failure for failure in end.failures}
         merged = tuple(
             item if item.rank in self._nodes.ranks_here else replace(item, failure=elsewhere.get(item.rank))
             for item in results

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.rendezvous.join_requests import JoiningNode, JoinRequests
 from accelerate_nb.launching.rendezvous.peers import HeartbeatThread
-from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL
+from accelerate_nb.transport.messages import HEARTBEAT_INTERVAL
 
 # How long the end of a run waits for a check that is under way, in seconds.
 _END_TIMEOUT = 1.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.settings import interface_variables
+from accelerate_nb.transport.messages import Message
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.protocol.message import Message
 
 
 class LaunchedNodes(ABC):

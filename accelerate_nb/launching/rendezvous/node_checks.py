@@ -9,17 +9,16 @@ from contextlib import closing
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.node_facts import clock_offset, facts_of_this_node
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
-from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, Reply
+from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT
 from accelerate_nb.launching.nodes.peer_reach import RequestedNode, check_reach, endpoint_of, of_all
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import Channel, Reply
+from accelerate_nb.transport.messages import (
     ConnectToPeers,
-    Heartbeat,
     ListenToPeers,
+    Message,
     NodeFacts,
     QueryNode,
 )
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
 
 
 class WaitingNode:
@@ -30,14 +29,8 @@ class WaitingNode:
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
-        deadline, reason = time.monotonic() + timeout, "it has closed its connection"
-        self._channel.try_send(message)
         try:
-            while (received := self._channel.receive(max(0.0, deadline - time.monotonic()))) is not None:
-                if isinstance(received.message, reply_class):
-                    return received.message
-                if not isinstance(received.message, Heartbeat):
-                    self._channel.refuse(received)
+            return self._channel.request(message, reply_class, timeout)
         except TimeoutError:
             reason = f"nothing came from it within {timeout:g} s"
         except OSError as error:

@@ -11,18 +11,24 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
-from accelerate_nb.launching.nodes.node_connection import Reply
 from accelerate_nb.launching.run_context import Stop
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+    Reply,
+)
+from accelerate_nb.transport.messages import (
+    BreakGroups,
+    EndSession,
+    Message,
     PeerEndpoint,
     PeersReached,
     RankOutcome,
     RankTaskReply,
+    RequestStop,
+    StartGroup,
     StartWorkers,
 )
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import BreakGroups, EndSession, RequestStop, StartGroup
 
 
 class PeerAgent(RemoteAgent):

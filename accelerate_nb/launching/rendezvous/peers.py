@@ -9,8 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    HEARTBEAT_INTERVAL,
+    Heartbeat,
+    NodeFacts,
+)
 
 # A node from which nothing comes for so long is lost, in seconds. Its notebook may compute meanwhile, which holds back its
 # heartbeats: a machine that is off or cut off is found sooner, by the system's own probes.

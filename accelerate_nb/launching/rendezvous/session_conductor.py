@@ -6,9 +6,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import BreakGroups, EndSession, RebuildGroups
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    BreakGroups,
+    EndSession,
+    Message,
+    RebuildGroups,
+)
 
 
 class SessionConductor:

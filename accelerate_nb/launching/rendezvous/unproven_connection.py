@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.framing import FrameReader
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.channel import (
+    Channel,
+    FrameReader,
+)
+from accelerate_nb.transport.messages import Message
 
 # The longest message, and what is read at all, in bytes.
 _SIZE_LIMIT = 1 << 16
@@ -44,8 +46,6 @@ class UnprovenConnection:
         self._left -= len(data)
         self._reader.feed(data)
         found = self._reader.next()
-        if self._reader.last_error is not None:
-            raise self._reader.last_error
         if found is None and self._left:
             return None
         if found is None or found[1] or not self._reader.is_empty:

@@ -13,8 +13,11 @@ from accelerate_nb.launching.session.cell_run import CellHost, CellRun
 from accelerate_nb.launching.session.task_dispatcher import SETTLE, PendingCell, TaskDispatcher
 from accelerate_nb.launching.session.task_files import read_reply
 from accelerate_nb.reports.failure_summary import failure_line
-from accelerate_nb.transport.protocol.messages import BeginTask
-from accelerate_nb.transport.protocol.node_messages import BreakGroups, RebuildGroups
+from accelerate_nb.transport.messages import (
+    BeginTask,
+    BreakGroups,
+    RebuildGroups,
+)
 
 
 class NodeTaskDispatcher(TaskDispatcher):

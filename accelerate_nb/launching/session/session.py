@@ -26,10 +26,13 @@ from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.node_task_dispatcher import NodeTaskDispatcher
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.messages import (
+    CloseSession,
+    EndSession,
+    Message,
+    RebuildGroups,
+)
 from accelerate_nb.transport.payload import check_function
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.messages import CloseSession
-from accelerate_nb.transport.protocol.node_messages import EndSession, RebuildGroups
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
 

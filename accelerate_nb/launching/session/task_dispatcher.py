@@ -19,7 +19,10 @@ from accelerate_nb.failures.worker_error import ended_elsewhere_error, hang_erro
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.launching.session.task_files import read_reply, write_request
-from accelerate_nb.transport.protocol.messages import BeginTask, InterruptTask
+from accelerate_nb.transport.messages import (
+    BeginTask,
+    InterruptTask,
+)
 from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, PullNames, PushNames, RunCell, Task
 
 # After one rank has failed: how long the others may still come to their own end before they are interrupted.

@@ -25,8 +25,12 @@ from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
+from accelerate_nb.transport.messages import (
+    BeginTask,
+    CloseSession,
+    InterruptTask,
+)
 from accelerate_nb.transport.outcome import failure_of, why_left_out
-from accelerate_nb.transport.protocol.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.serializer import dump_homeward, load
 from accelerate_nb.transport.session_tasks import (
     RETURNED,

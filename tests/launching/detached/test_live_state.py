@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accelerate_nb.events.model import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.detached.live_state import apply_live, live_values
+from accelerate_nb.launching.detached.live_state import apply_live, live_events
 
 
 def test_the_load_of_each_machine_comes_to_another_view_of_the_run() -> None:
@@ -17,7 +17,7 @@ def test_the_load_of_each_machine_comes_to_another_view_of_the_run() -> None:
     here.apply(HostSample(1.0, (1, 2), (3, 4), None, 5.0))
     for node in range(2):
         here.apply(HostSample(50.0 + node, (1, 2), None, None, 5.0, node=node))
-    apply_live(there, live_values(here))
+    apply_live(there, [*live_events(here)])
     assert there.host == here.host
     assert there.node_loads == here.node_loads
     assert len(there.node_loads) == 2

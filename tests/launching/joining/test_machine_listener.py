@@ -19,10 +19,12 @@ from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, given_ticket, new_token
 from accelerate_nb.launching.joining.machine_listener import MOST_WRONG_TOKENS, JoiningMachine, MachineListener
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.handshake import prove_token
-from accelerate_nb.transport.protocol.messages import KillGroup
-from accelerate_nb.transport.protocol.node_messages import RequestMembership
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.handshake import prove_token
+from accelerate_nb.transport.messages import (
+    KillGroup,
+    RequestMembership,
+)
 
 pytestmark = pytest.mark.timeout(30)
 GREETING = b"\x93ANBJ\x01" + bytes(32)

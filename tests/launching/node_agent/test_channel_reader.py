@@ -11,9 +11,16 @@ from contextlib import ExitStack
 import pytest
 
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
-from accelerate_nb.transport.protocol.agent_messages import GroupClosed, Heartbeat, PeersReached
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+)
+from accelerate_nb.transport.messages import (
+    GroupClosed,
+    Heartbeat,
+    Message,
+    PeersReached,
+)
 
 TIMEOUT = 30.0
 

@@ -32,7 +32,7 @@ from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.local_nodes import LocalNodes
-from accelerate_nb.transport.protocol.agent_messages import RankLog
+from accelerate_nb.transport.messages import RankLog
 
 pytestmark = pytest.mark.timeout(120)
 LINES = 100_000

@@ -27,9 +27,12 @@ from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket
 from accelerate_nb.launching.nodes import joined_machines, node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.handshake import prove_token
-from accelerate_nb.transport.protocol.node_messages import MembershipGranted, RequestMembership
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.handshake import prove_token
+from accelerate_nb.transport.messages import (
+    MembershipGranted,
+    RequestMembership,
+)
 from tests.nodes.conftest import until_lines
 
 pytestmark = pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ import pytest
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_connection import NodeConnection
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.channel import Channel
 
 # Ends once the connections of all agents have ended.
 _AGENT = "import os, sys; print(flush=True); [os.read(int(number), 1) for number in sys.argv[1:]]"

@@ -13,7 +13,7 @@ from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile
 from accelerate_nb.launching.nodes.node_placement import place_on_hosts
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.messages import NodeFacts
 
 
 def facts(kind: str = "cpu", devices: int = 0) -> NodeFacts:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.version_table import check_versions
-from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.messages import NodeFacts
 
 HERE = NodeFacts("h", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cpu", "CPU", 0, 8, 0.0)
 
 
 def test_builds_and_patches_of_the_same_version_go_together() -> None:
-    check_versions(HERE, {"a": replace(HERE, torch="2.13.0+cu126", python="3.11.9")})
+    check_versions(HERE, {"a": structs.replace(HERE, torch="2.13.0+cu126", python="3.11.9")})
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_builds_and_patches_of_the_same_version_go_together() -> None:
 )
 def test_another_version_is_refused_with_the_versions_of_all(change: dict[str, str], cell: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        check_versions(HERE, {"a": HERE, "b": replace(HERE, **change)})
+        check_versions(HERE, {"a": HERE, "b": structs.replace(HERE, **change)})
     head, _, table = str(caught.value).partition("\n\n")
     rows = {line.split("  ")[0]: line for line in table.splitlines()}
     assert "b has other versions" in head

@@ -10,16 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from accelerate_nb import Accelerator, Run, attach, launch
 from accelerate_nb.errors import LaunchError, NotYetError, PayloadError, StoppedError, WorkerError
-from accelerate_nb.transport.protocol.node_messages import RunRefused
+from accelerate_nb.transport.messages import RunRefused
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.launching.rendezvous.test_rendezvous import FACTS, asked, request
 from tests.nodes.trainings import trains
@@ -262,7 +262,7 @@ def test_a_node_that_comes_later_is_taken_in_with_the_weights_of_a_run_that_was_
     until_lines(host, 1)
     with pytest.raises(LaunchError, match=r"rdzv_id='other' was given on this node"):
         launch(place, **{**settings, "rdzv_id": "other"})
-    other_torch = request(node_rank=None, facts=replace(FACTS, torch="2.1.0"))
+    other_torch = request(node_rank=None, facts=structs.replace(FACTS, torch="2.1.0"))
     answer = asked(("127.0.0.1", settings["use_port"]), other_torch)
     assert isinstance(answer, RunRefused)
     assert "2.1.0" in answer.reason

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.base import AvailableDevices
@@ -27,20 +28,27 @@ from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, PeerAgent
 from accelerate_nb.launching.rendezvous.join import join
 from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings, hosts, listen, local_placement
+from accelerate_nb.transport.channel import (
+    Channel,
+    ReceivedMessage,
+    frame,
+)
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.agent_messages import (
+from accelerate_nb.transport.messages import (
+    CloseSession,
     ConnectToPeers,
+    FilePart,
     Heartbeat,
     HoldRanks,
+    JoinRun,
+    KillGroup,
     PeersReached,
     QueryNode,
     RankOutcome,
+    RunJoined,
+    RunRefused,
     ToRank,
 )
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.framing import frame
-from accelerate_nb.transport.protocol.messages import FilePart, KillGroup, StopRun
-from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -81,7 +89,7 @@ def answered(channel: Channel, *, ahead: float = 0.0, unreached: str = "") -> ob
                 case RunJoined() | RunRefused():
                     return received.message
                 case QueryNode():
-                    channel.send(replace(FACTS, time=time.time() + ahead))
+                    channel.send(structs.replace(FACTS, time=time.time() + ahead))
                 case ConnectToPeers() if unreached:
                     channel.send(PeersReached({"0": unreached}))
                 case message if (reply := reply_to(message, network)) is not None:
@@ -232,7 +240,7 @@ def test_a_rank_that_is_taken_and_other_versions_are_reported_to_both() -> None:
             answer = asked(address, request(nodes=3))
             assert isinstance(answer, RunRefused)
             assert "node 1 on" in answer.reason
-            other = asked(address, request(nodes=3, node_rank=2, facts=replace(FACTS, torch="2.1.0")))
+            other = asked(address, request(nodes=3, node_rank=2, facts=structs.replace(FACTS, torch="2.1.0")))
             assert isinstance(other, RunRefused)
             assert "2.1.0" in other.reason
             with pytest.raises(LaunchError, match=r"node 2 on .* \(differs\)"):
@@ -244,7 +252,7 @@ def test_a_node_carries_out_no_code_of_node_0() -> None:
     link = HostLink(Channel(near, passes_descriptors=False), "node 0", "127.0.0.1")
     link.start()
     with Channel(far, passes_descriptors=False) as host_channel:
-        host_channel.send(ToRank(0, StopRun("kill")))
+        host_channel.send(ToRank(0, CloseSession()))
         host_channel.send(HoldRanks((0,)))
         # the first order is what came second
         assert link.next_order() == HoldRanks((0,))

@@ -12,8 +12,12 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, WorkerError
 from accelerate_nb.launching.rendezvous.session_conductor import SessionConductor
 from accelerate_nb.launching.session.session import Session
-from accelerate_nb.transport.protocol.message import Message
-from accelerate_nb.transport.protocol.node_messages import BreakGroups, EndSession, RebuildGroups
+from accelerate_nb.transport.messages import (
+    BreakGroups,
+    EndSession,
+    Message,
+    RebuildGroups,
+)
 from tests.launching.rendezvous.test_on_each_node import free_port
 
 pytestmark = pytest.mark.timeout(60)

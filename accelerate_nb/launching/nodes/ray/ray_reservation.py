@@ -14,8 +14,8 @@ from accelerate_nb.launching.joining.machine_listener import JoiningMachine, Mac
 from accelerate_nb.launching.nodes.ray.agent_actor import AgentActor
 from accelerate_nb.launching.nodes.ray.ray_cluster import node_name, nodes_table
 from accelerate_nb.launching.rendezvous.peers import print_notice
-from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.node_messages import MembershipGranted
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import MembershipGranted
 
 # How long a placement group, or an agent, is waited for at a time, in seconds.
 _ROUND = 1.0

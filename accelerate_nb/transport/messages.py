@@ -1,0 +1,693 @@
+"""The messages between the processes of a run: who sends each of them to whom, and what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine
+from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
+
+# The version of the messages: to be raised when a message changes in what it means or holds.
+VERSION = 8
+# How often each end of an agent's channel says that it is there while workers run, in seconds.
+HEARTBEAT_INTERVAL = 1.0
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """
+    The base of every message, all of which stand below on this page and travel over a `Channel`.
+
+    Nothing in a message is ever unpickled, and each field is compared with its type when it arrives. `carries` is the number of descriptors
+    that come with it; `None` stands for any.
+    """
+
+    carries: ClassVar[int | None] = 0
+
+
+# ------------------------------------------------------------------------------------------- a kernel to its supervisor
+
+
+class OpenGroup(Message, frozen=True):
+    """Workers of a run will follow; the descriptor is the socket that reports on them, and closing it ends them."""
+
+    carries: ClassVar[int | None] = 1
+    run: str
+
+
+class ForkSupervisor(Message, frozen=True):
+    """Fork a supervisor like this one; the descriptor is its end of the socket over which another process uses it."""
+
+    carries: ClassVar[int | None] = 1
+
+
+class ForkWorker(Message, frozen=True):
+    """Fork one process that is these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
+
+    carries: ClassVar[int | None] = None
+    run: str
+    workers: tuple[LocalWorker, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the process."""
+        return tuple(worker.rank for worker in self.workers)
+
+
+class ImportModules(Message, frozen=True):
+    """Import these modules when nothing runs, and nothing has for `idle_for` seconds."""
+
+    names: tuple[str, ...]
+    idle_for: float = 0.0
+
+
+class SignalRanks(Message, frozen=True):
+    """Send a signal to the workers that have one of these ranks. A worker group sends it to its agents, too."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class KillGroup(Message, frozen=True):
+    """Kill every worker of the group, and what it started. A worker group sends it to its agents, too."""
+
+
+# ------------------------------------------------------------------------------------------- a supervisor to its kernel
+
+
+class SupervisorStarted(Message, frozen=True):
+    """The first message of a forked supervisor."""
+
+    pid: int
+
+
+class WorkerStarted(Message, frozen=True):
+    """A worker with these ranks was forked."""
+
+    ranks: tuple[int, ...]
+    pid: int
+
+
+class ForkFailed(Message, frozen=True):
+    """A worker with these ranks could not be forked, for a reason of the system's (`errno`)."""
+
+    ranks: tuple[int, ...]
+    number: int
+
+
+class WorkerExited(Message, frozen=True):
+    """The worker with these ranks has ended; a negative code is the signal that ended it."""
+
+    ranks: tuple[int, ...]
+    code: int
+
+
+# ----------------------------------------------------------------------------------------------------- to a new process
+
+
+class BeginWorker(Message, frozen=True):
+    """Be the process of these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
+
+    carries: ClassVar[int | None] = None
+    workers: tuple[LocalWorker, ...]
+
+
+# ------------------------------------------------------------------------------------------- a node's agent to a worker
+
+
+class HoldAtBoundary(Message, frozen=True):
+    """Wait at the end of the step, and write a `HoldReply` into the pipe."""
+
+    carries: ClassVar[int | None] = 1
+
+
+class StopAt(Message, frozen=True):
+    """Go on to a point, and stop there."""
+
+    point: StopPoint
+
+
+class QueryCollectives(Message, frozen=True):
+    """Write a `CollectivesReply` into the pipe."""
+
+    carries: ClassVar[int | None] = 1
+
+
+class LeaveGroup(Message, frozen=True):
+    """End the process: every rank has returned."""
+
+
+# -------------------------------------------------------------------- a run to a worker, by way of its agent (`ToRank`)
+
+
+class HoldForKnob(Message, frozen=True):
+    """Wait at the end of the step for a change of a knob, and send the event `KnobHeld`."""
+
+    rank: int
+    number: int
+
+
+class ChangeKnobAfter(Message, frozen=True):
+    """Change a knob after so many steps; with `None`, go on without the change."""
+
+    number: int
+    name: str
+    value: float
+    after: int | None
+
+
+class ProfileSteps(Message, frozen=True):
+    """Profile the next steps, and send the event `StepProfile` of this number; `folder` is that of the run."""
+
+    rank: int
+    number: int
+    steps: int
+    folder: str
+
+
+class BeginTask(Message, frozen=True):
+    """
+    Do a session's task; the descriptors are the files of its request and of its reply, which the agent adds.
+
+    `renewal` is the name under which the process groups are rebuilt first, `others` are the other ranks' process numbers.
+    """
+
+    carries: ClassVar[int | None] = 2
+    number: int
+    renewal: str | None
+    others: tuple[int, ...]
+
+
+class InterruptTask(Message, frozen=True):
+    """Interrupt the task of this number, if it is the one that runs."""
+
+    number: int
+    others: tuple[int, ...]
+
+
+class CloseSession(Message, frozen=True):
+    """End the session after the tasks that have come."""
+
+
+# ----------------------------------------------------------------------------------- a worker to its agent, into a pipe
+
+
+class HoldReply(Message, frozen=True):
+    """A rank's position when it was asked to hold; `None` where it comes to no boundary."""
+
+    position: TrainingPosition | None
+
+
+class CollectivesReply(Message, frozen=True):
+    """
+    The collectives that are under way in a rank by torch's flight recorder, oldest first.
+
+    The last entry may be of the ranks without which the call does not return that the rank is in: `{"awaited": [0, 1]}`.
+    """
+
+    entries: tuple[Mapping[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------------- a worker group to an agent
+
+
+class NetworkAddress(NamedTuple):
+    """A host, by its address, and a port of it."""
+
+    host: str
+    port: int
+
+
+class StartWorkers(Message, frozen=True):
+    """
+    Start one process for each tuple of workers, which are its ranks.
+
+    The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
+    among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs. With a `log_folder`, the
+    name of a folder among those of the node, the ranks' whole logs are kept there, and a part of what they write is sent (`RankOutput`).
+    """
+
+    carries: ClassVar[int | None] = None
+    processes: tuple[tuple[WorkerSpec, ...], ...]
+    has_store: bool = False
+    inherits_environment: bool = False
+    log_folder: str = ""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all processes."""
+        return tuple(spec.rank_info.rank for process in self.processes for spec in process)
+
+
+RankMessage: TypeAlias = HoldForKnob | ChangeKnobAfter | ProfileSteps | BeginTask | InterruptTask | CloseSession
+
+
+class ToRank(Message, frozen=True):
+    """
+    Send a message to a rank's inbox, with its descriptors.
+
+    A `BeginTask` comes with its request alone: the file of the reply is the agent's, and returned in a `RankTaskReply`.
+    """
+
+    carries: ClassVar[int | None] = None
+    rank: int
+    message: RankMessage
+
+
+class HoldRanks(Message, frozen=True):
+    """Have these ranks wait at the end of their step; each is answered with a `RankHeld`."""
+
+    ranks: tuple[int, ...]
+
+
+class StopRankAt(Message, frozen=True):
+    """Let a rank that holds go on to a point, and stop there."""
+
+    rank: int
+    point: StopPoint
+
+
+class ReleaseRanks(Message, frozen=True):
+    """Let these ranks end their processes."""
+
+    ranks: tuple[int, ...]
+
+
+class QueryRankStacks(Message, frozen=True):
+    """Reply to the query of this number with the stacks of these ranks (`RankStacks`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class QueryRankCollectives(Message, frozen=True):
+    """Reply to the query of this number with the collectives that are under way in these ranks (`RankCollectives`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class QueryRankLog(Message, frozen=True):
+    """Reply to the query of this number with so many bytes at most of a rank's log in this file, from an offset on (`RankLog`)."""
+
+    number: int
+    path: str
+    offset: int
+    most: int
+
+
+class QueryNode(Message, frozen=True):
+    """Reply with the facts of the node (`NodeFacts`)."""
+
+
+class ListenToPeers(Message, frozen=True):
+    """
+    Listen on the interface that routes to these addresses of other nodes, at a port or, with 0, at any free one (`PeerEndpoint`).
+
+    On the node of rank 0 its workers' rendezvous is there. A socket from before is closed.
+    """
+
+    port: int
+    peers: tuple[str, ...]
+
+
+class ConnectToPeers(Message, frozen=True):
+    """Connect to every one of these endpoints for a moment, within so many seconds (`PeersReached`)."""
+
+    endpoints: tuple[NetworkAddress, ...]
+    timeout: float
+
+
+class CloseGroup(Message, frozen=True):
+    """Report what is left, end whatever still runs, and reply with `GroupClosed`; other workers may follow."""
+
+
+# --------------------------------------------------------------------------------------------------- both to each other
+
+
+class Heartbeat(Message, frozen=True):
+    """The sender is there; while workers run, one goes in each direction every `HEARTBEAT_INTERVAL` seconds."""
+
+
+# ------------------------------------------------------------------------------------------- an agent to a worker group
+
+
+class NodeFacts(Message, frozen=True):
+    """
+    The facts of an agent's node: its host's name, the address at which it was reached, the versions of what it runs, and its devices.
+
+    A version is empty where the package is not installed there. `time` is its clock in seconds since 1970.
+    """
+
+    host: str
+    address: str
+    python: str
+    torch: str
+    accelerate_nb: str
+    device_kind: str
+    device_label: str
+    devices: int
+    cores: int
+    time: float
+
+
+class PeerEndpoint(Message, frozen=True):
+    """The address at which other nodes reach this one, with its interface; with an `error` there is none."""
+
+    host: str
+    port: int
+    interface: str
+    error: str = ""
+
+
+class PeersReached(Message, frozen=True):
+    """Why each endpoint that could not be connected to could not, by its number among those of the request as a text."""
+
+    errors: Mapping[str, str]
+
+
+class RankEvent(Message, frozen=True):
+    """An event that a rank sent; each rank's reports are numbered one after the other, from 0."""
+
+    rank: int
+    number: int
+    event: Event
+
+
+class RankOutput(Message, frozen=True):
+    """
+    What a rank wrote: the bytes of its log, and the lines to show.
+
+    Before them, so many bytes are left out; then `whole_log` is the file on the node that holds all of them.
+    """
+
+    rank: int
+    number: int
+    raw: bytes
+    lines: tuple[LogLine, ...]
+    left_out: int = 0
+    whole_log: str = ""
+
+
+class RankHeld(Message, frozen=True):
+    """A rank's position when it was to hold; `None` where it comes to no boundary, or can't reply."""
+
+    rank: int
+    number: int
+    position: TrainingPosition | None
+
+
+class RankTaskReply(Message, frozen=True):
+    """A rank has done a session's task; the descriptor is the file of its reply. The event `TaskDone` follows."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+    task: int
+
+
+class RankOutcome(Message, frozen=True):
+    """The descriptor is the file in which a rank left its outcome; it comes before the rank's `RankExited`, where there is one."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+
+
+class RankExited(Message, frozen=True):
+    """
+    A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it.
+
+    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends. `killed`: it still ran when
+    its agent was ordered to kill it.
+    """
+
+    rank: int
+    number: int
+    code: int
+    time: float
+    stacks: str = ""
+    killed: bool = False
+
+
+class AgentLost(Message, frozen=True):
+    """These workers, which are all of an agent, can't be observed any more, since a time in seconds since 1970."""
+
+    ranks: tuple[int, ...]
+    reason: str
+    time: float
+
+
+RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankExited | AgentLost
+
+
+class RankReports(Message, frozen=True):
+    """Several reports about ranks in the order in which they were made, none of them with descriptors."""
+
+    reports: tuple[RankReport, ...]
+
+
+class NodeLoad(Message, frozen=True):
+    """The load of the agent's node, and of its ranks' devices; sent every few seconds while workers run."""
+
+    sample: HostSample
+    devices: tuple[DeviceSample, ...] = ()
+
+
+class RankStacks(Message, frozen=True):
+    """The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none."""
+
+    number: int
+    stacks: Mapping[str, str]
+
+
+class RankCollectives(Message, frozen=True):
+    """The collectives that are under way in each rank that replied in time, by its number as a text."""
+
+    number: int
+    collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+
+class RankLog(Message, frozen=True):
+    """A part of a rank's log, and the size of the whole; -1 where it can't be read."""
+
+    number: int
+    data: bytes
+    size: int
+
+
+class GroupClosed(Message, frozen=True):
+    """All of a group's workers have ended, and all that they left was reported."""
+
+
+# --------------------------------------------------------- a node to the one that hosts a run which is launched on each
+
+
+class JoinRun(Message, frozen=True):
+    """
+    Join the run `run_id` of `nodes` nodes with `processes` ranks that compute on devices of a kind (`RunJoined` or `RunRefused`).
+
+    `node_rank` is `None` where the node takes any.
+    """
+
+    run_id: str
+    nodes: int
+    node_rank: int | None
+    processes: int
+    kind: str
+    facts: NodeFacts
+
+
+class RequestStop(Message, frozen=True):
+    """Stop the whole run, on all nodes."""
+
+    how: Literal["finish", "interrupt", "kill"]
+
+
+# ---------------------------------------------------------------------------- the node that hosts such a run to another
+
+
+class RunJoined(Message, frozen=True):
+    """All nodes have come: the name of the run, the receiver's rank among nodes, and the name and the number of ranks of each."""
+
+    run: str
+    node_rank: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    max_restarts: int
+
+
+class RunRefused(Message, frozen=True):
+    """There is no run for the receiver, for a reason in words."""
+
+    reason: str
+
+
+class StartGroup(Message, frozen=True):
+    """
+    Start the receiver's own ranks, which were started again so many times; a `CloseGroup` ends them.
+
+    `node_rank` is the receiver's rank among the nodes that take part now, `sizes` the number of ranks of each, and `port` the one of
+    node 0 at which the ranks find each other.
+    """
+
+    restart_count: int
+    node_rank: int
+    sizes: tuple[int, ...]
+    port: int
+
+
+class RunEvent(Message, frozen=True):
+    """What happened on other nodes."""
+
+    event: Event
+
+
+class EndRun(Message, frozen=True):
+    """
+    The run is over, in a state and with a detail.
+
+    `failures` are those of ranks on all nodes; `error` is the text of an error of another class, "launch" or "hang".
+    """
+
+    state: Literal["finished", "failed", "stopped"]
+    detail: str
+    stopped_at: str | None = None
+    failures: tuple[Failure, ...] = ()
+    error_kind: Literal["", "launch", "hang"] = ""
+    error: str = ""
+
+
+# --------------------------------------------------------------------------- between the sessions of such a run's nodes
+
+
+class BreakGroups(Message, frozen=True):
+    """To node 0: a cell has failed, for a reason in words, and left the process groups of this generation in a state that nobody knows."""
+
+    generation: int
+    reason: str
+
+
+class RebuildGroups(Message, frozen=True):
+    """To every node: rebuild the process groups, as this generation, since a cell of a node has failed; what runs elsewhere is ended."""
+
+    generation: int
+    node: str
+    reason: str
+
+
+class EndSession(Message, frozen=True):
+    """To node 0, and from there to every node: close the session, for a reason in words."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------------------- a machine that joins a notebook, and back
+
+
+class RequestMembership(Message, frozen=True):
+    """Let the sender, which has proved the token, be a machine of the receiver's launches, under a name like this one (`MembershipGranted`)."""
+
+    name: str
+
+
+class MembershipGranted(Message, frozen=True):
+    """The receiver is a machine of the sender's launches, by this name."""
+
+    name: str
+
+
+# --------------------------------------------------------------- a run host that starts, to the process that started it
+
+
+class HostNotice(Message, frozen=True):
+    """Show a text on standard error."""
+
+    text: str
+
+
+class HostReady(Message, frozen=True):
+    """Processes can attach to the run, which begins."""
+
+
+class HostFailed(Message, frozen=True):
+    """There is no run, for an error of this package, by the name of its class."""
+
+    error_kind: str
+    error: str
+
+
+# ------------------------------------------------------------------------------------ an attached process to a run host
+
+
+class StopRun(Message, frozen=True):
+    """Request the end of the run (`Run.request_stop`); the reply is a `LiveState`."""
+
+    how: Literal["finish", "interrupt", "kill"]
+
+
+class ChangeKnob(Message, frozen=True):
+    """Change a knob of the run; the reply is a `LiveState`."""
+
+    name: str
+    value: float
+
+
+class RequestProfile(Message, frozen=True):
+    """Profile the next steps of these ranks; the reply is a `LiveState`."""
+
+    steps: int
+    ranks: tuple[int, ...]
+
+
+class QueryStacks(Message, frozen=True):
+    """Reply with a `StacksReply`."""
+
+
+class QueryLiveState(Message, frozen=True):
+    """Reply with a `LiveState`."""
+
+
+class FetchRankLog(Message, frozen=True):
+    """Reply with the file that holds all that a rank wrote so far (`RankLogFile`), fetched from its machine."""
+
+    rank: int
+
+
+# ------------------------------------------------------------------------------------ a run host to an attached process
+
+
+class StacksReply(Message, frozen=True):
+    """The position of every rank, as a person reads it."""
+
+    text: str
+
+
+class RankLogFile(Message, frozen=True):
+    """The file of a rank's log on this machine; where a part can't be fetched, a line in it says so."""
+
+    path: str
+
+
+class LiveState(Message, frozen=True):
+    """The events that make up the part of a run's state that its folder does not keep, and whether the run is over."""
+
+    done: bool
+    events: tuple[Event, ...]
+
+
+# ------------------------------------------------------------------------------------------------ beside other messages
+
+
+class FilePart(Message, frozen=True):
+    """
+    A part of a file that a following message carries, over a connection that passes no descriptors.
+
+    Its `size` bytes come after the message, as they are.
+    """
+
+    size: int
+    is_last: bool

@@ -1,1 +1,0 @@
-"""The messages between processes, and the channel that they travel over."""
