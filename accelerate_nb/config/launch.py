@@ -249,12 +249,12 @@ class LaunchingConfig:
         "notebook or terminal can show ('auto').",
         group="shown",
     )
-    report: Literal["interactive", "static"] = setting(
-        "interactive",
+    report: Literal["interactive", "static"] | None = setting(
+        None,
         label="Report in the notebook",
-        help="What a notebook keeps of a run: the panel with all its curves and last lines ('interactive'), or a small report "
-        "without scripts, for notebooks in git ('static').",
+        help="Without effect, and gone in the next release: a notebook keeps one small report of each run.",
         group="shown",
+        advanced=True,
     )
     hang_warning_after: float = setting(
         60.0,

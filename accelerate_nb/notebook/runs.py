@@ -13,8 +13,7 @@ from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
-from accelerate_nb.notebook.display.compared_runs import ComparedRuns
-from accelerate_nb.notebook.display.listed_runs import ListedRuns
+from accelerate_nb.notebook.display.run_tables import ComparedRuns, ListedRuns
 from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
 from accelerate_nb.reports.history.run_table import RunTable
 
@@ -35,7 +34,7 @@ def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None =
     """
     All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`. With names: these runs compared.
 
-    In JupyterLab and Notebook a press on a row opens the run under it: its report, or its live panel where it still runs.
+    In JupyterLab and Notebook a press on a row opens the run under it: its panel.
 
     Two to eight runs are compared by overlaid curves, the settings and metrics that differ, and the diff of their source.
     A name is a run's number in the table, its name or the beginning of it, or its folder. `folder` is the parent of the runs'
@@ -77,9 +76,9 @@ def attach(
     `run` is a run's folder, its name or number in `runs()`, one of `runs()` itself, or nothing for the newest one that is
     detached. The panel comes back with everything that has happened meanwhile; `wait()`, `stop()`, `stacks()`, `logs()`, `results`
     and errors are those of the run that `launch` gave. Several processes may attach at once, and an interrupt of `wait()` leaves the run alone. A run that
-    is over can be attached to for its results. A run that is not detached can be watched, and stopped only where it was launched.
+    is over can be attached to for its panel and its results. A run that is not detached can be watched, and stopped only where it was launched.
 
-    `panel` and `report` are those of `launch`, `folder` is that of `runs`.
+    `panel` is that of `launch`, `folder` that of `runs`; `report` has no effect any more.
 
     Raises `ConfigurationError` where there is no such run.
 

@@ -10,8 +10,7 @@ from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import Failure, Frame, Hang, Restart
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.number_format import counted, ranks_text
-from accelerate_nb.reports.size_limits import narrowed, shortened
+from accelerate_nb.reports.text_format import counted, narrowed, ranks_text, shortened
 
 _MOST_OTHERS = 8
 _WIDEST_LINE = 300

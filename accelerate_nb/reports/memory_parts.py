@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from accelerate_nb.events.model import MemoryUse
-from accelerate_nb.reports.number_format import bytes_text
+from accelerate_nb.reports.text_format import bytes_text
 
 # The parts in the order of strips; what a device can't tell is 0.
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "others")

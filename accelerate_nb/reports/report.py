@@ -1,48 +1,342 @@
-"""A run as a static report: HTML and text that need nothing but themselves."""
+"""A run as a report, HTML and text that need nothing but themselves: what a notebook keeps of it, and shows where no panel can be."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, TypeAlias
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html import escape
 
+from accelerate_nb.events.metric_names import logged_names
+from accelerate_nb.events.model import LogLine, Meaning
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.html import full_html, live_html
+from accelerate_nb.events.terminal_lines import plain
+from accelerate_nb.reports.ansi import as_html
+from accelerate_nb.reports.failure_summary import FailureCause
+from accelerate_nb.reports.metric_curves import coarsened, picture
 from accelerate_nb.reports.run_info import RunFacts
-from accelerate_nb.reports.summary import digest_of
-from accelerate_nb.reports.text import full_text, live_text
+from accelerate_nb.reports.summary import (
+    PROFILE_COLUMNS,
+    SIGNS,
+    LogTail,
+    ProfileTable,
+    RunSummary,
+    SummaryRow,
+    curve_cells,
+    curve_text,
+    digest_of,
+)
+from accelerate_nb.reports.text_format import (
+    aligned,
+    counted,
+    first_fitting,
+    fitted,
+    narrowed,
+    newest_fitting,
+    saved_size,
+)
 
-# What each may take of a notebook's file, in bytes.
-_TEXT = 50_000
-_HTML = 160_000
-# The most characters of each text of an error; HTML and text cut it to their own limits.
-_ERROR = 20_000
+# What a report takes of a notebook's file, in bytes, where nothing of it is unusually long.
+_HTML, _TEXT = 18_500, 6_000
+# The least that is left for the last lines of all ranks, where the rest is.
+_LEAST_LINES = 3_000
+# The most characters of each text of an error, and the most bytes of each part.
+_ERROR = 10_000
+_TABLE, _CURVES, _PICTURES, _CALLS, _EVERY, _NOTES = 12_000, 10_000, 11_000, 6_000, 6_000, 2_000
+_WIDEST, _WIDEST_TEXT = 1000, 500
+_LIVE_LINES = 20
+_LAST_LINES = 30  # of each rank in the text, where all of them follow each other unfolded
+_STATE_COLOURS = {
+    "starting": "#7f7f7f",
+    "running": "#3b82c4",
+    "stopping": "#a97000",
+    "finished": "#2e8b3d",
+    "failed": "#d13438",
+    "stopped": "#a97000",
+}
+_NUMBER = re.compile(r"(?:(?:step )?[-+\d.,e]+(?: (?:s|ms|µs)|%| (?:mean|sum) of \d+)?)?")
+_BLOCKS = re.compile("[█▁-▇░]+")
+_LEFT = ' style="text-align:left"'
+_PRE = ' style="max-height:24em;overflow:auto;margin:4px 0"'
+# a column in reverse begins at its end: the newest lines are seen first
+_LOG = ' style="max-height:24em;overflow:auto;margin:4px 0;display:flex;flex-direction:column-reverse"'
+_UNSCROLLED = 16  # lines that are lower than that
+_GAP = ' style="margin:6px 0"'
+_GREY = ' style="color:#7f7f7f"'
+# What lines of logs mean, in mid-tones.
+_COLOURS: dict[Meaning, str] = {"error": "#d13438", "warning": "#b5682a", "bar": "#767676"}
 
-# What a notebook keeps of a run: the panel too, or a small report without scripts.
-Report: TypeAlias = Literal["interactive", "static"]
 
-
-def static(facts: RunFacts, view: RunState, *, live: bool) -> dict[str, str]:
+def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[str, str]:
     """
     A run as `text/html` and `text/plain`, at any moment.
 
     `live` is for a report that is drawn again and again while the run goes on: lighter, and what is new stands last. The
-    HTML loses nothing that matters where styles, folding or pictures are taken out of it; it is an element with the id
-    `report_id(facts)`.
+    HTML loses nothing that matters where styles, folding or pictures are taken out of it; that of a run that is over is an element with
+    the id `report_id(facts)`. The same run gives the same bytes, in short lines, of which few differ where few values do.
 
-    >>> static(facts, run.view, live=False)["text/plain"]
+    >>> run_report(facts, run.view)["text/plain"]
     """
     digest = digest_of(facts, view, live=live, error_limit=_ERROR)
-    html = live_html(digest) if live else full_html(digest, _HTML)
-    text = live_text(digest) if live else full_text(digest, _TEXT)
-    return {"text/html": identified(report_id(facts), html), "text/plain": text}
-
-
-def identified(element_id: str, html: str) -> str:
-    """HTML as an element with an id, which may be empty."""
-    return f'<div id="{element_id}">\n{html}\n</div>\n' if element_id else f"<div>\n{html}\n</div>\n"
+    html = "\n".join(_live_html(digest) if live else _kept_html(digest))
+    text = "\n\n".join(_live_text(digest) if live else _kept_text(digest))
+    named = "" if live else f' id="{report_id(facts)}"'
+    return {"text/html": f"<div{named}>\n{html}\n</div>\n", "text/plain": text}
 
 
 def report_id(facts: RunFacts) -> str:
     """The id of a run's report on a page."""
     identity = f"{facts.name}\0{facts.folder}\0{facts.started}"
     return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
+
+
+def _newest_lines(digest: RunSummary) -> list[LogLine]:
+    """The newest lines of all ranks together, of a run that goes on."""
+    return sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
+
+
+def _count_text(tail: LogTail, shown: Sequence[str]) -> str:
+    if len(shown) == tail.count:
+        return f"rank {tail.rank}: {counted(tail.count, 'line')}"
+    return f"rank {tail.rank}: the last {len(shown)} of {tail.count:,} lines"
+
+
+# ------------------------------------------------------------------------------------------------------------------ HTML
+
+
+def _live_html(digest: RunSummary) -> Iterator[str]:
+    """The report while the run goes on: what is new last, nothing that a reader could unfold."""
+    yield from _upper_html(digest)
+    if lines := _newest_lines(digest):
+        label = "[{}] " if len(digest.tails) > 1 else ""
+        shown = newest_fitting(lines, 20_000, lambda line: _html_line(line, label))
+        yield f"<pre>{chr(10).join(shown)}</pre>"
+
+
+def _kept_html(digest: RunSummary) -> Iterator[str]:
+    parts = [*_upper_html(digest)]
+    foot = [f"<div{_GREY}>All output: {escape(narrowed(digest.folder, 500))}</div>"] if digest.folder else []
+    left = max(_HTML - sum(map(saved_size, [*parts, *foot])), _LEAST_LINES)
+    yield from [*parts, *_html_tails(digest, left), *foot]
+
+
+def _upper_html(digest: RunSummary) -> Iterator[str]:
+    """All but the logs."""
+    detail = f", {escape(digest.detail)}" if digest.detail else ""
+    yield (
+        f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{detail} &nbsp; {escape(digest.facts)}</div>\n"
+        f"<div{_GREY}>{escape(digest.why)}</div>"
+    )
+    if digest.restarts:
+        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.restarts))}</div>"
+    if digest.idle_warning:
+        yield f"<pre>{escape(fitted(digest.idle_warning, _CALLS, escape))}</pre>"
+    if digest.cause is not None:
+        yield from _html_cause(digest.cause)
+    yield _html_ranks(digest)
+    if digest.step_causes:
+        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.step_causes))}</div>"
+    if digest.profile is not None:
+        yield _html_profile(digest.profile)
+    if digest.host:
+        amounts = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
+        yield f"<div{_GAP}>{amounts}</div>"
+    if digest.curves:
+        names = ("metric", "over time", "min", "max", "last", "")
+        rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
+        yield _html_table(names, rows, _CURVES)
+        if digest.unshown:
+            yield f"<div>… {escape(digest.unshown)}</div>"
+        if drawn := _pictures(digest):
+            pictures = "\n".join(drawn)
+            yield f"<div{_GAP}>\n{pictures}\n</div>"
+
+
+def _pictures(digest: RunSummary) -> list[str]:
+    """The curves of what code logged, or where it logged nothing of all; of several ranks as bands, where lines don't fit."""
+    logged = {*logged_names(curve.name for curve in digest.curves)}
+    curves = [coarsened(curve) for curve in digest.pictures if curve.name in logged or not logged]
+    drawn = [*map(picture, curves)]
+    if sum(map(saved_size, drawn)) > _PICTURES:
+        drawn = [picture(replace(curve, lines={})) if len(curve.ranks) > 1 else picture(curve) for curve in curves]
+    return first_fitting(drawn, _PICTURES)
+
+
+def _state(state: str) -> str:
+    return f'<b style="color:{_STATE_COLOURS[state]}">{SIGNS[state]} {state}</b>'
+
+
+def _html_ranks(digest: RunSummary) -> str:
+    """A row for each rank; what no rank has gets no column."""
+    has = {name: any(getattr(row, name) for row in digest.rows) for name in ("node", "progress", "devices", "steps")}
+
+    def cells(row: SummaryRow) -> Iterator[str]:
+        if has["node"]:
+            yield escape(row.node)
+        yield escape(row.ranks)
+        yield _state(row.state)
+        if has["progress"]:
+            yield "<br>".join(_coloured(escape(bar)) for bar in row.progress)
+        yield from map(escape, row.values)
+        if has["devices"]:
+            yield "<br>".join(map(escape, row.devices[:4]))
+        if has["steps"]:
+            yield escape(row.steps)
+
+    names = [
+        *(["node"] if has["node"] else []),
+        *("rank", "state"),
+        *(["progress"] if has["progress"] else []),
+        *map(escape, digest.columns),
+        *(["device"] if has["devices"] else []),
+        *(["step"] if has["steps"] else []),
+    ]
+    return _html_table(names, [[*cells(row)] for row in digest.rows], _TABLE)
+
+
+def _html_profile(profile: ProfileTable) -> str:
+    table = _html_table(PROFILE_COLUMNS, [[*map(escape, row)] for row in profile.rows], _TABLE) if profile.rows else ""
+    trace = f"<div{_GREY}>Its trace, for Perfetto: {escape(profile.trace)}</div>" if profile.trace else ""
+    return "\n".join(filter(None, (f"<div{_GAP}>{escape(profile.head)}</div>", table, trace)))
+
+
+def _coloured(text: str) -> str:
+    """Blocks of a bar or a curve in the colour of what runs."""
+    return _BLOCKS.sub(f'<span style="color:{_STATE_COLOURS["running"]}">\\g<0></span>', text)
+
+
+def _html_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit: int) -> str:
+    """The first of these rows that fit, under their names; numbers stand as the page aligns them, all else to the left."""
+    styles = ["" if all(map(_NUMBER.fullmatch, column)) else _LEFT for column in zip(*rows, strict=True)]
+
+    def written(cells: Sequence[str]) -> str:
+        # a line for each cell: in a changed report only the lines of changed cells differ
+        lines = "\n".join(f"<td{style}>{cell}</td>" for cell, style in zip(cells, styles, strict=True))
+        return f"<tr>\n{lines}\n</tr>"
+
+    shown = first_fitting(map(written, ([f"<b>{name}</b>" for name in names], *rows)), size_limit)
+    return "<table>\n" + "\n".join(shown) + "\n</table>"
+
+
+def _html_cause(cause: FailureCause) -> Iterator[str]:
+    headline = fitted(cause.headline, _NOTES, escape)
+    yield f'<div{_GAP}><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
+    yield f"<pre{_PRE}>{escape(fitted(cause.text, _CALLS, escape))}</pre>"
+    if cause.advice:
+        yield f"<div><b>{escape(fitted(cause.advice, _NOTES, escape))}</b></div>"
+    if cause.last_lines:
+        last = newest_fitting(cause.last_lines, _NOTES, escape)
+        yield f"<div>Its last lines:</div>\n<pre>{chr(10).join(last)}</pre>"
+    if others := first_fitting(map(escape, cause.others), _NOTES):
+        yield f"<div>{'<br>'.join(others)}</div>"
+    if cause.every:
+        title = "all calls" if cause.rank is not None else "every rank's stack"
+        every = escape(fitted("\n".join(cause.every), _EVERY, escape))
+        yield _folded(title, f"<pre{_PRE}>{every}</pre>")
+
+
+def _html_tails(digest: RunSummary, size_limit: int) -> Iterator[str]:
+    """The last lines of each rank, which share `size_limit`."""
+    unfolded = digest.cause.rank if digest.cause is not None else digest.tails[0].rank if digest.tails else 0
+    for number, tail in enumerate(digest.tails):
+        share = size_limit // (len(digest.tails) - number) - 300
+        shown = newest_fitting(tail.lines, share, _html_line)
+        style = _LOG if len(shown) > _UNSCROLLED else ""
+        body = f"<pre{style}><span>{chr(10).join(shown)}</span></pre>"
+        text = _folded(_count_text(tail, shown), body, is_open=tail.rank == unfolded)
+        size_limit -= saved_size(text)
+        yield text
+
+
+def _html_line(line: LogLine, label: str = "") -> str:
+    text = label.format(line.rank) + as_html(narrowed(line.text, _WIDEST))
+    colour = _COLOURS.get(line.meaning)
+    return f'<span style="color:{colour}">{text}</span>' if colour else text
+
+
+def _folded(title: str, html: str, *, is_open: bool = False) -> str:
+    opened = " open" if is_open else ""
+    return f"<details{opened}><summary>{escape(title)}</summary>{html}</details>"
+
+
+# ------------------------------------------------------------------------------------------------------------------ text
+
+
+def _live_text(digest: RunSummary) -> Iterator[str]:
+    yield from _upper_text(digest)
+    label = "[{}] " if len(digest.tails) > 1 else ""
+    if shown := newest_fitting([_text_line(line, label.format(line.rank)) for line in _newest_lines(digest)], 8000):
+        yield "\n".join(shown)
+
+
+def _kept_text(digest: RunSummary) -> Iterator[str]:
+    parts = [*_upper_text(digest)]
+    foot = [f"All output: {narrowed(digest.folder, 500)}"] if digest.folder else []
+    left = max(_TEXT - sum(saved_size(part) + 10 for part in [*parts, *foot]), _LEAST_LINES)
+    tails = []
+    for number, tail in enumerate(digest.tails):
+        share = left // (len(digest.tails) - number) - 100
+        shown = newest_fitting(tail.lines[-_LAST_LINES:], share, _text_line)
+        tails.append("\n".join([_count_text(tail, shown), *shown]))
+        left -= saved_size(tails[-1]) + 10
+    yield from [*parts, *tails, *foot]
+
+
+def _upper_text(digest: RunSummary) -> Iterator[str]:
+    """All but the logs."""
+    detail = f", {digest.detail}" if digest.detail else ""
+    yield f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}"
+    if digest.restarts:
+        yield "\n".join(digest.restarts)
+    if digest.idle_warning:
+        yield fitted(digest.idle_warning, _CALLS)
+    if digest.cause is not None:
+        yield "\n".join(cause_lines(digest.cause))
+    yield "\n".join(first_fitting(_text_ranks(digest), _TABLE))
+    if digest.step_causes:
+        yield "\n".join(digest.step_causes)
+    if digest.profile is not None:
+        profile = digest.profile
+        trace = [f"Its trace, for Perfetto: {profile.trace}"] if profile.trace else []
+        yield "\n".join([profile.head, *(aligned([PROFILE_COLUMNS, *profile.rows]) if profile.rows else []), *trace])
+    if digest.host:
+        yield "  ".join(f"{name} {amount}" for name, amount in digest.host)
+    if digest.curves:
+        more = [f"… {digest.unshown}"] if digest.unshown else []
+        yield "\n".join([*first_fitting(aligned([*map(curve_text, digest.curves)]), _CURVES), *more])
+
+
+def _text_ranks(digest: RunSummary) -> list[str]:
+    """A line for each rank; what no rank has gets no column."""
+    head = ["node", "rank", "state", "progress", *digest.columns, "device", "step"]
+    rows = [
+        [
+            row.node,
+            row.ranks,
+            f"{SIGNS[row.state]} {row.state}",
+            ", ".join(row.progress),
+            *row.values,
+            ", ".join(row.devices[:4]),
+            row.steps,
+        ]
+        for row in digest.rows
+    ]
+    filled = [index for index in range(len(head)) if any(row[index] for row in rows)]
+    return aligned([[row[index] for index in filled] for row in [head, *rows]])
+
+
+def cause_lines(cause: FailureCause) -> Iterator[str]:
+    """The lines on a failure: the first cause with its calls, what to do about it, what the other ranks did."""
+    yield f"{SIGNS['failed']} {fitted(cause.headline, _NOTES)}"
+    yield fitted(cause.text, _CALLS)
+    if cause.advice:
+        yield fitted(cause.advice, _NOTES)
+    if cause.last_lines:
+        yield "Its last lines:"
+        yield from newest_fitting([f"  {line}" for line in cause.last_lines], _NOTES)
+    yield from first_fitting(cause.others, _NOTES)
+
+
+def _text_line(line: LogLine, label: str = "  ") -> str:
+    return label + narrowed(plain(line.text), _WIDEST_TEXT)

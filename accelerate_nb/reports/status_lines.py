@@ -12,12 +12,9 @@ from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
-from accelerate_nb.reports.number_format import ranks_text, time_text
-from accelerate_nb.reports.profile_table import newest_profile, profile_line
-from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.step_causes import step_causes
-from accelerate_nb.reports.summary import curve_text, ranks_of_nodes, row_of, unread_text
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.summary import curve_text, newest_profile, profile_line, ranks_of_nodes, row_of, unread_text
+from accelerate_nb.reports.text_format import aligned, narrowed, ranks_text, time_text
 
 _MOST_RANKS = 8
 _MOST_NODES = 16

@@ -9,7 +9,7 @@ from statistics import fmean, median_low, stdev
 
 from accelerate_nb.events.model import NodeRanks, StepBreakdown
 from accelerate_nb.events.rank_state import RankSummary, mean_steps
-from accelerate_nb.reports.number_format import counted
+from accelerate_nb.reports.text_format import counted
 
 # The phases of a step, with what a sentence says of each.
 PHASES: Mapping[str, str] = {

@@ -9,18 +9,16 @@ from itertools import groupby
 from typing import TypeVar
 
 from accelerate_nb.events.metric_names import logged_names
-from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, NodeRanks, Progress
+from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, NodeRanks, Progress, StepProfile
 from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.memory_parts import memory_text
 from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
-from accelerate_nb.reports.number_format import bytes_text, counted, ranks_text, time_text, value_text
-from accelerate_nb.reports.profile_table import ProfileTable, profile_table
 from accelerate_nb.reports.run_info import RunFacts
-from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.step_causes import step_causes, step_text
+from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, ranks_text, time_text, value_text
 
 AnyRank = TypeVar("AnyRank", bound=RankSummary)
 
@@ -34,6 +32,8 @@ _MOST_BARS = 2
 _MOST_RESTARTS = 20
 _TAIL, _TAIL_OF_MANY = 100, 40
 _BAR = 12
+_WIDEST_OPERATION, _MOST_OPERATIONS = 80, 3
+PROFILE_COLUMNS = ("operation", "calls", "self time", "share")
 SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "✔", "failed": "✖", "stopped": "■"}
 
 
@@ -46,11 +46,18 @@ class SummaryRow:
     progress: tuple[str, ...]
     values: tuple[str, ...]
     devices: tuple[str, ...]
-    # what of `devices` is no measurement of the last moment
-    lasting_devices: tuple[str, ...] = ()
     steps: str = ""
     # the label of their node, in a run on several
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTable:
+    """The newest profile of a run: its head, its costliest operations in a row each (`PROFILE_COLUMNS`), and where its trace is."""
+
+    head: str
+    rows: tuple[tuple[str, str, str, str], ...]
+    trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,6 @@ def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "")
         progress=(*_progress(ranks),),
         values=tuple(_value(ranks, name) for name in columns),
         devices=(*_devices(ranks),),
-        lasting_devices=(*_lasting(ranks),),
         steps=_steps(ranks),
         node=node,
     )
@@ -262,13 +268,6 @@ def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:
         yield f"{counted(len(samples), 'device')}, {sum(busy) / len(busy):.0f}% busy"
 
 
-def _lasting(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    if len(ranks) == 1 and ranks[0].coordinates:
-        yield coordinates_text(ranks[0].coordinates)
-    for rank in ranks[:1]:
-        yield from (narrowed(plain(sample.device), 40) for sample in rank.devices.values() if len(ranks) == 1)
-
-
 def coordinates_text(coordinates: Mapping[str, int]) -> str:
     """
     The place of a rank in a mesh.
@@ -304,3 +303,58 @@ def _tails(ranks: Sequence[RankState], most: int) -> Iterator[LogTail]:
         lines = (*rank.lines[-most:], *rank.open_lines)
         if lines:
             yield LogTail(rank.rank, lines, rank.line_count + len(rank.open_lines))
+
+
+# --------------------------------------------------------------------------------------------------------------------- profile
+
+
+def newest_profile(ranks: Sequence[RankSummary]) -> tuple[StepProfile, tuple[int, ...]] | None:
+    """The newest profile of the first rank that has one, and all ranks that have it; `None` where no rank was profiled."""
+    profiles = [rank.profile for rank in ranks if rank.profile is not None]
+    if not profiles:
+        return None
+    number = max(profile.number for profile in profiles)
+    # one with a table before those without
+    newest = sorted((item for item in profiles if item.number == number), key=lambda item: bool(item.problem))
+    return newest[0], tuple(sorted(item.rank for item in newest))
+
+
+def profile_table(ranks: Sequence[RankSummary]) -> ProfileTable | None:
+    """The table of the newest profile; of several ranks, the first one's."""
+    if (found := newest_profile(ranks)) is None:
+        return None
+    profile, profiled = found
+    others = f" (profiled: ranks {ranks_text(profiled)})" if len(profiled) > 1 else ""
+    return ProfileTable(profile_head(profile) + others, tuple(map(_profile_row, profile.operations)), profile.trace)
+
+
+def profile_head(profile: StepProfile) -> str:
+    """A profile in a line: `rank 0, profile of 10 steps: 52 ms a step, costliest operations on the CPU`."""
+    if profile.problem:
+        return f"rank {profile.rank} was not profiled: {narrowed(plain(profile.problem), 300)}"
+    device = profile.operations[0].device.upper() if profile.operations else "CPU"
+    each = milliseconds(profile.seconds / max(profile.steps, 1))
+    steps = counted(profile.steps, "step")
+    return f"rank {profile.rank}, profile of {steps}: {each} a step, costliest operations on the {device}"
+
+
+def profile_line(profile: StepProfile) -> str:
+    """A profile's head with its first operations."""
+    first = profile.operations[:_MOST_OPERATIONS]
+    shares = ", ".join(f"{narrowed(plain(item.name), _WIDEST_OPERATION)} {item.share:.0%}" for item in first)
+    return " · ".join(filter(None, (profile_head(profile), shares, profile.trace and f"trace: {profile.trace}")))
+
+
+def milliseconds(seconds: float) -> str:
+    """
+    A short time in its unit.
+
+    >>> milliseconds(0.0523), milliseconds(2.5)
+    ('52.3 ms', '2.5 s')
+    """
+    return f"{value_text(float(f'{seconds:.3g}'))} s" if seconds >= 1 else f"{float(f'{seconds * 1e3:.3g}'):g} ms"
+
+
+def _profile_row(operation: tuple[str, int, float, float, str]) -> tuple[str, str, str, str]:
+    name, calls, seconds, share, _ = operation
+    return narrowed(plain(name), _WIDEST_OPERATION), f"{calls:,}", milliseconds(seconds), f"{share:.1%}"

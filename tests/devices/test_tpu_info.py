@@ -15,7 +15,7 @@ from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.notebook.display.message_feed import MessageFeed
-from accelerate_nb.reports.report import static
+from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.run_info import RunFacts
 from tests.devices.chips import GIB, Chips, has_grpc, served
 
@@ -146,7 +146,7 @@ def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_pat
             time.sleep(0.05)
     (message,) = MessageFeed(view).backlog(FACTS)
     assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]
-    for shown in static(FACTS, view, live=False).values():
+    for shown in run_report(FACTS, view).values():
         assert "TPU 0 42% 7.0/16.0 GiB" in shown
         assert "TPU 1 43% 8.0/16.0 GiB" in shown
 

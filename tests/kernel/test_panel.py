@@ -199,15 +199,11 @@ def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel)
     page.until_shown()
     page.hello()
     cell.wait().result()
-    assert cell.saved_size() < 310_000
+    assert cell.saved_size() < 25_000
     (shown,) = cell.displays
     assert VIEW not in shown
     assert "line 49999" in shown["text/plain"]
     assert "line 49999" in shown["text/html"]
-    page.until(lambda: page.widgets[page.panel].get("snapshot"))
-    (left,) = page.widgets[page.panel]["snapshot"]
-    assert left["state"]["state"] == "finished"
-    assert left["line_count"] == 100_000
 
 
 def test_a_page_that_is_loaded_anew_is_sent_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
@@ -341,20 +337,3 @@ def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_pat
     assert "[1] hello" in "".join(output.get("text", "") for output in outputs)
     assert not any(VIEW in output.get("data", {}) for output in outputs)
     assert "widgets" not in executed.metadata
-
-
-def test_one_report_of_the_notebook_holds_the_code_of_all(fresh: Kernel) -> None:
-    fresh.ok("from accelerate_nb import notebook_launcher")
-
-    def holds_the_code(cell_id: str, code: str = "notebook_launcher(int, num_processes=1, cpu=True);") -> bool:
-        shown = fresh.start(code, cell_id).wait().result().displays
-        (html,) = [item["text/html"] for item in shown if "text/html" in item]
-        assert 'packed="' in html
-        return 'code="";' not in html
-
-    assert [holds_the_code(cell) for cell in "abba"] == [True, False, False, True]
-    # the outputs of its cell are gone
-    fresh.start("pass", "a").wait().result()
-    assert [holds_the_code(cell) for cell in "ba"] == [True, False]
-    # a page that names no cells
-    assert [holds_the_code("") for _ in range(2)] == [True, True]

@@ -13,7 +13,7 @@ import pytest
 from accelerate_nb import HangError, launch
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.notebook.display.message_feed import MessageFeed
-from accelerate_nb.reports.report import static
+from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.run_info import RunFacts
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60}
@@ -87,8 +87,8 @@ def test_a_run_whose_time_is_over_reports_which_ranks_waited_where(tmp_path):
         run.wait(60)
     facts = RunFacts.of(run, "", background=False, can_act=False)
     (kept,) = kept_runs(tmp_path / "runs")
-    [last] = MessageFeed(run.view).frozen(facts)
-    reports = static(facts, run.view, live=False), static(facts, view_of(kept), live=False)
+    last, *_ = MessageFeed(run.view).backlog(facts)
+    reports = run_report(facts, run.view), run_report(facts, view_of(kept))
     for text_of_hang in (last["failure"]["message"], *(text for item in reports for text in item.values())):
         assert "timeout=4: the run had not ended after 4 s, and was stopped" in text_of_hang
         assert re.search(r"rank 0 is at .*: time\.sleep\(60\)", text_of_hang)

@@ -20,7 +20,7 @@ from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.settings import settings
 from accelerate_nb.config.value_types import InvalidValue
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
-from accelerate_nb.reports.number_format import bytes_text
+from accelerate_nb.reports.text_format import bytes_text
 
 if TYPE_CHECKING:
     from accelerate_nb.big_models.estimate import ModelOutline

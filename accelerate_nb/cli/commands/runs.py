@@ -304,12 +304,12 @@ def _show_report(arguments: argparse.Namespace) -> int:
     """Print the report of a run, as a notebook keeps it, or write it as a page; gives the exit code."""
     from accelerate_nb.events.run_reader import view_of
     from accelerate_nb.events.terminal_lines import plain
-    from accelerate_nb.reports.report import static
+    from accelerate_nb.reports.report import run_report
     from accelerate_nb.reports.run_info import RunFacts
 
     found = _found_run(arguments)
     view = view_of(found)
-    report = static(RunFacts.of_saved(found), view, live=False)
+    report = run_report(RunFacts.of_saved(found), view)
     if arguments.html is None and not arguments.open:
         # a failure of no rank stands above it
         if found.error and not view.failures:

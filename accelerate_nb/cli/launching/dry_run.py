@@ -18,7 +18,7 @@ from accelerate_nb.launching.launcher import choose_where, environment, worker_t
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
 if TYPE_CHECKING:

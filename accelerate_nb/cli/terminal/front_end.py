@@ -20,10 +20,10 @@ from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, 
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.reports.failure_summary import cause_of
+from accelerate_nb.reports.report import cause_lines
 from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, head_of, metric_lines
 from accelerate_nb.reports.summary import SIGNS
-from accelerate_nb.reports.text import cause_lines
 
 _INTERVAL, _BETWEEN_DRAWINGS = 0.1, 0.25
 _OPEN_LINES = 8

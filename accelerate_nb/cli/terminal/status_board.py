@@ -13,9 +13,8 @@ from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import HostSample, NodeRanks
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.number_format import bytes_text, counted, time_text
-from accelerate_nb.reports.size_limits import narrowed
 from accelerate_nb.reports.summary import SIGNS, SummaryRow, ranks_of_nodes, row_of
+from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, time_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -14,7 +14,7 @@ from accelerate_nb.events.model import LogLine
 from accelerate_nb.events.run_folder import whole_log
 from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
 from accelerate_nb.launching.node_agent.file_parts import ReadPart, fetched
-from accelerate_nb.reports.number_format import bytes_text
+from accelerate_nb.reports.text_format import bytes_text
 from accelerate_nb.transport.messages import RankOutput
 
 # A log that is longer stays on its node, where its gaps name it; so do all logs of a run together, beyond the other limits, at its end.

@@ -18,10 +18,10 @@ from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import undrawn
 from accelerate_nb.reports.summary import bar_text
+from accelerate_nb.reports.text_format import first_within, saved_size
 
 _INTERVAL = 0.1
 _PER_LINE = 146  # bytes with which a saved notebook surrounds a line of another stream than the one before, beside the line's own

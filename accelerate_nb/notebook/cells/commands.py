@@ -25,12 +25,12 @@ from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
-from accelerate_nb.notebook.display.compared_runs import ComparedRuns
+from accelerate_nb.notebook.display.run_tables import ComparedRuns
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import compared_runs, runs
 from accelerate_nb.reports.history.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.user_warnings import warn_user
 
 

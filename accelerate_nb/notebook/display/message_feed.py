@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec import structs
+
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import (
     WIDGET_VIEW,
@@ -15,28 +17,31 @@ from accelerate_nb.events.model import (
     Failure,
     Hang,
     HostSample,
+    KnobValue,
     LogLine,
+    MemoryUse,
     Metric,
     NodeRanks,
+    ProfileRequested,
     Progress,
     Restart,
     StepBreakdown,
+    StepProfile,
     Stream,
 )
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.notebook.display.knob_feed import KnobFeed
-from accelerate_nb.notebook.display.rank_facts_feed import RankFactsFeed
 from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
-from accelerate_nb.reports.number_format import rounded
+from accelerate_nb.reports.memory_parts import memory_parts, memory_text
 from accelerate_nb.reports.run_info import RunFacts
-from accelerate_nb.reports.size_limits import first_within
 from accelerate_nb.reports.step_causes import PHASES, step_causes
 from accelerate_nb.reports.summary import coordinates_text
+from accelerate_nb.reports.text_format import first_within
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
+_Profiles: TypeAlias = tuple[ProfileRequested | None, StepProfile | None]
 
 _MOST_LINES = 2000  # in one message; a page draws no more in a tenth of a second
 _MOST_CHARACTERS = 1_000_000  # of all lines of one message
@@ -44,8 +49,6 @@ _LONGEST_LINE = 20_000
 _LONGEST_TEXT = 200_000  # a traceback
 MOST_POINTS = 5000  # of all metrics of one message
 _MOST_RESTARTS = 20
-_FROZEN_LINES = 1000  # what a page without a kernel shows
-_FROZEN_POINTS = 200  # of each metric of each rank
 
 
 class MessageFeed:
@@ -285,20 +288,55 @@ class MessageFeed:
         sizes = {"memory": host.memory, "disk": host.disk, "shared memory": host.shared_memory}
         return [["cpu", _plain(host.cpu), 100, "%"], *([name, *size, "B"] for name, size in sizes.items() if size)]
 
-    # ---------------------------------------------------------------------------------------------------- at the end
 
-    def frozen(self, facts: RunFacts) -> list[Message]:
-        """The end of the run in one short message: what a view shows that has no kernel."""
-        former = MessageFeed(self._view, self._clock)
-        small = former._small()
-        ranks = self._view.ranks
-        share = _FROZEN_LINES // max(len(ranks), 1)
-        lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
-        rows = _newest([*map(_row, lines)])
-        more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
-        metrics = [*series_rows(self._view, MOST_POINTS, limit=_FROZEN_POINTS)]
-        message = {"reset": True, "run": facts.message(), **small, "metrics": metrics, **more}
-        return [rounded(former.numbered(message))]
+class KnobFeed:
+    """Follows the knobs of a run's view for one panel: `news()` holds the changes since the last call."""
+
+    def __init__(self, view: RunState) -> None:
+        self._view = view
+        self._knobs: dict[str, KnobValue] = {}
+        self._changes: tuple[KnobValue, ...] = ()
+
+    def news(self) -> dict[str, list[Any]]:
+        """`knobs` as name, value and bounds of those that are new, `knob_changes` as name, value and time of all; empty without news."""
+        knobs, changes = self._view.knobs(), self._view.knob_changes
+        new = [knob for name, knob in knobs.items() if self._knobs.get(name) is not knob]
+        message: dict[str, list[Any]] = {}
+        if new:
+            message["knobs"] = [[knob.name, knob.value, knob.least, knob.most] for knob in new]
+        if changes != self._changes:
+            message["knob_changes"] = [[change.name, change.value, change.time] for change in changes]
+        self._knobs, self._changes = knobs, changes
+        return message
+
+
+class RankFactsFeed:
+    """Follows the memory and the profiles of ranks for one panel: `news()` holds the changes since the last call."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, MemoryUse] = {}
+        self._profiles: dict[int, _Profiles] = {}
+
+    def news(self, ranks: Sequence[RankSummary]) -> dict[str, list[Any]]:
+        """
+        `memory` as rank, bytes of each part (`MEMORY_PARTS`), those of the whole device or `None`, and all of it in words.
+
+        `profiles` as rank, the steps of a profile that is under way or `None`, and the newest profile or `None`.
+        """
+        return {"memory": [*self._new_memory(ranks)], "profiles": [*self._new_profiles(ranks)]}
+
+    def _new_memory(self, ranks: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for rank in ranks:
+            if rank.memory is not None and self._memory.get(rank.rank) is not rank.memory:
+                self._memory[rank.rank] = rank.memory
+                yield [rank.rank, [*memory_parts(rank.memory)], rank.memory.total, memory_text(rank.memory)]
+
+    def _new_profiles(self, ranks: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for rank in ranks:
+            requested, profile = now = rank.requested_profile, rank.profile
+            if self._profiles.get(rank.rank, (None, None)) != now:
+                self._profiles[rank.rank] = now
+                yield [rank.rank, requested and requested.steps, profile and structs.asdict(profile)]
 
 
 def failure_message(failures: Sequence[Failure]) -> Message:
@@ -373,12 +411,12 @@ def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:
         yield part
 
 
-def series_rows(view: RunState, most: int, limit: int | None = None) -> Iterator[list[Any]]:
-    """Every metric of every rank, thinned so that all together have about `most` points, and each at most `limit`."""
+def series_rows(view: RunState, most: int) -> Iterator[list[Any]]:
+    """Every metric of every rank, thinned so that all together have about `most` points."""
     found = [(name, rank, points) for rank in view.ranks for name, points in view.rank(rank).series.items()]
     share = max(most // max(len(found), 1), 50)
     for name, rank, points in found:
-        yield [name, rank, [*map(_point, _thinned(points, min(share, limit or share)))]]
+        yield [name, rank, [*map(_point, _thinned(points, share))]]
 
 
 def _thinned(values: Sequence[T], most: int) -> Sequence[T]:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import anywidget
 import traitlets
@@ -18,7 +19,6 @@ from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
 from accelerate_nb.notebook.display.run_requests import Reply, RunRequests
 from accelerate_nb.notebook.page import bundle as joining
-from accelerate_nb.notebook.page.mount_script import PAGE_SCRIPT
 from accelerate_nb.reports.report import report_id
 from accelerate_nb.reports.run_info import RunFacts
 
@@ -29,17 +29,15 @@ _BACKLOG_TIMEOUT = 20.0
 
 class PanelWidget(anywidget.AnyWidget):
     """
-    The widget: the modules of `page` draw it from the messages that it is sent; `snapshot` is for a page without a kernel.
+    The widget: the modules of `page` draw it from the messages that it is sent.
 
     Until a page has the end of the run, `place` names the panel, its cell and its report: a page that is loaded anew puts the
-    panel back, which brings the report. With `script` a page writes the report by itself when the kernel has ended.
+    panel back, which brings the report. From then on it names the report alone, in whose place pages draw the panel.
     """
 
     _esm = joining.module()
     _css = joining.style()
-    snapshot: Any = traitlets.List().tag(sync=True)
     place: Any = traitlets.Dict().tag(sync=True)
-    script: Any = traitlets.Unicode(PAGE_SCRIPT).tag(sync=True)
 
 
 class LivePanel:
@@ -61,28 +59,32 @@ class LivePanel:
         kernel_comm: BusyKernelComm,
         *,
         background: bool,
-        report: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._kernel_comm, self._clock = run, kernel_comm, clock
-        self._panel = PanelWidget()
         self._inbox: deque[Message] = deque()
         self._outbox: deque[Reply] = deque()
-        self._panel.on_msg(self._receive_late)
-        self._comm = str(self._panel.model_id)
+        self._comm = uuid4().hex
         # a background run's cell is over soon, and then the kernel brings the clicks by itself
-        can_act = kernel_comm.join(self._comm, self._inbox.append) or background
+        can_act = kernel_comm.join(self._comm, self._take) or background
         self.facts = RunFacts.of(run, host, background=background, can_act=can_act)
-        self._panel.place = {"panel": self._comm, "cell": cell_id(), "report": report or report_id(self.facts)}
+        self._report_place = {"report": report_id(self.facts)}
+        self._ended = run.done
         self._feed = MessageFeed(run.view)
         self._requests = RunRequests(run)
         self._lock = threading.RLock()
         self._unanswered: deque[tuple[int, float]] = deque()
-        self._holds_back = self._ended = self._stop_requested = False
+        self._holds_back = self._stop_requested = False
         self._needs_all = False
         self._report: MimeBundle | None = None
         self._was_loaded_anew = False
         self.replied = False
+        # a page reads it as soon as it has the widget, and the cell only when it is loaded anew: its output is about to come
+        place = self._report_place if self._ended else {"panel": self._comm, **self._report_place}
+        self._panel = PanelWidget(model_id=self._comm, place=place)
+        if not self._ended:
+            self._panel.place = {**place, "cell": cell_id()}
+        self._panel.on_msg(lambda _widget, content, _buffers: self._take(content))
 
     def bundle(self) -> MimeBundle:
         """The MIME bundle that makes a page draw the panel."""
@@ -103,7 +105,7 @@ class LivePanel:
                 self._send_news()
 
     def end(self, report: MimeBundle) -> None:
-        """End the panel: send the last changes, a snapshot for pages without a kernel, and the report that replaces it."""
+        """End the panel: send the last changes, and the report that replaces it."""
         with self._lock:
             # a page that has not replied yet gets the last changes all the same
             self._holds_back = False
@@ -113,12 +115,11 @@ class LivePanel:
             if self._was_loaded_anew:
                 self._send_report(report)
             self._kernel_comm.leave(self._comm)
-            self._panel.snapshot = self._feed.frozen(self.facts)
 
     @property
     def is_delivered(self) -> bool:
         """Whether a page has the end of the run; where none was open, the next one gets it."""
-        return not self._panel.place
+        return bool(self._panel.place == self._report_place)
 
     def close(self) -> None:
         """Take the panel away from all pages."""
@@ -163,8 +164,8 @@ class LivePanel:
 
     # ------------------------------------------------------------------------------------------------------- hearing
 
-    def _receive_late(self, _panel: Any, content: Message, _buffers: Any) -> None:
-        """A message from the kernel's own queue: after the cell, or when no cell runs."""
+    def _take(self, content: Message) -> None:
+        """A page's message, while a cell runs or from the kernel's own queue."""
         self._inbox.append(content)
         if self._ended:
             self.step()
@@ -193,7 +194,7 @@ class LivePanel:
         while isinstance(seq, int) and self._unanswered and self._unanswered[0][0] <= seq:
             self._unanswered.popleft()
         if self._ended and seq >= self._feed.seq:
-            self._panel.place = {}
+            self._panel.place = self._report_place
         if self._holds_back and not self._unanswered:
             self._holds_back = False
             self._needs_all = self._feed.is_far_behind()

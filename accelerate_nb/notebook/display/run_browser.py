@@ -1,4 +1,4 @@
-"""The rows of a table of runs as buttons: each opens its run under the row."""
+"""What widgets add to tables of runs: rows that open their runs, and charts of runs that are compared."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ import anywidget
 import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.run_reader import SavedRun, kept_run, view_of
+from accelerate_nb.events.run_reader import SavedRun, kept_run
 from accelerate_nb.launching.detached.detached_run import DetachedRun
-from accelerate_nb.notebook.display import saved_report
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.run_display import RunDisplay
 from accelerate_nb.notebook.page import bundle as joining
-from accelerate_nb.reports.report import Report
-from accelerate_nb.reports.run_info import RunFacts
 
 
 class RunListWidget(anywidget.AnyWidget):
@@ -34,18 +31,18 @@ class RunListWidget(anywidget.AnyWidget):
 
 class RunBrowser:
     """
-    Opens runs of a table in the page that shows it: a report made from the run's folder, or the live panel of one that still runs.
+    Opens runs of a table in the page that shows it: the panel of each, from the run's folder and, while it goes on, its run host.
 
     The page puts it under its row, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
 
-    >>> browser = RunBrowser(kept_runs(parent), "jupyter", "interactive")
+    >>> browser = RunBrowser(kept_runs(parent), "jupyter")
     >>> table.html(browser.element_id)
     """
 
     is_delivered = True
 
-    def __init__(self, runs: Sequence[SavedRun], host: str, report: Report) -> None:
-        self._runs, self._host, self._report = runs, host, report
+    def __init__(self, runs: Sequence[SavedRun], host: str) -> None:
+        self._runs, self._host = runs, host
         self.element_id = f"accelerate-nb-runs-{uuid4().hex[:12]}"
         self._widget = RunListWidget(table=self.element_id)
         self._comm = str(self._widget.model_id)
@@ -82,19 +79,13 @@ class RunBrowser:
         try:
             # its name may come from the other runs
             found = kept_run(self._runs[number].folder)
-            self._show(None if found is None else replace(found, name=self._runs[number].name), output)
+            if found is None:
+                output.update(MimeBundle({"text/plain": "The folder of this run is gone."}))
+            else:
+                display = RunDisplay(self._host, live=True, new_output=output.shown)
+                DetachedRun(replace(found, name=self._runs[number].name), display).start().follow()
         except (AccelerateNbError, OSError) as error:
             output.update(MimeBundle({"text/plain": f"{type(error).__name__}: {error}"}))
-
-    def _show(self, run: SavedRun | None, output: _OutputBelow) -> None:
-        if run is None:
-            output.update(MimeBundle({"text/plain": "The folder of this run is gone."}))
-        elif run.is_over:
-            made = saved_report.kept(RunFacts.of_saved(run), view_of(run), self._report, interactive=True)
-            output.update(MimeBundle(made))
-        else:
-            display = RunDisplay(self._host, live=True, report=self._report, new_output=output.shown)
-            DetachedRun(run, display).start().follow()
 
 
 class _OutputBelow:
@@ -113,3 +104,29 @@ class _OutputBelow:
 
     def update(self, bundle: MimeBundle) -> None:
         self._browser.update(self, bundle)
+
+
+class ComparisonWidget(anywidget.AnyWidget):
+    """A widget without a view of its own: the page has it draw charts of `message` in the place of the element `charts`."""
+
+    _esm = joining.module("comparison")
+    _css = joining.style()
+    charts: Any = traitlets.Unicode("").tag(sync=True)
+    message: Any = traitlets.Dict().tag(sync=True)
+
+
+class ComparisonCharts:
+    """
+    The panel's charts of compared runs, in the place of the pictures in the element `charts_id`.
+
+    >>> ComparisonCharts("accelerate-nb-runs-1f", {"seq": 1, "names": ["A", "B"], "metrics": rows})
+    """
+
+    is_delivered = True
+
+    def __init__(self, charts_id: str, message: Message) -> None:
+        self._widget = ComparisonWidget(charts=charts_id, message=message)
+
+    def close(self) -> None:
+        """Take the charts away."""
+        self._widget.close()

@@ -15,14 +15,11 @@ from accelerate_nb.events.model import Display
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.notebook.display import saved_report
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
-from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
-from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_id, cell_now
-from accelerate_nb.notebook.display.static_ids import StaticIds
+from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_now
 from accelerate_nb.notebook.display.text_sinks import CellSink
-from accelerate_nb.reports.report import Report, report_id
+from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.user_warnings import warn_user
 
@@ -51,8 +48,6 @@ class FrontendState:
 
     def __init__(self) -> None:
         self.reply: bool | None = None
-        self.code_copy = CodeCopy()
-        self.static_ids = StaticIds()
         self._over: deque[_KeptWidget] = deque()
 
     def timeout(self) -> float:
@@ -81,7 +76,8 @@ class RunDisplay:
     Shows a run as a live panel, or as HTML that is redrawn about once a second, and at the end as a report.
 
     With `live`, the panel is tried first; where no page reports in time that it draws it, HTML takes its place, until one
-    does. Once a card is in a cell, waiting for the run in another one shows no second card.
+    does. In pages that have a kernel, the panel of a run that is over stands in its report's place. Once a card is in a cell,
+    waiting for the run in another one shows no second card.
 
     >>> display = RunDisplay("jupyter", live=True)
     >>> display.opened(run)
@@ -94,11 +90,10 @@ class RunDisplay:
         host: str,
         *,
         live: bool,
-        report: Report = "interactive",
         clock: Callable[[], float] = time.monotonic,
         new_output: Callable[[MimeBundle], OutputArea] = CellOutputArea,
     ) -> None:
-        self._host, self._live, self._report, self._clock = host, live, report, clock
+        self._host, self._live, self._clock = host, live, clock
         self._new_output = new_output
         self._frontend, self._kernel_comm = frontend_state(), kernel_comm()
         self._lock = threading.RLock()
@@ -109,8 +104,6 @@ class RunDisplay:
         self._thread: threading.Thread | None = None
         self._is_static = not live
         self._is_over = False
-        self._cell = self._static_id = ""
-        self._with_code: bool | None = None
         self._reply_deadline = self._next_drawing = 0.0
         self._seen = -1
         self._cursor = 0
@@ -171,18 +164,14 @@ class RunDisplay:
         with self._lock:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
             self._is_over = run.done
-            self._cell = cell_id() if self._new_output is CellOutputArea else ""
-            self._static_id = self._frontend.static_ids.new(self._cell, cell_now()) or report_id(self._facts)
-            if self._live and not run.done:
-                self._panel = self._new_panel(run, background=background)
+            if self._live:
+                from accelerate_nb.notebook.display.panel import LivePanel
+
+                self._panel = LivePanel(run, self._host, self._kernel_comm, background=background)
                 self._reply_deadline = self._clock() + self._frontend.timeout()
+                if self._is_over:
+                    self._frontend.keep(self._panel)
             self._outputs.append(self._new_output(self._bundle()))
-
-    def _new_panel(self, run: RunHandle, *, background: bool) -> LivePanel:
-        from accelerate_nb.notebook.display.panel import LivePanel
-
-        report = self._static_id if self._report == "static" else report_id(self._facts)
-        return LivePanel(run, self._host, self._kernel_comm, background=background, report=report)
 
     def _go_on(self, run: RunHandle) -> None:
         with self._lock:
@@ -254,27 +243,12 @@ class RunDisplay:
         return self._run
 
     def _bundle(self) -> MimeBundle:
-        if self._is_over:
-            return MimeBundle(self._last_report())
-        drawn = saved_report.bundle(self._facts, self._handle.view, live=True, interactive=False)
-        if self._panel is None or self._is_static:
+        drawn = run_report(self._facts, self._handle.view, live=not self._is_over)
+        if self._is_over or self._panel is None or self._is_static:
             return MimeBundle(drawn)
         # a page draws the panel; a notebook that is saved now keeps the rest for readers without a kernel
         data, metadata = self._panel.bundle()
         return MimeBundle({**data, **drawn}, metadata)
-
-    def _last_report(self) -> dict[str, str]:
-        interactive = self._live and self._report == "interactive"
-        if interactive and self._with_code is None:
-            self._with_code = self._frontend.code_copy.belongs_to(self._cell)
-        return saved_report.kept(
-            self._facts,
-            self._handle.view,
-            self._report,
-            interactive=interactive,
-            with_code=self._with_code is True,
-            element_id=self._static_id if self._panel is not None else "",
-        )
 
     def _update(self, bundle: MimeBundle) -> None:
         for output in self._outputs:

@@ -17,6 +17,7 @@ from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.front_end import FrontEnd, RunHandle
 from accelerate_nb.notebook.display.text import PlainText
 from accelerate_nb.notebook.host import NotebookHost, host
+from accelerate_nb.user_warnings import warn_user
 
 Way: TypeAlias = Literal["panel", "html", "text", "off"]
 
@@ -71,17 +72,22 @@ def display_way(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
 
 def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
     """The front end for this host."""
+    if mode.report is not None:
+        warn_user(
+            "report has no effect any more, and goes with the next release: a notebook keeps one small report of each run.",
+            FutureWarning,
+        )
     notebook_host = host(environment)
     way = display_way(mode, notebook_host)
     if way == "text":
         # what executes a notebook keeps its outputs: the report comes after the lines
-        report = mode.report if mode.panel == "auto" and notebook_host.reader == "file" else None
-        return PlainText(notebook_host.screen, mode.log_line_prefix_template, report=report)
+        is_kept = mode.panel == "auto" and notebook_host.reader == "file"
+        return PlainText(notebook_host.screen, mode.log_line_prefix_template, report=is_kept)
     if way == "off":
         return FailureOnly()
     from accelerate_nb.notebook.display.run_display import RunDisplay
 
-    return RunDisplay(notebook_host.service or "jupyter", live=way == "panel", report=mode.report)
+    return RunDisplay(notebook_host.service or "jupyter", live=way == "panel")
 
 
 def shows_at_once(front_end: FrontEnd) -> bool:

@@ -16,13 +16,12 @@ from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.message_feed import is_text, text_lines
-from accelerate_nb.notebook.display.saved_report import bundle, kept
 from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.report import Report
+from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.run_info import RunFacts
-from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
+from accelerate_nb.reports.text_format import first_within, saved_size
 
 _PER_SWITCH = 150  # bytes with which a saved notebook surrounds an output of another stream
 _OPEN_LINES = 32
@@ -57,13 +56,13 @@ class PlainText:
         new_screen: Callable[[], TextSink],
         prefix_template: str | None = None,
         *,
-        report: Report | None = None,
+        report: bool = False,
         interval: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_screen = new_screen
         self._template = Template("[$rank] " if prefix_template is None else prefix_template)
-        self._report = report
+        self._keeps_report = report
         self._interval = interval
         self._clock = clock
         self._due = clock()
@@ -137,7 +136,7 @@ class PlainText:
     def show(self, run: RunHandle) -> None:
         """Show the current state of the run in the running cell, as a report."""
         facts = RunFacts.of(run, host="", background=False, can_act=False)
-        self._new_screen().show(dict(bundle(facts, run.view, live=not run.done, interactive=False)), {})
+        self._new_screen().show(run_report(facts, run.view, live=not run.done), {})
 
     # --------------------------------------------------------------------------------------------------------- lines
 
@@ -247,11 +246,11 @@ class PlainText:
 
     def _keep_report(self) -> None:
         """Show the report of a run that is over, once, for those who read the notebook later."""
-        if self._report is None or self._run is None or not self._run.done:
+        if not self._keeps_report or self._run is None or not self._run.done:
             return
         facts = RunFacts.of(self._run, host="", background=False, can_act=False)
-        made = kept(facts, self._run.view, self._report, interactive=False)
-        self._report = None
+        made = run_report(facts, self._run.view)
+        self._keeps_report = False
         # the lines and the summary are above it
         self._screen.show({**made, "text/plain": f"The report of {self._run.name}"}, {})
 

@@ -7,34 +7,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-from accelerate_nb.notebook.page.minified import minified
-
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 _NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let|var) (\w+)", re.MULTILINE)
 # Lines that neither of them reads: other forms of import or export, or destructured names.
 _STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|let|var) [^\w]).*", re.MULTILINE)
 
-_EXPORTS = re.compile(r"^export \{[^}]*\};$", re.MULTILINE)
-_CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-# not before a colon or an opening parenthesis, where a space may be a descendant, or part of a query
-_CSS_SPACE = re.compile(r" ?([{};,]) ?|(?<=:) ")
-
 
 @cache
 def module(entry: str = "panel") -> str:
     """A widget as one ES module without imports: the panel, with `mount` and what its modules export, or another."""
     return joined(sources(), entry)
-
-
-@cache
-def bare_module(entry: str = "mount") -> str:
-    """
-    What draws the panel without a kernel, as each saved report holds it: `mount` and what it needs, minified.
-
-    `entry` is the module whose `mount` it is: that of the panel, or of a comparison's charts.
-    """
-    return minified(_EXPORTS.sub("export { mount };", joined(sources(), entry)), ["mount"])
 
 
 def sources() -> dict[str, str]:
@@ -45,19 +28,8 @@ def sources() -> dict[str, str]:
 
 @cache
 def style() -> str:
-    """The style sheet of a live panel."""
-    return _style_sheet("panel.css") + _style_sheet("live.css")
-
-
-@cache
-def bare_style() -> str:
-    """The style sheet of a saved report, without comments and the spaces that separate nothing."""
-    text = " ".join(_CSS_COMMENT.sub("", _style_sheet("panel.css")).split())
-    return _CSS_SPACE.sub(r"\1", text).replace(";}", "}")
-
-
-def _style_sheet(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    """The style sheet of the panel."""
+    return files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:

@@ -2,6 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { div, h, setText, span } from "./elements.js";
+import { observeReport } from "./report_observer.js";
 import { feed, makeStore } from "./store.js";
 import { readTheme } from "./theme.js";
 
@@ -45,12 +46,23 @@ class ComparisonView {
   }
 }
 
-/** The charts in a place of a page, from one message with `names` of the runs and their `metrics`. */
-export function mount(el, messages, css) {
+/** The charts in a place of the page, from one message with `names` of the runs and their `metrics`. */
+export function openComparison(el, message, css) {
   const store = makeStore();
-  for (const message of messages) feed(store, message);
-  if (css) el.append(Object.assign(document.createElement("style"), { textContent: css }));
-  const view = new ComparisonView(store, messages[0].names);
+  feed(store, message);
+  el.append(Object.assign(document.createElement("style"), { textContent: css }));
+  const view = new ComparisonView(store, message.names);
   el.append(view.root);
   view.draw();
 }
+
+export default () => ({
+  initialize({ model }) {
+    return observeReport(model.get("charts"), (pictures) => {
+      const place = document.createElement("div");
+      pictures.before(place);
+      pictures.hidden = true;
+      openComparison(place, model.get("message"), model.get("_css"));
+    });
+  },
+});

@@ -1,9 +1,10 @@
-// The live panel of a run, hung into a page: by anywidget with a kernel behind it, or from messages alone.
+// The panel of a run, hung into a page by anywidget, with a kernel behind it.
 //
-// The store belongs to the widget's model, so that every view of it shows the same; a view belongs to one place in the page.
+// The store belongs to the widget's model, so that every view of it shows the same; a view belongs to one place in the page: that
+// of the widget while the run goes on, then that of the run's report, wherever the page shows it.
 
 import { saveFile } from "./text_export.js";
-import { awaitReport } from "./report_observer.js";
+import { observeReport } from "./report_observer.js";
 import { savedReport } from "./saved_report.js";
 import { Knobs } from "./knobs.js";
 import { Profiling } from "./profiling.js";
@@ -12,7 +13,7 @@ import { leaveNote, replacePanel, restorePanel, saveNotebook, takeNote } from ".
 import { Bell, notifyOfEnd } from "./notifications.js";
 import { acknowledge, feed, kernelIsReachable, kernelNow, makeStore } from "./store.js";
 import { END_STATES } from "./states.js";
-import { openView } from "./mount.js";
+import { openView } from "./view.js";
 import { RunBar } from "./run_bar.js";
 import { RunControls } from "./run_controls.js";
 import { Stacks } from "./stacks.js";
@@ -26,9 +27,7 @@ const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
 async function saveReport(model, store, notebook) {
   const { panel } = model.get("place") ?? {};
   if (!panel) return;
-  const parts = { script: model.get("script"), code: model.get("_esm"), css: model.get("_css") };
-  const data = await savedReport(store, `accelerate-nb-${panel}`, parts);
-  if (replacePanel({ of: panel, data, metadata: {} }, notebook)) await saveNotebook(notebook);
+  if (replacePanel({ of: panel, data: savedReport(store), metadata: {} }, notebook)) await saveNotebook(notebook);
 }
 
 // A function, called once for a model: `initialize` and `render` are given different objects for the model, and share this.
@@ -39,20 +38,25 @@ export default () => {
 
   function initialize({ model }) {
     const notebook = model.widget_manager?.context;
-    let panel = null; // its id, which the kernel takes back once a page has the end
-    for (const message of model.get("snapshot") ?? []) feed(store, message);
     const send = sender(model);
+    const { panel, report } = model.get("place") ?? {}; // the kernel takes the panel's id back once a page has the end
+    const waiting = []; // reports whose panel the kernel has not sent yet
+    const isOver = () => END_STATES.has(store.state.state);
+    const unobserve = observeReport(report, (found) => {
+      if (isOver()) return openInReport(model, found);
+      waiting.push(found);
+      return send({ do: "hello", seq: 0 });
+    });
     const onMessage = (message, buffers) => {
-      panel = model.get("place")?.panel ?? panel;
       if (message.file) saveFile(message.file, buffers);
       if (message.report) replacePanel(message.report, notebook);
-      const [hadEnded, wasKnown] = [END_STATES.has(store.state.state), store.epoch > 0];
+      const [hadEnded, wasKnown] = [isOver(), store.epoch > 0];
       feed(store, message);
-      const ends = END_STATES.has(store.state.state) && !hadEnded;
+      const ends = isOver() && !hadEnded;
       // what ended before this page was loaded is no news
       if (ends && wasKnown) notifyOfEnd(store);
-      if (ends) takeNote(panel, notebook);
-      if (ends && store.views.size) awaitReport(model.get("place")?.report, (place) => continueIn(model, place));
+      if (ends && panel) takeNote(panel, notebook);
+      if (isOver()) for (const found of waiting.splice(0)) openInReport(model, found);
       // also where the page's timers sleep, in a tab in the background
       if (store.views.size) acknowledge(store, send);
     };
@@ -75,19 +79,23 @@ export default () => {
     restorePanel(model.get("place"), notebook);
     const onSave = (_, state) => {
       const { name, folder } = store.run;
-      if (state === "started" && folder && !END_STATES.has(store.state.state)) leaveNote(model.get("place")?.panel, notebook, `${name} was running when this notebook was saved. Where its panel can't be shown, accelerate_nb.attach(${JSON.stringify(folder)}) brings it back, with its end.`);
+      if (state === "started" && folder && !isOver()) leaveNote(model.get("place")?.panel, notebook, `${name} was running when this notebook was saved. Where its panel can't be shown, accelerate_nb.attach(${JSON.stringify(folder)}) brings it back, with its end.`);
     };
     notebook?.saveState?.connect(onSave);
     model.on("msg:custom", onMessage);
     return () => {
+      unobserve();
       unwatch();
       notebook?.saveState?.disconnect(onSave);
       model.off("msg:custom", onMessage);
     };
   }
 
-  /** A view goes on in the place of the report: what is chosen and searched in it stays. */
-  function continueIn(model, place) {
+  /** Puts the panel into the place of a report. The view that showed the run live goes on there: what is chosen and searched in it stays. */
+  function openInReport(model, report) {
+    const place = document.createElement("div");
+    report.before(place);
+    report.hidden = true;
     place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }));
     // the notebook may take the view out of the page before its cleanup is called, or after
     const view = [...closingViews, ...store.views].find(({ root }) => !root.isConnected);

@@ -1,24 +1,16 @@
-// The end of a run in a page that showed it live: the panel stays where the report takes its place.
+// The reports of a run in the page, in whose places its panel stands.
 
-const MOST_SECONDS = 30; // between the last message and the report, on a slow machine
-
-/**
- * Calls `put` with each element of this id that comes into the page within a while, before anything of it is painted.
- *
- * The notebook puts the report into the panel's place, whose script would draw the panel again only a moment later.
- */
-export function awaitReport(id, put) {
-  const take = () => {
+/** Calls `put` with each element of this id that is in the page or comes into it, before it is painted; returns what ends that. */
+export function observeReport(id, put) {
+  const look = () => {
     for (const report of document.querySelectorAll(`[id="${id}"]`)) {
       if (report.dataset.mounted) continue;
       report.dataset.mounted = "true";
-      const place = document.createElement("div");
-      report.before(place);
-      report.hidden = true;
-      put(place);
+      put(report);
     }
   };
-  const watch = new MutationObserver(take);
+  const watch = new MutationObserver(look);
   watch.observe(document.body, { childList: true, subtree: true });
-  setTimeout(() => watch.disconnect(), MOST_SECONDS * 1000);
+  look();
+  return () => watch.disconnect();
 }

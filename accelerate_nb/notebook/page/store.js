@@ -1,7 +1,6 @@
 // The facts of one run, from its messages: bounded, whatever comes.
 
 import { count, real, spans } from "./format.js";
-import { rowsOf } from "./metric_columns.js";
 import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
 
@@ -177,7 +176,7 @@ export function feed(store, message) {
   for (const line of message.lines ?? []) takeLine(store, line);
   if (message.line_count !== undefined) store.lineCount = message.line_count;
   if (message.skipped) store.skipped += message.skipped;
-  for (const metric of [...(message.metrics ?? []), ...(message.columns ? rowsOf(message.columns) : [])]) takeMetric(store, metric, arrived);
+  for (const metric of message.metrics ?? []) takeMetric(store, metric, arrived);
   if (message.failure !== undefined) store.failure = message.failure;
   if (message.idle_warning !== undefined) store.idleWarning = message.idle_warning;
   if (message.gone !== undefined) store.gone = message.gone;

@@ -158,3 +158,12 @@ export class View {
     else document.activeElement?.blur?.();
   }
 }
+
+/** A view of a store in a place of the page; `liveParts` are classes of its other parts. */
+export function openView(store, el, send, liveParts = []) {
+  const view = new View(store, send, liveParts);
+  store.views.add(view);
+  el.append(view.root);
+  view.draw();
+  return view;
+}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.events.model import CheckResult
-from accelerate_nb.reports.number_format import bytes_text
+from accelerate_nb.reports.text_format import bytes_text
 
 # A press copies the text beside the button; pages that are not served securely have no clipboard of their own.
 _COPY = (

@@ -17,8 +17,8 @@ from accelerate_nb.reports.history.comparison_text import (
     metric_rows,
     run_rows,
 )
-from accelerate_nb.reports.size_limits import first_fitting, narrowed
-from accelerate_nb.reports.svg_chart import COLOURS, picture
+from accelerate_nb.reports.metric_curves import COLOURS, picture
+from accelerate_nb.reports.text_format import first_fitting, narrowed
 
 _LEFT = ' style="text-align:left"'
 _GAP = ' style="margin:6px 0"'

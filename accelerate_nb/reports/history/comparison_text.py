@@ -10,9 +10,7 @@ from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.history.comparison import Comparison, MetricSpan
 from accelerate_nb.reports.history.run_table import lasted, state_text
-from accelerate_nb.reports.number_format import value_text
-from accelerate_nb.reports.size_limits import narrowed
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.text_format import aligned, narrowed, value_text
 
 RUN_HEAD = ("", "run", "tags", "folder", "state", "time", "ranks", "began")
 METRIC_HEAD = ("metric", "run", "min", "max", "last", "difference")

@@ -10,9 +10,8 @@ from typing import NamedTuple, overload
 from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.run_reader import SavedRun, argument_text, differing_arguments
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.number_format import ago_text, counted, time_text, value_text
 from accelerate_nb.reports.summary import SIGNS
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.text_format import ago_text, aligned, counted, time_text, value_text
 
 # So many runs are in the table before the others are to be unfolded.
 NEWEST = 15

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from accelerate_nb.cli.main import main
+from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
 from accelerate_nb.notebook.runs import runs
 from tests.reports.kept_run import keep
 
@@ -20,10 +21,6 @@ def file(tmp_path: Path) -> Path:
     keep(tmp_path, "slow", 1.0, 0.05)
     keep(tmp_path, "fast", 2.0, 0.1, mixed_precision="bf16")
     file = tmp_path / "compare.html"
-    shown = runs("slow", "fast", folder=tmp_path)._repr_html_()
-    (tmp_path / "output.html").write_text(
-        f"<!doctype html><html lang='en'><title>output</title><main><h1>output</h1>{shown}</main>"
-    )
     assert main(["runs", "compare", "slow", "fast", "--folder", str(tmp_path), "--html", str(file)]) == 0
     return file
 
@@ -43,10 +40,19 @@ def test_curves_lie_over_each_other_and_axe_finds_nothing(chromium: Any, file: P
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_in_a_notebook_the_curves_are_the_panels_charts(chromium: Any, file: Path, scheme: str) -> None:
+def test_in_a_notebook_the_curves_are_the_panels_charts(page: Any, tmp_path: Path, file: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
-    page = chromium.new_page(offline=True, color_scheme=scheme, viewport={"width": 1400, "height": 1000})
-    page.goto(file.with_name("output.html").as_uri())
+    shown = runs("slow", "fast", folder=tmp_path)
+    message = {"names": [*shown.comparison.labels], "metrics": [*series_rows(shown.comparison.overlay, MOST_POINTS)]}
+    page.evaluate(
+        """([html, message, light]) => {
+          theme(light);
+          document.getElementById("here").innerHTML = html;
+          const traits = { charts: document.querySelector("[id^=accelerate-nb-runs]").id, message, _css: "" };
+          comparison.default().initialize({ model: { get: (name) => traits[name] } });
+        }""",
+        [shown._repr_html_(), message, scheme == "light"],
+    )
     expect(page.locator(".anb")).to_have_attribute("data-anb-theme", scheme)
     expect(page.locator("img")).to_be_hidden()
     chart = page.get_by_role("img", name="loss: min 0.1500, max 1.050, last A 0.6000, B 0.1500")
@@ -57,4 +63,3 @@ def test_in_a_notebook_the_curves_are_the_panels_charts(chromium: Any, file: Pat
     expect(page.get_by_role("button", name="Band")).to_be_hidden()
     found = axe.run(page, context=".anb")["violations"]
     assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
-    page.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.page.feeds import GIB, NOTEBOOK_CSS, STACKS, STARTED, failed, running, start
+from tests.browser.page.feeds import GIB, STACKS, STARTED, failed, running, start
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -1297,26 +1297,30 @@ def test_a_reset_begins_anew(page: Any, show: Any) -> None:
     expect(page.locator(".anb-notes")).to_have_text("")
 
 
-def test_a_saved_panel_needs_no_kernel(page: Any) -> None:
+def test_the_panel_of_a_run_that_is_over_takes_its_reports_place_once_the_kernel_has_sent_it(page: Any) -> None:
     page.evaluate(
-        "([messages, css]) => { window.end = panel.mount(document.getElementById('here'), messages, css); }",
-        [failed(2), NOTEBOOK_CSS.read_text()],
+        """() => {
+          model.traits.place = { report: "the-report" };
+          start();
+          document.getElementById("here").replaceChildren(Object.assign(document.createElement("div"), { id: "the-report", textContent: "static" }));
+        }"""
     )
-    expect(page.get_by_role("heading", name="train")).to_be_visible()
-    expect(page.get_by_role("region", name="The error")).to_be_visible()
+    page.wait_for_function("model.sent.length === 2")  # that of the view, and that for the report
+    # without a kernel's reply the report stays
+    report = page.locator("#the-report")
+    expect(report).to_be_visible()
+    page.evaluate("(messages) => give(...messages)", failed(2))
+    expect(report).to_be_hidden()
+    panel = page.locator("#here .anb")
+    expect(panel).to_have_count(1)
+    expect(panel.get_by_role("region", name="The error")).to_be_visible()
     expect(_log(page)).to_contain_text("step")
-    page.get_by_role("tab", name="rank 1").click()
-    for name in ("Stop", "Stacks", "Freeze view", "Whole file"):
-        expect(page.get_by_role("button", name=name, exact=True)).to_be_hidden()
-    assert page.evaluate("model.sent") == []
-    assert page.evaluate("end()") is None
-    expect(page.locator(".anb")).to_have_count(0)
-
-
-def test_a_snapshot_is_shown_before_the_kernel_sends_anything(page: Any) -> None:
-    page.evaluate("(messages) => { model.traits.snapshot = messages; start(); }", running(2))
-    expect(page.get_by_role("heading", name="train")).to_be_visible()
-    expect(_rows(page)).to_have_count(2)
+    # it does so again where the notebook draws the report anew
+    page.evaluate(
+        """() => document.getElementById("here").replaceChildren(Object.assign(document.createElement("div"), { id: "the-report" }))"""
+    )
+    expect(panel).to_have_count(1)
+    expect(panel.get_by_role("heading", name="train")).to_be_visible()
 
 
 EVIL = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.notebook.page.metric_columns import in_columns
 from tests.browser.page.feeds import running, start
 
 
@@ -221,51 +220,17 @@ def test_the_newest_bar_leads_and_the_one_around_it_is_known(page: Any) -> None:
     assert _store(page, running(1), read) == ["train", "epoch"]
 
 
-def test_a_report_that_the_page_saves_has_precision_steps_and_what_makes_them_slow(page: Any) -> None:
-    found = page.evaluate(
+def test_a_report_that_the_page_saves_has_the_ranks_of_each_node_and_what_makes_steps_slow(page: Any) -> None:
+    text = page.evaluate(
         """() => {
-          const [store, saved] = [panel.makeStore(), panel.makeStore()];
-          panel.feed(store, { run: { size: 2 }, precision: "bf16", steps: [[1, [1, 2, 3, 4, 5, 6]]], causes: ["a cause"] });
-          panel.feed(saved, panel.snapshotOf(store));
-          return [saved.precision, saved.ranks.get(0).steps, saved.ranks.get(1).steps, saved.causes];
+          const store = panel.makeStore();
+          panel.feed(store, { run: { size: 3, folder: "/runs/a" }, nodes: [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 2]],
+            ranks: [[2, "failed", "", 0]], causes: ["a cause"], metrics: [["loss", 1, [[0, 0.5, 1]]]], lines: [[1, 0, "a line", 1, 0]] });
+          return panel.savedReport(store)["text/plain"];
         }"""
     )
-    assert found == ["bf16", None, [1, 2, 3, 4, 5, 6], ["a cause"]]
-
-
-def test_a_report_that_the_page_saves_has_the_ranks_of_each_node(page: Any) -> None:
-    nodes, load, text = page.evaluate(
-        """async () => {
-          const [store, saved] = [panel.makeStore(), panel.makeStore()];
-          panel.feed(store, { run: { size: 3 }, nodes: [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 2]], loads: [[1, 50, 2, 4]], ranks: [[2, "failed", "", 0]] });
-          panel.feed(saved, panel.snapshotOf(store));
-          return [saved.nodes, saved.loads.get(1), (await panel.savedReport(store, "here", { script: "", code: "", css: "" }))["text/plain"]];
-        }"""
-    )
-    assert nodes == [
-        {"node": 0, "label": "node 0 · a", "first": 0, "last": 1},
-        {"node": 1, "label": "node 1 · b", "first": 2, "last": 2},
+    assert [line for line in text.splitlines() if line.startswith(("node", "rank", "a cause"))] == [
+        *("node 0 · a  ranks 0–1  starting", "rank 0  starting", "rank 1  starting  loss 0.5000"),
+        *("node 1 · b  rank 2  failed", "rank 2  failed", "a cause", "rank 1: the last 1 of 0 lines"),
     ]
-    assert load == {"cpu": 50, "used": 2, "total": 4}
-    assert [line for line in text.splitlines() if line.startswith(("node", "rank"))] == [
-        *("node 0 · a  ranks 0–1  starting", "rank 0  starting", "rank 1  starting"),
-        *("node 1 · b  rank 2  failed", "rank 2  failed"),
-    ]
-
-
-def test_columns_of_a_saved_report_are_the_points_that_were_saved(page: Any) -> None:
-    rows = [
-        ["loss", 0, [[0, 0.1, 1700000000.07], [10, -123.4567, 1700000001.0], [30, 2e-05, 1700000001.5]]],
-        ["n", 1, [[5, 7, 1.0]]],
-    ]
-    columns = in_columns({"metrics": rows})["columns"]
-    found = page.evaluate(
-        """(columns) => {
-            const store = panel.makeStore();
-            panel.feed(store, { seq: 1, columns });
-            const points = ({ x, y, t, length }) => Array.from({ length }, (_, i) => [x[i], y[i], t[i]]);
-            return [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, points(curve)]));
-        }""",
-        columns,
-    )
-    assert found == rows
+    assert text.endswith('accelerate_nb.attach("/runs/a") shows it again, with its curves.')

@@ -13,7 +13,7 @@ import pytest
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.notebook.runs import attach, runs
-from accelerate_nb.reports.svg_chart import COLOURS
+from accelerate_nb.reports.metric_curves import COLOURS
 from tests.reports.kept_run import keep
 
 

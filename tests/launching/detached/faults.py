@@ -24,7 +24,7 @@ from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import connect
-from accelerate_nb.reports.text import aligned
+from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.transport.messages import QueryLiveState
 from tests.launching.detached.trainings import (
     SETTINGS,

@@ -291,8 +291,6 @@ def test_the_ranks_of_each_node_are_sent_once_and_to_a_page_that_begins_anew():
         assert first["nodes"] == [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 3]]
         view.apply(line("x"))
         assert "nodes" not in (feed.news() or {})
-    (frozen,) = feed.frozen(FACTS)
-    assert frozen["nodes"] == first["nodes"]
 
 
 def test_the_load_of_a_node_is_sent_when_it_has_changed():
@@ -307,20 +305,6 @@ def test_the_load_of_a_node_is_sent_when_it_has_changed():
 def test_ranks_that_were_stopped_have_not_failed():
     view = applied(RunState(1), StateChange(None, "stopped", 3.0), Failure(0, "KeyboardInterrupt", "", "", 2.0))
     assert "failure" not in next(MessageFeed(view).backlog(FACTS))
-
-
-def test_what_is_left_for_a_page_without_a_kernel_is_one_short_message():
-    view = applied(
-        RunState(2),
-        *(line(str(number), number % 2, time=float(number)) for number in range(10_000)),
-        *(Metric(0, "loss", 1.0, step, 1.0) for step in range(5000)),
-        StateChange(None, "finished", 7.0),
-    )
-    (message,) = MessageFeed(view).frozen(FACTS)
-    assert [row[2] for row in message["lines"]] == [str(number) for number in range(9000, 10_000)]
-    assert message["skipped"] == 9000
-    assert message["state"]["ended"] == 7.0
-    assert len(json.dumps(message)) < 200_000
 
 
 @pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), IdleWarning(5.0, "waits", 1.0)])

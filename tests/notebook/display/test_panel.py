@@ -83,6 +83,6 @@ def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
     assert not any(live._panel.comm is None for live in panels)
     assert not any(live.is_delivered for live in panels)
     for live in panels:
-        live._receive_late(None, {"do": "hello"}, None)
-        live._receive_late(None, {"do": "ack", "seq": live._feed.seq}, None)
+        live._take({"do": "hello"})
+        live._take({"do": "ack", "seq": live._feed.seq})
     assert all(live.is_delivered for live in panels)
