@@ -92,6 +92,7 @@ def test_a_run_that_is_over_is_a_panel_again_after_its_kernel_was_restarted(lab:
             panel = notebook.cell(number).locator(".anb")
             expect(panel.get_by_role("log").first).to_contain_text("step 19")
             chart = panel.get_by_role("img", name="loss: min")
+            chart.scroll_into_view_if_needed()
             box = chart.bounding_box()
             notebook.page.mouse.move(box["x"] + 80, box["y"] + 20)
             notebook.page.mouse.down()

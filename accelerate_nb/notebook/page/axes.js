@@ -1,6 +1,21 @@
-// What lies along the bottom of all charts: steps, the time since the run began, or epochs.
+// What lies along the bottom of all charts (steps, time or epochs), and the names of the metrics that have one (events/metric_names.py).
 
 import { clockSpan, marks, number } from "./format.js";
+
+const AUTOMATIC_PREFIXES = ["speed/", "optimizer/", "memory/"];
+const EPOCH = "epoch";
+const SUMMED = new Set(["speed/samples_per_s", "speed/tokens_per_s"]);
+
+/** Whether each rank reports its own part, so that all together have the sum. */
+export const isSummed = (name) => SUMMED.has(name);
+
+export const isAutomatic = (name) => name === EPOCH || AUTOMATIC_PREFIXES.some((prefix) => name.startsWith(prefix));
+
+/** Names that have a chart: first what code logged, then what ranks report by themselves. */
+export function inOrder(names) {
+  const charted = [...names].filter((name) => name !== EPOCH);
+  return [...charted.filter((name) => !isAutomatic(name)), ...charted.filter(isAutomatic)];
+}
 
 /** One such axis; a series has its points by step and by time, and epochs are read from the metric `epoch` at that time. */
 export class Axis {

@@ -21,15 +21,20 @@ def module(entry: str = "panel") -> str:
 
 
 def sources() -> dict[str, str]:
-    """The text of each module, by its name."""
+    """The text of each module, by its name; the vendored chart library is one of them."""
     found = (file for file in files(__package__).iterdir() if file.name.endswith(".js"))
-    return {file.name.removesuffix(".js"): file.read_text(encoding="utf-8") for file in found}
+    library = _vendored("uPlot.iife.min.js").replace("\nvar uPlot=", "\nexport const uPlot=", 1)
+    return {**{file.name.removesuffix(".js"): file.read_text(encoding="utf-8") for file in found}, "uplot": library}
 
 
 @cache
 def style() -> str:
-    """The style sheet of the panel."""
-    return files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+    """The style sheet of the panel, with that of its charts."""
+    return _vendored("uPlot.min.css") + files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+
+
+def _vendored(name: str) -> str:
+    return files(__package__).joinpath("vendor", name).read_text(encoding="utf-8")
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:

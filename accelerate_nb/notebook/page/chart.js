@@ -1,16 +1,21 @@
-// One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
+// One metric as a chart of uPlot, with the values where its crosshair stands, in words too.
 
-import { bandOf, columns, newestOf, notFiniteText, spread } from "./curves.js";
-import { nameInGroup } from "./chart_group.js";
-import { ChartZoom } from "./chart_zoom.js";
-import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
+import { button, div, h, set, setText, show, span } from "./elements.js";
 import { count, marks, number } from "./format.js";
-import { knobChangesText, paintBroken, paintKnobChanges } from "./chart_marks.js";
-import { logTicks, ticks } from "./scales.js";
-import { smoothed } from "./smoothing.js";
+import { bandOf, columns, newestOf, notFiniteText, smoothed, spread } from "./series.js";
 import { savePicture } from "./text_export.js";
+import { uPlot } from "./uplot.js";
 
-/** One metric: a canvas with its scale, a crosshair, and the values where it stands. */
+const LEAST_DRAG = 6; // pixels: less is a click
+const ROUND = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+
+/** What stands before the first slash of a name, unless that is the one of a unit: "tokens/s". */
+export const groupName = (name) => (name.includes("/") && !/^[^/]+\/(s|sec|second)$/.test(name) ? name.slice(0, name.indexOf("/")) : "");
+
+/** The value of a knob as a person would give it. */
+export const knobText = (value) => String(Number(value.toPrecision(6)));
+
 export class Chart {
   constructor(name, charts) {
     this.name = name;
@@ -18,38 +23,32 @@ export class Chart {
     this.logarithmic = false;
     this.visible = true;
     this.drawn = "";
-    this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.plotted = null; // uPlot's chart, made anew where its lines or colours are others
     this.value = span("anb-chart-value");
     this.how = span("anb-chart-how");
     this.note = span("anb-chart-note");
-    this.cross = div("anb-cross");
     this.tip = div("anb-tip");
     this.log = button("anb-mini", "log", () => this.toggleLog(), { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
     this.size = button("anb-mini", "⤢", () => this.toggleSize(), { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
-    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.canvas, this.charts.palette, this.charts.axis.kind, this.legend), { "aria-label": `${name}: save as PNG` });
-    this.zoom = new ChartZoom(this);
-    this.plot = h(
-      "div",
-      {
-        class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
-        onpointermove: (event) => this.pointAt(event.offsetX), onpointerleave: () => this.charts.moveCross(null),
-        onpointerdown: (event) => this.zoom.begin(event), ondblclick: () => this.charts.setZoom(null),
-        onkeydown: (event) => this.key(event), onblur: () => this.charts.moveCross(null),
-      },
-      this.canvas,
-      this.cross,
-      this.zoom.element,
-    );
+    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.plotted.ctx.canvas, this.charts.palette, this.charts.axis.kind, this.legend), { "aria-label": `${name}: save as PNG` });
+    this.plot = h("div", {
+      class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
+      onkeydown: (event) => this.key(event), onblur: () => this.charts.moveCross(null),
+    });
     this.element = h(
       "div",
       { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
       // the heading of its group has the prefix
-      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, nameInGroup(name)), this.value, this.how, this.note, this.log, this.size, this.png),
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name.slice(groupName(name) ? groupName(name).length + 1 : 0)), this.value, this.how, this.note, this.log, this.size, this.png),
       this.plot,
       this.tip,
     );
-    show(this.cross, false);
     show(this.tip, false);
+  }
+
+  close() {
+    this.plotted?.destroy();
+    this.element.remove();
   }
 
   toggleLog() {
@@ -62,13 +61,6 @@ export class Chart {
     const large = this.element.classList.toggle("anb-large");
     set(this.size, "aria-pressed", large);
     this.draw(true);
-  }
-
-  /** What the lines are: `[[colour, text], …]`. */
-  get legend() {
-    const { palette, lineNames } = this.charts;
-    if (this.banded) return [[palette.accent, `mean and range of ${this.series.size} ranks`]];
-    return [...this.series.keys()].map((rank) => [palette.ranks[rank % 8], lineNames?.[rank] ?? `rank ${rank}`]);
   }
 
   get series() {
@@ -85,43 +77,18 @@ export class Chart {
     return this.charts.band && this.series.size > 1;
   }
 
-  range() {
-    let [from, to, least, most] = [Infinity, -Infinity, Infinity, -Infinity];
-    for (const curve of this.series.values()) {
-      const [begin, end] = this.charts.axis.range(curve);
-      from = Math.min(from, begin);
-      to = Math.max(to, end);
-      least = Math.min(least, this.logarithmic ? curve.leastPositive : curve.least);
-      most = Math.max(most, curve.most);
-    }
-    if (this.charts.zoom) [from, to, least, most] = [...this.charts.zoom, ...this.seenRange(...this.charts.zoom)];
-    if (this.logarithmic && most <= 0) [least, most] = [NaN, NaN];
-    return { from, to, ...this.padded(least, most) };
+  /** What the lines are: `[[colour, text], …]`. */
+  get legend() {
+    const { palette } = this.charts;
+    if (this.banded) return [[palette.accent, `mean and range of ${this.series.size} ranks`]];
+    return [...this.series.keys()].map((rank) => [palette.ranks[rank % 8], this.lineName(rank, `rank ${rank}`)]);
   }
 
-  /** Least and most of the values between two places of the axis. */
-  seenRange(from, to) {
-    let [least, most] = [Infinity, -Infinity];
-    for (const curve of this.series.values()) {
-      for (const bucket of curve.buckets) {
-        const place = this.charts.axis.middle(bucket);
-        if (place < from || place > to) continue;
-        least = Math.min(least, this.logarithmic ? bucket.leastPositive : bucket.least);
-        most = Math.max(most, bucket.most);
-      }
-    }
-    return [least, most];
+  lineName(rank, otherwise) {
+    return this.charts.lineNames?.[rank] ?? (this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : otherwise);
   }
 
-  padded(least, most) {
-    if (!Number.isFinite(least) || !Number.isFinite(most)) return { least: 0, most: 1, empty: true };
-    if (this.logarithmic) {
-      const margin = least === most ? 2 : (most / least) ** 0.05;
-      return { least: least / margin, most: most * margin };
-    }
-    const margin = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
-    return { least: least - margin, most: most + margin };
-  }
+  // ------------------------------------------------------------------------------------------------------------- drawing
 
   draw(force = false) {
     this.paintChanges(force);
@@ -135,11 +102,13 @@ export class Chart {
 
   paintChanges(force = false) {
     if (force || !this.width) this.measure();
-    const { width, height } = this;
-    const state = [width, height, this.charts.band, this.charts.look, this.logarithmic, this.charts.palette.key, this.points(), this.charts.store.knobChanges.length].join();
-    if (!width || (!force && state === this.drawn)) return;
+    const { width, height, charts } = this;
+    let points = 0;
+    for (const curve of this.series.values()) points += curve.pointCount;
+    const state = [width, height, charts.band, charts.look, this.logarithmic, charts.palette.key, points, charts.store.knobChanges.length].join();
+    if (!width || this.isNumber || (!force && state === this.drawn)) return;
     this.drawn = state;
-    this.paint(width, height);
+    this.paint();
   }
 
   // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
@@ -148,11 +117,179 @@ export class Chart {
     this.height = this.plot.clientHeight;
   }
 
-  points() {
-    let total = 0;
-    for (const curve of this.series.values()) total += curve.pointCount;
-    return total;
+  paint() {
+    const { width, height, charts } = this;
+    this.range = this.seenRange();
+    const lines = this.banded ? this.band() : this.lines();
+    const structure = [charts.palette.key, charts.axis.kind, this.logarithmic, this.banded, ...lines.map(({ label, dash = "" }) => `${label}${dash}`)].join();
+    if (structure !== this.structure) {
+      this.plotted?.destroy();
+      this.plotted = new uPlot({ ...this.options(lines), width, height }, [[]], this.plot);
+      this.structure = structure;
+    }
+    if (this.plotted.width !== width || this.plotted.height !== height) this.plotted.setSize({ width, height });
+    this.plotted.setData([this.places, ...lines.map(({ values }) => values)]);
   }
+
+  /** The part of the axis, and the least and most of the values in it. */
+  seenRange() {
+    const { axis, zoom } = this.charts;
+    const ranges = [...this.series.values()].map((curve) => axis.range(curve));
+    const [from, to] = zoom ?? [Math.min(...ranges.map(([begin]) => begin)), Math.max(...ranges.map(([, end]) => end))];
+    let [least, most] = [Infinity, -Infinity];
+    for (const { buckets } of this.series.values()) {
+      for (const bucket of buckets) {
+        const place = zoom ? axis.middle(bucket) : from;
+        if (place < from || place > to) continue;
+        least = Math.min(least, this.logarithmic ? bucket.leastPositive : bucket.least);
+        most = Math.max(most, bucket.most);
+      }
+    }
+    if (!Number.isFinite(least) || !Number.isFinite(most)) return { from, to, least: 1, most: 10, empty: true };
+    if (this.logarithmic) {
+      const margin = least === most ? 2 : (most / least) ** 0.05;
+      return { from, to, least: least / margin, most: most * margin };
+    }
+    const margin = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
+    return { from, to, least: least - margin, most: most + margin };
+  }
+
+  /** A series in columns of pixels: more points than these are never drawn. Each column has two places for its least and most. */
+  columnsOf(curve) {
+    const { from, to } = this.range;
+    const { axis } = this.charts;
+    const columnCount = Math.max(2, Math.floor(this.width - 40));
+    const step = (to - from) / (columnCount - 1);
+    this.places = Array.from({ length: 2 * columnCount }, (_, i) => (to > from ? from + (i * step) / 2 : from + (i - columnCount) * 1e-9));
+    return columns(curve, from, to, columnCount, this.logarithmic, (bucket) => axis.middle(bucket));
+  }
+
+  /** The lines of all ranks, the first on top; one that lies on another is dashed, so that both colours are seen. */
+  lines() {
+    const { palette, smoothing } = this.charts;
+    const [found, painted] = [[], []];
+    for (const [rank, curve] of [...this.series].reverse()) {
+      const ofRank = Array.from(this.columnsOf(curve)); // without holes
+      const under = painted.filter((other) => this.isOn(other, ofRank)).length;
+      const values = ofRank.flatMap((column) => (!column ? [undefined, undefined] : column.points < 2 ? [column.first, undefined] : column.first > column.last ? [column.most, column.least] : [column.least, column.most]));
+      found.push({ label: rank, values, stroke: palette.ranks[rank % 8], width: 1.4, dash: under ? [6, 6 * under] : undefined, alpha: smoothing ? 0.25 : 1 });
+      if (smoothing) found.push({ ...this.smoothedLine(ofRank.map((column) => column && { ...column, mean: column.sum / column.points })), label: `${rank} smoothed`, stroke: palette.ranks[rank % 8] });
+      painted.push(ofRank);
+    }
+    return found;
+  }
+
+  /** Whether two lines are hardly told apart, over most of their points. */
+  isOn(a, b) {
+    const pixel = (this.range.most - this.range.least) / this.height;
+    const apart = a.flatMap((column, x) => (column && b[x] ? [Math.abs(column.last - b[x].last) > pixel] : []));
+    return apart.length > 1 && apart.filter(Boolean).length < apart.length / 4;
+  }
+
+  band() {
+    const { palette, smoothing } = this.charts;
+    const all = [...this.series.values()].map((curve) => this.columnsOf(curve));
+    const byColumn = new Array(this.places.length / 2).fill(undefined);
+    for (const column of bandOf(all)) byColumn[column.x] = column;
+    const line = (name) => byColumn.flatMap((column) => [column?.[name], undefined]);
+    const edge = { stroke: "transparent", width: 0 };
+    return [
+      { label: "least", values: line("least"), ...edge }, { label: "most", values: line("most"), ...edge },
+      { label: "mean", values: line("mean"), stroke: palette.accent, width: 1.5, alpha: smoothing ? 0.25 : 1 },
+      ...(smoothing ? [{ ...this.smoothedLine(byColumn), label: "smoothed", stroke: palette.accent }] : []),
+    ];
+  }
+
+  smoothedLine(byColumn) {
+    const averages = smoothed(byColumn.filter(Boolean), this.charts.smoothing);
+    let at = 0;
+    const values = byColumn.flatMap((column) => {
+      const average = column ? averages[at++] : undefined;
+      return [Number.isFinite(average) && !(this.logarithmic && average <= 0) ? average : undefined, undefined];
+    });
+    return { values, width: 1.8 };
+  }
+
+  options(lines) {
+    const { palette, axis } = this.charts;
+    const text = { stroke: palette.dim, font: `10px ${palette.font}`, ticks: { show: false }, grid: { stroke: palette.grid, width: 1 } };
+    const increments = { step: ROUND, time: CLOCK }[axis.kind];
+    return {
+      legend: { show: false },
+      padding: [5, 12, 0, 0],
+      series: [{}, ...lines.map(({ values, ...line }) => ({ ...line, spanGaps: true, points: { show: (_, i) => this.plotted?.data[i].filter((value) => value !== undefined).length === 1, size: 5, fill: line.stroke } }))],
+      bands: this.banded ? [{ series: [2, 1], fill: palette.band }] : [],
+      scales: {
+        x: { time: false, range: () => (this.range.to > this.range.from ? [this.range.from, this.range.to] : [this.range.from - 1, this.range.from + 1]) },
+        y: { distr: this.logarithmic ? 3 : 1, range: () => [this.range.least, this.range.most] },
+      },
+      axes: [
+        { ...text, grid: { show: false }, size: 15, gap: 2, space: 70, ...(increments && { incrs: increments }), values: (_, splits) => axis.marks(splits) },
+        { ...text, gap: 3, space: 22, size: (plotted, texts) => this.gutter(plotted, texts), values: (_, splits) => this.scaleMarks(splits) },
+      ],
+      cursor: {
+        y: false, points: { show: false }, drag: { x: true, y: false, setScale: false, dist: LEAST_DRAG },
+        move: (plotted, left, top) => [this.snapped(plotted, left), top],
+        bind: { dblclick: () => () => this.charts.setZoom(null) },
+      },
+      hooks: {
+        drawClear: [(plotted) => this.paintMarks(plotted)],
+        setCursor: [({ cursor, posToVal }) => cursor.event && this.charts.moveCross(cursor.left < 0 ? null : posToVal(cursor.left, "x"), this)],
+        setSelect: [(plotted) => this.select(plotted)],
+      },
+    };
+  }
+
+  /** The texts of places of the scale; one of powers begins at a place that is none. */
+  scaleMarks(splits) {
+    const isRound = (value) => value !== null && !this.range.empty && !(this.logarithmic && Math.abs(value / Number(value.toPrecision(1)) - 1) > 1e-6);
+    const texts = marks(splits.filter(isRound));
+    return splits.map((value) => (isRound(value) ? texts.shift() : ""));
+  }
+
+  /** The room of the texts at the left. */
+  gutter(plotted, texts) {
+    plotted.ctx.font = plotted.axes[1].font[0];
+    return Math.max(24, ...(texts ?? []).map((text) => plotted.ctx.measureText(text).width / devicePixelRatio + 8));
+  }
+
+  /** Behind the lines: where values are no numbers, and where knobs were changed. */
+  paintMarks(plotted) {
+    const { ctx: pen, bbox: { left, top, width, height } } = plotted;
+    const { axis, palette, store } = this.charts;
+    const across = (place) => plotted.valToPos(place, "x", true);
+    const isSeen = (x) => x >= left && x <= left + width;
+    pen.save();
+    pen.font = plotted.axes[0].font[0];
+    pen.fillStyle = pen.strokeStyle = palette.dim;
+    pen.textAlign = "center";
+    if (this.range.empty) pen.fillText(this.logarithmic ? "no value above 0" : "no finite value", left + width / 2, top + height / 2);
+    pen.setLineDash([3, 3]);
+    const first = this.series.values().next().value;
+    for (const [name, value, time] of store.knobChanges) {
+      const x = Math.round(across(axis.ofTime(first, time))) + 0.5;
+      if (!isSeen(x)) continue;
+      pen.beginPath();
+      pen.moveTo(x, top);
+      pen.lineTo(x, top + height);
+      pen.stroke();
+      pen.textAlign = x > left + width / 2 ? "right" : "left";
+      pen.fillText(`${name} ${knobText(value)}`, x + (pen.textAlign === "left" ? 3 : -3), top + 8 * devicePixelRatio);
+    }
+    const odd = [...this.series.values()].filter(({ oddAt }) => oddAt);
+    const broken = odd.filter(({ brokenAt }) => brokenAt);
+    const places = broken.length ? broken.map(({ brokenAt: [step, time] }) => axis.at(step, time)) : odd.map(({ oddAt: [step, , time] }) => axis.at(step, time));
+    pen.fillStyle = palette.bad;
+    for (const x of places.map(across)) if (isSeen(x)) pen.fillRect(Math.min(x, left + width - 2), top, devicePixelRatio, height);
+    if (broken.length) {
+      const x = Math.max(left, across(Math.min(...places)));
+      pen.globalAlpha = 0.2;
+      pen.fillRect(x, top, Math.max(0, left + width - x), height);
+    }
+    pen.restore();
+  }
+
+  // ---------------------------------------------------------------------------------------------------------------- words
 
   head() {
     const { series } = this;
@@ -170,10 +307,9 @@ export class Chart {
     if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
     setText(this.note, notes.join(", "));
     set(this.note, "title", notes.join(", "));
-    const label =
-      `${this.name}: min ${number(least)}, max ${number(most)}, ` +
-      `last ${this.charts.lineNames ? this.lastOfLines() : `${number(value)}${how ? ` (${how} ranks)` : ""}`}, up to step ${number(step)}${notFinite && `, ${notFinite}`}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
-    set(this.plot, "aria-label", label + knobChangesText(this.charts.store));
+    const last = this.charts.lineNames ? [...series].map(([rank, curve]) => `${this.charts.lineNames[rank]} ${number(curve.last?.[1])}`).join(", ") : `${number(value)}${how ? ` (${how} ranks)` : ""}`;
+    const changes = this.charts.store.knobChanges.slice(-3).map(([name, changed]) => ` Knob ${name} changed to ${knobText(changed)}.`);
+    set(this.plot, "aria-label", `${this.name}: min ${number(least)}, max ${number(most)}, last ${last}, up to step ${number(step)}${notFinite && `, ${notFinite}`}. Arrow keys read single steps, plus and minus zoom, 0 shows all.${changes.join("")}`);
   }
 
   /** The value in the heading; of runs, which have no mean, there is none. */
@@ -182,196 +318,7 @@ export class Chart {
     setText(this.how, this.charts.lineNames ? "" : how);
   }
 
-  lastOfLines() {
-    return [...this.series].map(([rank, curve]) => `${this.charts.lineNames[rank]} ${number(curve.last?.[1])}`).join(", ");
-  }
-
-  paint(width, height) {
-    const ratio = window.devicePixelRatio || 1;
-    const size = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.canvas.width !== size[0]) this.canvas.width = size[0];
-    if (this.canvas.height !== size[1]) this.canvas.height = size[1];
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    const range = this.range();
-    const values = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
-    const scale = marks(values).map((text, i) => [values[i], text]);
-    pen.font = `10px ${this.charts.palette.font}`;
-    const gutter = Math.max(24, ...scale.map(([, text]) => pen.measureText(text).width + 8));
-    const box = { left: Math.ceil(gutter), right: width - 6, top: 5, bottom: height - 15 };
-    this.scale = { ...range, ...box, ...this.scales(range, box) };
-    this.paintAxes(pen, scale);
-    if (range.empty) return;
-    paintBroken(pen, this.series, this.charts, this.scale);
-    paintKnobChanges(pen, this.series.values().next().value, this.charts, this.scale);
-    if (this.banded) this.paintBand(pen);
-    else this.paintLines(pen);
-  }
-
-  scales({ from, to, least, most }, { left, right, top, bottom }) {
-    const place = this.logarithmic
-      ? (value) => bottom - ((Math.log(value) - Math.log(least)) / (Math.log(most) - Math.log(least))) * (bottom - top)
-      : (value) => bottom - ((value - least) / (most - least)) * (bottom - top);
-    const across = (x) => (to > from ? left + ((x - from) / (to - from)) * (right - left) : (left + right) / 2);
-    return { place, across };
-  }
-
-  paintAxes(pen, scale) {
-    const { left, right, bottom, place, from, to, empty } = this.scale;
-    const { dim, grid } = this.charts.palette;
-    pen.fillStyle = dim;
-    pen.strokeStyle = grid;
-    pen.lineWidth = 1;
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
-    for (const [value, text] of scale) {
-      const y = Math.round(place(value)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(left, y);
-      pen.lineTo(right, y);
-      pen.stroke();
-      pen.fillText(text, left - 4, y);
-    }
-    pen.textBaseline = "alphabetic";
-    if (empty) {
-      pen.textAlign = "center";
-      pen.fillText(this.logarithmic ? "no value above 0" : "no finite value", (left + right) / 2, bottom / 2 + 8);
-    }
-    if (!Number.isFinite(from)) return;
-    pen.textAlign = "left";
-    const [first, last] = this.charts.axis.marks(to > from ? [from, to] : [from]);
-    pen.fillText(first, left, bottom + 12);
-    pen.textAlign = "right";
-    if (last !== undefined && last !== first) pen.fillText(last, right, bottom + 12);
-  }
-
-  columnsOf(curve) {
-    const { from, to, left, right } = this.scale;
-    return columns(curve, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic, (bucket) => this.charts.axis.middle(bucket));
-  }
-
-  /** The lines of all ranks, the first on top; one that lies on another is dashed, so that both colours are seen. */
-  paintLines(pen) {
-    const painted = [];
-    for (const [rank, curve] of [...this.series].reverse()) {
-      const found = this.columnsOf(curve);
-      const under = painted.filter((other) => this.isOn(other, found)).length;
-      pen.setLineDash(under ? [6, 6 * under] : []);
-      pen.lineDashOffset = -6 * under;
-      this.paintLine(pen, found, this.charts.palette.ranks[rank % 8]);
-      painted.push(found);
-    }
-    pen.setLineDash([]);
-  }
-
-  /** Whether two lines are hardly told apart, over most of their points. */
-  isOn(a, b) {
-    const apart = a.flatMap((column, x) => (column && b[x] ? [Math.abs(this.scale.place(column.last) - this.scale.place(b[x].last)) > 1] : []));
-    return apart.length > 1 && apart.filter(Boolean).length < apart.length / 4;
-  }
-
-  paintLine(pen, found, colour) {
-    const { left, place } = this.scale;
-    if (this.charts.smoothing) {
-      const kept = found.flatMap((column, x) => (column ? [{ x, mean: column.sum / column.points, points: column.points }] : []));
-      this.paintSmoothed(pen, kept, colour);
-      pen.globalAlpha = 0.25; // the values themselves
-    }
-    pen.strokeStyle = colour;
-    pen.lineWidth = 1.4;
-    pen.lineJoin = "round";
-    pen.beginPath();
-    let drawn = 0;
-    found.forEach((column, x) => {
-      if (!column) return;
-      if (drawn++) pen.lineTo(left + x, place(column.first));
-      else pen.moveTo(left + x, place(column.first));
-      if (column.points > 1) {
-        pen.lineTo(left + x, place(column.least));
-        pen.lineTo(left + x, place(column.most));
-        pen.lineTo(left + x, place(column.last));
-      }
-    });
-    pen.stroke();
-    pen.globalAlpha = 1;
-    if (drawn === 1) this.dot(pen, found, colour);
-  }
-
-  paintSmoothed(pen, values, colour) {
-    const { left, place } = this.scale;
-    pen.strokeStyle = colour;
-    pen.lineWidth = 1.8;
-    pen.lineJoin = "round";
-    pen.beginPath();
-    smoothed(values, this.charts.smoothing).forEach((average, i) => {
-      if (Number.isFinite(average) && !(this.logarithmic && average <= 0)) pen.lineTo(left + values[i].x, place(average));
-    });
-    pen.stroke();
-  }
-
-  dot(pen, found, colour) {
-    const x = found.findIndex(Boolean);
-    pen.fillStyle = colour;
-    pen.beginPath();
-    pen.arc(this.scale.left + x, this.scale.place(found[x].last), 2.5, 0, 7);
-    pen.fill();
-  }
-
-  paintBand(pen) {
-    const { left, place } = this.scale;
-    const { accent } = this.charts.palette;
-    const band = bandOf([...this.series.values()].map((curve) => this.columnsOf(curve)));
-    pen.fillStyle = accent;
-    pen.globalAlpha = 0.22;
-    pen.beginPath();
-    for (const { x, most } of band) pen.lineTo(left + x, place(most));
-    for (const { x, least } of [...band].reverse()) pen.lineTo(left + x, place(least));
-    pen.fill();
-    pen.globalAlpha = 1;
-    if (this.charts.smoothing) {
-      this.paintSmoothed(pen, band, accent);
-      pen.globalAlpha = 0.25;
-    }
-    pen.strokeStyle = accent;
-    pen.lineWidth = 1.5;
-    pen.beginPath();
-    for (const { x, mean } of band) pen.lineTo(left + x, place(mean));
-    pen.stroke();
-    pen.globalAlpha = 1;
-  }
-
-  /** The place along the axis of a point of the plot, in pixels from its left. */
-  placeAt(offset) {
-    const { left, right, from, to } = this.scale;
-    return from + Math.min(1, Math.max(0, (offset - left) / (right - left))) * (to - from);
-  }
-
-  pointAt(offset) {
-    if (!this.scale || this.scale.empty) return;
-    this.zoom.move(offset);
-    this.charts.moveCross(this.placeAt(offset), this);
-  }
-
-  key(event) {
-    const { from, to } = this.scale ?? {};
-    const first = this.series.values().next().value;
-    if (!first || from === undefined) return;
-    const { axis } = this.charts;
-    const between = first.length > 1 ? Math.abs(axis.at(first.x[1], first.t[1]) - axis.at(first.x[0], first.t[0])) : 1;
-    const stride = Math.max((to - from) / 100, between);
-    const at = this.charts.cross ?? to;
-    const goal = { ArrowLeft: at - stride, ArrowRight: at + stride, Home: from, End: to }[event.key];
-    if (event.key === "Escape" && this.charts.cross !== null) {
-      event.stopPropagation();
-      this.charts.moveCross(null);
-    }
-    if (this.zoom.key(event, at)) event.preventDefault();
-    if (goal === undefined) return;
-    event.preventDefault();
-    this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
-    this.charts.announce(this.reading(), true);
-  }
+  // ------------------------------------------------------------------------------------------------------- crosshair, zoom
 
   /** The nearest values of every rank: the place along the axis that they belong to, and `[[rank, value]]`. */
   values(x) {
@@ -386,41 +333,80 @@ export class Chart {
     return { step, values: near.map(([rank, , value]) => [rank, value]) };
   }
 
+  /** The crosshair stands where values are. */
+  snapped(plotted, left) {
+    if (left < 0 || this.range.empty) return left;
+    const { step } = this.values(plotted.posToVal(left, "x"));
+    return step === null ? left : Math.max(0, plotted.valToPos(step, "x"));
+  }
+
+  select(plotted) {
+    const { left, width } = plotted.select;
+    if (width < LEAST_DRAG) return;
+    plotted.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.charts.setZoom([plotted.posToVal(left, "x"), plotted.posToVal(left + width, "x")]);
+  }
+
+  key(event) {
+    const first = this.series.values().next().value;
+    if (!first || !this.range) return;
+    const { from, to } = this.range;
+    const { axis } = this.charts;
+    const between = first.length > 1 ? Math.abs(axis.at(first.x[1], first.t[1]) - axis.at(first.x[0], first.t[0])) : 1;
+    const stride = Math.max((to - from) / 100, between);
+    const at = this.charts.cross ?? to;
+    const goal = { ArrowLeft: at - stride, ArrowRight: at + stride, Home: from, End: to }[event.key];
+    const factor = { "+": 0.25, "-": 1 }[event.key];
+    if (event.key === "Escape" && this.charts.cross !== null) {
+      event.stopPropagation();
+      this.charts.moveCross(null);
+    }
+    if (goal === undefined && factor === undefined && event.key !== "0") return;
+    event.preventDefault();
+    if (event.key === "0") this.charts.setZoom(null);
+    else if (factor) this.charts.setZoom([at - (to - from) * factor, at + (to - from) * factor]);
+    else {
+      this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
+      this.charts.announce(this.reading(), true);
+    }
+  }
+
   reading() {
     const { step, values } = this.values(this.charts.cross);
-    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `${this.charts.lineNames?.[rank] ?? (this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : `rank ${rank}`)} ${number(value)}`).join(", ")}`;
+    const place = `${this.name}, ${this.charts.axis.text(step)}`;
+    if (!this.banded) return `${place}: ${values.map(([rank, value]) => `${this.lineName(rank, `rank ${rank}`)} ${number(value)}`).join(", ")}`;
     const { mean, least, most } = spread(values);
-    return `${this.name}, ${this.charts.axis.text(step)}: mean ${number(mean)}, min ${number(least[1])} (rank ${least[0]}), max ${number(most[1])} (rank ${most[0]})`;
+    return `${place}: mean ${number(mean)}, min ${number(least[1])} (rank ${least[0]}), max ${number(most[1])} (rank ${most[0]})`;
   }
 
   drawCross() {
     const { cross, pointed } = this.charts;
-    const shown = cross !== null && this.scale && !this.scale.empty;
-    show(this.cross, shown);
+    const shown = cross !== null && this.plotted && !this.range.empty;
     show(this.tip, shown && pointed === this);
     if (!shown) {
+      this.plotted?.setCursor({ left: -10, top: -10 }, false);
       this.head();
       return;
     }
     const { step, values } = this.values(cross);
     if (step === null) return;
-    const x = this.scale.across(step);
-    setStyle(this.cross, "left", `${x}px`);
+    const { plotted } = this;
+    plotted.setCursor({ left: plotted.valToPos(step, "x"), top: 1 }, false);
     this.writeValue(spread(values).mean, this.charts.howOf(this.name));
     if (pointed !== this) return;
     this.fillTip(step, values);
+    const x = plotted.over.offsetLeft + plotted.cursor.left;
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
     this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
   }
 
   fillTip(step, values) {
+    const row = (label, value) => div("anb-tip-row", span("", label), span("anb-tip-value", number(value)));
     const rows = [div("anb-tip-step", this.charts.axis.text(step))];
     if (this.banded || values.length > 12) {
       const { mean, least, most } = spread(values);
-      rows.push(tipRow("mean", mean), tipRow(`min · rank ${least[0]}`, least[1]), tipRow(`max · rank ${most[0]}`, most[1]));
-    } else for (const [rank, value] of values) rows.push(tipRow(this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : span(`anb-rank anb-r${rank % 8}`, this.charts.lineNames?.[rank] ?? String(rank)), value));
+      rows.push(row("mean", mean), row(`min · rank ${least[0]}`, least[1]), row(`max · rank ${most[0]}`, most[1]));
+    } else for (const [rank, value] of values) rows.push(row(this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : span(`anb-rank anb-r${rank % 8}`, this.lineName(rank, String(rank))), value));
     this.tip.replaceChildren(...rows);
   }
 }
-
-const tipRow = (label, value) => div("anb-tip-row", span("", label), span("anb-tip-value", number(value)));

@@ -1,19 +1,15 @@
-// All charts together: which there are, painted in turn, with one crosshair; or their numbers as a table.
+// All charts together: which there are, painted in turn, with one crosshair and one zoom; or their numbers as a table.
 
-import { Axis, epochsOf } from "./axes.js";
-import { Chart } from "./chart.js";
-import { newestOf } from "./curves.js";
-import { ChartGroup, groupName } from "./chart_group.js";
-import { asCsv, asDataFrame } from "./chart_export.js";
-import { ChartTools } from "./chart_tools.js";
-import { div, h, set, show } from "./elements.js";
+import { Axis, epochsOf, inOrder, isAutomatic, isSummed } from "./axes.js";
+import { Chart, groupName } from "./chart.js";
+import { button, div, h, section, set, setStyle, setText, show } from "./elements.js";
 import { count, number } from "./format.js";
-import { section } from "./controls.js";
-import { inOrder, isAutomatic, isSummed } from "./metric_names.js";
-import { Total } from "./series.js";
+import { newestOf, Total } from "./series.js";
+import { copyButton, saveFile } from "./text_export.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
 const FEW_LINES_IN_A_CHART = 2; // up to here each rank is a line, beyond they are a band
+const MANY_CHARTS = 3; // from here on a filter helps
 
 export class Charts {
   constructor(view) {
@@ -57,13 +53,14 @@ export class Charts {
   close() {
     this.sight.disconnect();
     this.sized.disconnect();
+    for (const chart of this.charts.values()) chart.plotted?.destroy();
   }
 
   forget() {
     for (const chart of this.charts.values()) {
       this.sight.unobserve(chart.plot);
       this.sized.unobserve(chart.plot);
-      chart.element.remove();
+      chart.close();
     }
     this.charts.clear();
     this.totals.clear();
@@ -231,4 +228,96 @@ export class Charts {
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);
     if (table.textContent !== this.numbers.textContent) this.numbers.replaceChildren(table);
   }
+}
+
+/** What can be done with all charts at once: which are shown, over what, how smooth, as what else. */
+class ChartTools {
+  constructor(charts) {
+    this.charts = charts;
+    this.filter = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: () => charts.filter(this.filter.value) });
+    this.smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: () => charts.setSmoothing(Number(this.smoothing.value)) });
+    this.axis = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: () => charts.setAxis(this.axis.value) });
+    this.all = button("anb-plain-btn", "Show all", () => charts.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
+    this.band = button("anb-plain-btn", "Band", () => charts.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
+    this.table = button("anb-plain-btn", "Table", () => charts.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
+    this.csv = button("anb-plain-btn", "CSV", () => saveFile(charts.csv()), { title: "save the values that the page has" });
+    this.frame = copyButton("Copy as DataFrame", () => charts.dataFrame(), (text) => charts.announce(text));
+    set(this.frame, "title", "copy a line of code that reads all values with pandas");
+    this.element = div("anb-tools", this.filter, h("label", { class: "anb-smoothing" }, "smooth", this.smoothing), this.axis, this.all, this.band, this.table, this.csv, this.frame);
+  }
+
+  draw() {
+    const { charts } = this;
+    const { axes } = charts;
+    if (this.axis.options.length !== axes.length) {
+      this.axis.replaceChildren(...axes.map((kind) => h("option", { value: kind }, kind)));
+      this.axis.value = charts.axis.kind;
+    }
+    show(this.filter, charts.charts.size >= MANY_CHARTS || this.filter.value !== "");
+    show(this.all, charts.zoom !== null);
+    show(this.band, charts.store.ranks.size > 1 && !charts.lineNames);
+    show(this.frame, charts.store.run.folder !== "");
+    set(this.band, "aria-pressed", Boolean(charts.band));
+    set(this.table, "aria-pressed", !charts.numbers.hidden);
+    if (this.frame.textContent !== "Copied") setText(this.frame, "Copy as DataFrame");
+  }
+}
+
+/** The charts of metrics whose names begin alike, under a heading that folds. */
+class ChartGroup {
+  constructor(prefix, automatic) {
+    this.prefix = prefix;
+    this.automatic = automatic;
+    this.charts = []; // in their order
+    this.numbers = div("anb-numbers-row"); // metrics of one point
+    this.grid = div("anb-charts");
+    this.head = h("button", { type: "button", class: "anb-unfold anb-group-head", "aria-expanded": "true", onclick: () => this.toggle() }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), prefix);
+    show(this.head, prefix !== "");
+    this.element = div("anb-chart-group", this.head, this.numbers, this.grid);
+  }
+
+  add(chart) {
+    this.charts.push(chart);
+    this.place(chart);
+  }
+
+  /** A number that has come once stands in a row with others; with the second it is a chart. */
+  place(chart) {
+    const row = chart.isNumber ? this.numbers : this.grid;
+    if (chart.element.parentNode === row) return;
+    const next = this.charts.slice(this.charts.indexOf(chart) + 1).find(({ element }) => element.parentNode === row);
+    row.insertBefore(chart.element, next?.element ?? null);
+    this.fit();
+  }
+
+  toggle() {
+    const open = this.head.getAttribute("aria-expanded") !== "true";
+    set(this.head, "aria-expanded", open);
+    for (const part of [this.numbers, this.grid]) show(part, open);
+  }
+
+  /** A group without a chart in sight takes no room. */
+  fit() {
+    const shown = this.charts.filter(({ element }) => !element.hidden);
+    const charts = shown.filter(({ isNumber }) => !isNumber).length || 1;
+    show(this.element, shown.length > 0);
+    // small groups share a row
+    if (this.prefix) setStyle(this.element, "flex", `${charts} 1 ${charts * 230}px`);
+  }
+}
+
+const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+
+/** All values that the page has, a line each. */
+function asCsv({ metrics }) {
+  const lines = ["name,rank,step,time,value"];
+  for (const [name, series] of metrics) {
+    for (const [rank, { x, y, t, length }] of series) for (let i = 0; i < length; i++) lines.push([quoted(name), rank, x[i], t[i], y[i]].join());
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+/** Python that reads every value of the run, also those that the page thins out. */
+function asDataFrame({ run }) {
+  return `import pandas as pd\n\nmetrics = pd.read_json(${JSON.stringify(`${run.folder}/metrics.jsonl`)}, lines=True)\n`;
 }

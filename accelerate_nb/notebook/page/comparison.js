@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { div, h, setText, span } from "./elements.js";
-import { observeReport } from "./report_observer.js";
+import { observeReport } from "./notebook.js";
 import { feed, makeStore } from "./store.js";
 import { readTheme } from "./theme.js";
 

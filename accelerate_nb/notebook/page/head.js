@@ -1,10 +1,8 @@
 // The head of the panel: what runs, how it is, and since when.
 
-import { div, h, setText, set, show, span } from "./elements.js";
+import { chip, div, h, set, setText, show, span } from "./elements.js";
 import { clockOfDay, count, duration, timeLeft } from "./format.js";
-import { chip } from "./controls.js";
-import { END_STATES } from "./states.js";
-import { elapsed, kernelNow } from "./store.js";
+import { elapsed, END_STATES, kernelNow } from "./store.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
 

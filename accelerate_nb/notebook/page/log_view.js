@@ -1,10 +1,59 @@
 // A log that scrolls, of which only the rows in sight exist.
 
-import { plain } from "./ansi.js";
-import { button, div, h, setText, setStyle, show } from "./elements.js";
+import { ansi, plain } from "./ansi.js";
+import { button, div, h, setStyle, setText, show, span } from "./elements.js";
 import { clockTime, count } from "./format.js";
-import { LINE, RowLayout, rowLayout } from "./row_layout.js";
-import { fillRow } from "./log_row.js";
+
+/** Height of a row in pixels, as the style sheet has it. */
+export const LINE = 18;
+
+/** The places of so many lines: all of one row, or as many rows as `tops` (in rows, one more than lines) leaves room for. */
+export class RowLayout {
+  constructor(length, tops = null) {
+    this.length = length;
+    this.tops = tops;
+    this.end = this.top(length);
+  }
+
+  /** How far down a line begins, in pixels. */
+  top(i) {
+    return LINE * (this.tops ? this.tops[Math.min(i, this.length)] : i);
+  }
+
+  /** The line that stands so many pixels down. */
+  at(pixels) {
+    const row = Math.floor(pixels / LINE);
+    if (!this.tops) return Math.min(row, this.length);
+    let [low, high] = [0, this.length];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.tops[middle] <= row) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+}
+
+/** The places of lines that are broken after so many letters. */
+export function rowLayout(length, lineAt, columns) {
+  if (columns === Infinity) return new RowLayout(length);
+  const tops = new Float64Array(length + 1);
+  for (let i = 0; i < length; i++) tops[i + 1] = tops[i] + Math.max(1, Math.ceil(lettersOf(lineAt(i)) / columns));
+  return new RowLayout(length, tops);
+}
+
+// reckoned once a line: every painting asks for all lines
+function lettersOf(line) {
+  return (line.letters ??= letters(plain(line.text)));
+}
+
+/** How wide a text is in letters of one width; what may be wide counts as wide, so that there is room for it. */
+export function letters(text) {
+  if (/^[\x20-\x7e]*$/.test(text)) return text.length;
+  let wide = 0;
+  for (const letter of text) wide += letter === "\t" ? 8 : letter.codePointAt(0) >= 0x1100 ? 2 : 1;
+  return wide;
+}
 
 /** One scrolling log over a ring. Rows exist only where one looks, and stay the same elements while they are in sight. */
 export class LogView {
@@ -259,4 +308,59 @@ function dropBelow(numbers, first) {
   while (gone < numbers.length && numbers[gone] < first) gone++;
   if (gone) numbers.splice(0, gone);
   return gone;
+}
+
+// what is no alarm has a faint sign
+const SIGNS = { error: ["✖", "error"], warning: ["!", "warning"], stderr: ["╎", "standard error"] };
+
+/** Fills a row: gutter (time, rank, what it means) and the coloured text, with what was searched marked. */
+function fillRow(row, line, { showRank, times, query }) {
+  const gutter = [];
+  if (times) gutter.push(span("anb-time", clockTime(line.time)));
+  if (showRank() && line.rank !== null) gutter.push(span(`anb-rank anb-r${line.rank % 8}`, String(line.rank)));
+  const kind = line.meaning || (line.stream ? "stderr" : line.rank === null ? "aside" : "");
+  const [sign, title] = SIGNS[kind] ?? [];
+  gutter.push(sign ? h("span", { class: "anb-mark", title }, sign, span("anb-sr", ` ${title} `)) : span("anb-mark"));
+  row.className = "anb-line";
+  row.dataset.means = kind;
+  row.replaceChildren(...gutter, span("anb-text", ...pieces(line.text, query), "\n"));
+}
+
+function pieces(text, query) {
+  const parts = ansi(text);
+  const hits = query ? places(parts.map((part) => part.text).join(""), query) : [];
+  const nodes = [];
+  let at = 0;
+  for (const part of parts) {
+    for (const [piece, hit] of cut(part.text, at, hits, query?.length ?? 0)) {
+      if (!hit && !part.css) nodes.push(document.createTextNode(piece));
+      else nodes.push(h(hit ? "mark" : "span", { class: hit ? "anb-hit" : null, style: part.css || null }, piece));
+    }
+    at += part.text.length;
+  }
+  return nodes;
+}
+
+/** Where `query` (lower case) occurs; nowhere where lower case has another length than the text. */
+function places(text, query) {
+  const low = text.toLowerCase();
+  const found = [];
+  if (low.length !== text.length) return found;
+  for (let i = low.indexOf(query); i >= 0 && found.length < 500; i = low.indexOf(query, i + query.length)) found.push(i);
+  return found;
+}
+
+/** A piece of text that begins at `at`, cut where hits of a length begin and end: `[[piece, isHit]]`. */
+function cut(text, at, hits, length) {
+  const out = [];
+  let from = 0;
+  for (const hit of hits) {
+    const [start, end] = [Math.max(0, hit - at), Math.min(text.length, hit + length - at)];
+    if (end <= 0 || start >= text.length) continue;
+    if (start > from) out.push([text.slice(from, start), false]);
+    out.push([text.slice(start, end), true]);
+    from = end;
+  }
+  if (from < text.length) out.push([text.slice(from), false]);
+  return out;
 }

@@ -1,12 +1,10 @@
 // What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
 
-import { copyButton } from "./text_export.js";
-import { button, div, h, setText, set, show, span } from "./elements.js";
+import { button, div, h, section, set, setText, show, span } from "./elements.js";
 import { count } from "./format.js";
 import { LogView } from "./log_view.js";
-import { section } from "./controls.js";
-import { openLines } from "./store.js";
-import { END_STATES } from "./states.js";
+import { END_STATES, openLines } from "./store.js";
+import { copyButton } from "./text_export.js";
 
 export class Output {
   constructor(view) {

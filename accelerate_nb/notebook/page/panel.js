@@ -3,20 +3,19 @@
 // The store belongs to the widget's model, so that every view of it shows the same; a view belongs to one place in the page: that
 // of the widget while the run goes on, then that of the run's report, wherever the page shows it.
 
-import { saveFile } from "./text_export.js";
-import { observeReport } from "./report_observer.js";
-import { savedReport } from "./saved_report.js";
-import { Knobs } from "./knobs.js";
-import { Profiling } from "./profiling.js";
-import { endWithKernel, takeConnection, watchKernel } from "./kernel_status.js";
-import { leaveNote, replacePanel, restorePanel, saveNotebook, takeNote } from "./notebook_outputs.js";
-import { Bell, notifyOfEnd } from "./notifications.js";
-import { acknowledge, feed, kernelIsReachable, kernelNow, makeStore } from "./store.js";
-import { END_STATES } from "./states.js";
-import { openView } from "./view.js";
+import { plain } from "./ansi.js";
+import { escaped } from "./elements.js";
+import { count, duration, number } from "./format.js";
+import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeConnection, takeNote, watchKernel } from "./notebook.js";
+import { Stacks } from "./notices.js";
+import { profileText } from "./profile.js";
+import { progressOf, progressText } from "./progress.js";
+import { nodeState, ranksName, ranksOfNodes } from "./rank_row.js";
 import { RunBar } from "./run_bar.js";
-import { RunControls } from "./run_controls.js";
-import { Stacks } from "./stacks.js";
+import { Bell, Knobs, notifyOfEnd, Profiling, RunControls } from "./run_controls.js";
+import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, SYMBOLS } from "./store.js";
+import { saveFile } from "./text_export.js";
+import { openView } from "./view.js";
 
 const LIVE_PARTS = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
@@ -123,3 +122,36 @@ export default () => {
 
   return { initialize, render };
 };
+
+const MOST_LINES_SAVED = 100; // of each rank
+
+/** What a notebook keeps of it: the text of all that a store knows but its curves, which are in the run's folder. */
+export function savedReport(store) {
+  const text = reportText(store);
+  return { "text/plain": text, "text/html": `<pre>${escaped(text)}</pre>\n` };
+}
+
+function reportText(store) {
+  const { run, state, gone, failure, causes } = store;
+  const ranks = [...store.ranks.values()];
+  const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
+  const error = failure ? [`${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}`, plain(failure.traceback ?? "")] : [];
+  return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), run.folder && `All output: ${run.folder}\naccelerate_nb.attach(${JSON.stringify(run.folder)}) shows it again, with its curves.`].filter(Boolean).join("\n\n");
+}
+
+function ranksText(store) {
+  return ranksOfNodes(store).flatMap(([node, ranks]) => [...(node ? [`${node.label}  ${ranksName(node)}  ${nodeState(ranks)}`] : []), ...ranks.map(rankText)]).join("\n");
+}
+
+function rankText(rankState) {
+  const { bar } = progressOf(rankState);
+  const values = [...rankState.newest].map(([name, value]) => `${name} ${number(value)}`);
+  return [`rank ${rankState.rank}`, rankState.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
+}
+
+const newest = (ring, most) => Array.from({ length: Math.min(most, ring.length) }, (_, i) => ring.at(ring.length - Math.min(most, ring.length) + i));
+
+function lastLinesText(rankState) {
+  const lines = newest(rankState.ring, MOST_LINES_SAVED).map((line) => `  ${plain(line.text).slice(0, 500)}`);
+  return lines.length ? [`rank ${rankState.rank}: the last ${lines.length} of ${count(rankState.lineCount)} lines`, ...lines].join("\n") : "";
+}

@@ -1,6 +1,7 @@
-// How far a rank is.
+// How far a rank is, and the whole run, from bars that stand inside of each other; and when it will be over.
 
-import { count, duration, isKnown } from "./format.js";
+import { count, duration, isKnown, number } from "./format.js";
+import { END_STATES, kernelNow } from "./store.js";
 
 /** How far a rank is: its newest open bar, and the one around it. */
 export function progressOf(rankState) {
@@ -37,4 +38,91 @@ export function labelOf(bar, isOuter) {
   if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
   const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
   return [name, `${count(done)}/${count(bar.total)}`].filter(Boolean).join(" ");
+}
+
+const SILENT_AFTER = 8; // seconds
+const SILENT_STEPS = 4; // and so many steps' time
+
+/** Seconds that one unit of the outermost bar takes: by its own rate, or else by those inside of it; null where nothing says. */
+function secondsOfUnit([bar, ...inner]) {
+  if (bar.rate > 0) return 1 / bar.rate;
+  if (!inner.length || !isBounded(inner[0])) return null;
+  const unit = secondsOfUnit(inner);
+  return unit === null ? null : unit * inner[0].total;
+}
+
+/** Seconds until the outermost bar is full; null where that can't be known. */
+export function secondsLeft(bars) {
+  const share = shareDone(bars);
+  const unit = share === null ? null : secondsOfUnit(bars);
+  return unit === null ? null : (1 - share) * bars[0].total * unit;
+}
+
+/** The bars of the rank that is furthest behind, outermost first, as far as they move. */
+function slowest(store) {
+  const open = [...store.ranks.values()]
+    .filter((rankState) => !END_STATES.has(rankState.state))
+    .map((rankState) => [...rankState.bars.values()].filter((bar) => !bar.closed))
+    .filter((bars) => bars.length);
+  const shares = new Map(open.map((bars) => [bars, shareDone(bars) ?? 0]));
+  return open.reduce((least, bars) => (shares.get(bars) < shares.get(least) ? bars : least), open[0] ?? []);
+}
+
+/** Bars with one around them whose place the label of the outermost says, such as "epoch 4 of 8", or "Epoch [4/8]". */
+function withLabelled(bars) {
+  const [, label, place, total] = /^(.*?)[\s:([]*(\d+) ?(?:\/|of) ?(\d+)/.exec(bars[0].label) ?? [];
+  if (!(Number(total) > 1) || Number(place) > Number(total)) return bars;
+  return [{ label, done: Math.max(0, place - 1), total: Number(total), rate: 0, unit: "it" }, ...bars];
+}
+
+/** The run's progress as short texts, and the share that is done with the seconds that are left, where they are known. */
+export function runProgress(store) {
+  const open = slowest(store);
+  if (!open.length) return { texts: ofSteps(store), share: null, left: null };
+  const bars = withLabelled(open);
+  const [outer, inner] = [bars[0], bars.at(-1)];
+  const silent = silence(store) > 0;
+  const [share, left] = [shareDone(bars), silent ? null : secondsLeft(bars)];
+  const texts = [labelOf(outer, bars.length > 1)];
+  if (share !== null) texts.push(`${Math.floor(share * 100)} %`);
+  if (inner.rate > 0 && !silent) texts.push(rateText(inner));
+  return { texts, share, left };
+}
+
+/** Seconds without a step of any rank, where that is long for this run; 0 otherwise. */
+export function silence(store) {
+  if (store.movedAt === null || store.state.state !== "running" || store.lostAt !== null) return 0;
+  const seconds = kernelNow(store) - store.movedAt;
+  const rates = slowest(store).map(({ rate }) => rate).filter((rate) => rate > 0);
+  const step = Math.max(secondsOfStep(store) ?? 0, rates.length ? 1 / Math.max(...rates) : 0);
+  return seconds >= Math.max(SILENT_AFTER, SILENT_STEPS * step) ? seconds : 0;
+}
+
+/** What is known without a bar: the epoch, and steps a second. */
+function ofSteps(store) {
+  const [epoch, seconds] = [lastOf(store, "epoch"), secondsOfStep(store)];
+  return [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 && !silence(store) ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
+}
+
+const lastOf = ({ metrics }, name) => metrics.get(name)?.values().next().value?.last?.[1];
+const secondsOfStep = (store) => lastOf(store, "speed/step_time_s");
+
+/** Ranks that are behind the others, each with how far: by a unit of the bar around others, or by a twentieth of a bar alone. */
+export function stragglers(store) {
+  const places = [...store.ranks.values()].flatMap((rankState) => {
+    const bars = END_STATES.has(rankState.state) ? [] : [...rankState.bars.values()].filter((bar) => !bar.closed);
+    const share = shareDone(bars);
+    return share === null ? [] : [{ rank: rankState.rank, bar: bars[0], done: share * bars[0].total, least: bars.length > 1 ? 1 : Math.max(2, bars[0].total / 20) }];
+  });
+  const middle = places.map(({ done }) => done).sort((a, b) => a - b)[places.length >> 1];
+  // bars of different lengths say nothing about each other
+  if (places.length < 2 || new Set(places.map(({ bar }) => bar.total)).size > 1) return new Map();
+  const late = places.filter(({ done, least }) => middle - done >= least);
+  return new Map(late.map(({ rank, bar, done }) => [rank, `−${count(Math.floor(middle - done))} ${unitOf(bar, Math.floor(middle - done))}`]));
+}
+
+/** What a bar counts: its unit, or where that is tqdm's own, its label in the plural if that names something that is counted. */
+function unitOf({ unit, label }, number) {
+  if (unit !== "it" || !/^(epoch|step|iteration|round|fold|sample|image|file|trial)s?$/i.test(label)) return unit;
+  return number === 1 || label.endsWith("s") ? label : `${label}s`;
 }

@@ -1,11 +1,10 @@
-// A rank's row in the table of ranks.
+// Rows in the table of ranks: of a rank, of several that say the same, of a node.
 
-import { div, h, setText, set, setStyle, show, span } from "./elements.js";
+import { chip, div, h, meter, set, setStyle, setText, show, span } from "./elements.js";
 import { bytes, isKnown, number, ofBytes } from "./format.js";
-import { chip, meter } from "./controls.js";
-import { labelOf, progressOf, progressText, shareOf } from "./progress.js";
-import { END_STATES } from "./states.js";
+import { labelOf, progressOf, progressText, shareDone, shareOf } from "./progress.js";
 import { memoryStrip, phaseStrip } from "./step_phases.js";
+import { END_STATES } from "./store.js";
 
 /** A rank's row in the table of ranks. */
 export class RankRow {
@@ -109,5 +108,118 @@ export class RankRow {
     setText(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
     if (total) this.memory.set(used / total, memory);
     set(this.deviceAt, "title", [rankState.coordinates && `place in the mesh: ${rankState.coordinates}`, this.device.textContent, this.busyText.textContent && `${this.busyText.textContent} busy`, this.memoryText.textContent].filter(Boolean).join("\n"));
+  }
+}
+
+const FEWEST = 5; // ranks that are worth folding
+
+/** The ranks in their order, those that say the same together where they are many enough: `[[rankState, …], …]`. */
+export function rankGroups(ranks, late, fewest = FEWEST) {
+  const groups = [];
+  let before = null;
+  for (const rankState of ranks) {
+    const alone = rankState.state === "failed" || late.has(rankState.rank);
+    const key = alone ? rankState.rank : `${rankState.state} ${rankState.bars.size > 0}`;
+    if (key === before) groups.at(-1).push(rankState);
+    else groups.push([rankState]);
+    before = key;
+  }
+  return groups.flatMap((group) => (group.length < fewest ? group.map((rankState) => [rankState]) : [group]));
+}
+
+/** A group as what a row shows of one rank: its slowest bar, the range of each metric, the means of steps and devices. */
+export function merged(group) {
+  const openBars = (rankState) => [...rankState.bars.values()].filter((bar) => !bar.closed);
+  const shares = new Map(group.map((rankState) => [rankState, shareDone(openBars(rankState)) ?? 0]));
+  const slowest = group.reduce((least, rankState) => (shares.get(rankState) < shares.get(least) ? rankState : least));
+  const { bar } = progressOf(slowest);
+  const same = group.map((rankState) => progressOf(rankState).bar).filter((other) => other && bar && other.label === bar.label && other.total === bar.total);
+  const bars = new Map([...slowest.bars].map(([name, value]) => [name, value === bar ? { ...bar, ahead: Math.max(...same.map(({ done }) => done)) } : value]));
+  return {
+    ...slowest, detail: `${group.length} ranks`, coordinates: "", bars,
+    spread: rangesOf(group), steps: meanSteps(group), memory: fullest(group), devices: meanDevice(group),
+  };
+}
+
+/** name -> [least, most] of the newest values. */
+function rangesOf(group) {
+  const ranges = new Map();
+  for (const { newest } of group) {
+    for (const [name, value] of newest) {
+      const [least, most] = ranges.get(name) ?? [value, value];
+      ranges.set(name, [Math.min(least, value), Math.max(most, value)]);
+    }
+  }
+  return ranges;
+}
+
+function meanSteps(group) {
+  const known = group.map(({ steps }) => steps).filter(Boolean);
+  return known.length ? known[0].map((_, i) => mean(known.map((steps) => steps[i]))) : null;
+}
+
+/** The memory of the rank that has most in use. */
+function fullest(group) {
+  const size = ({ memory }) => memory?.parts.reduce((sum, part) => sum + part, 0) ?? 0;
+  return group.reduce((most, rankState) => (size(rankState) > size(most) ? rankState : most)).memory;
+}
+
+/** The devices of all ranks as one: how busy they are on average, and the fullest memory. */
+function meanDevice(group) {
+  const all = group.flatMap(({ devices }) => [...devices.values()]);
+  if (!all.length) return new Map();
+  const kinds = [...new Set(all.map(({ device }) => device.split(":")[0]))];
+  const busy = all.map(({ utilisation }) => utilisation).filter(isKnown);
+  const fullest = all.reduce((most, item) => ((item.used ?? 0) > (most.used ?? 0) ? item : most));
+  const device = `${all.length} × ${kinds.join("/")}`;
+  return new Map([[device, { ...fullest, device, utilisation: busy.length ? mean(busy) : null }]]);
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+// of ranks in several states the first of these is their node's
+const LEADING = ["failed", "stopping", "running", "starting", "stopped"];
+
+/** The ranks of each node in their order, `[[node, [rankState, …]], …]`; of a run without nodes all ranks under null. */
+export function ranksOfNodes({ nodes, ranks }) {
+  const all = [...ranks.values()];
+  if (nodes.length < 2) return [[null, all]];
+  return nodes.map((node) => [node, all.filter(({ rank }) => node.first <= rank && rank <= node.last)]);
+}
+
+export function nodeState(ranks) {
+  const states = new Set(ranks.map(({ state }) => state));
+  return LEADING.find((state) => states.has(state)) ?? "finished";
+}
+
+/** "ranks 0–3" */
+export const ranksName = ({ first, last }) => (first === last ? `rank ${first}` : `ranks ${first}–${last}`);
+
+/** A node's heading, above the rows of its ranks: a button that folds them away. */
+export class NodeRow {
+  constructor(node, toggle) {
+    this.node = node;
+    this.chip = chip();
+    this.detail = span("anb-node-detail");
+    this.load = span("anb-node-detail anb-node-load");
+    this.name = h(
+      "button", { type: "button", class: "anb-unfold anb-node-btn", "aria-expanded": "true", onclick: toggle },
+      h("span", { class: "anb-chevron", "aria-hidden": "true" }), node.label,
+    );
+    this.element = h(
+      "div", { class: "anb-row anb-node", role: "row" },
+      h("div", { class: "anb-cell anb-node-cell", role: "rowheader" }, this.name, span("", ranksName(node)), this.chip.element, this.detail, this.load),
+    );
+  }
+
+  draw(ranks, isOpen, load) {
+    set(this.name, "aria-expanded", isOpen);
+    setText(this.load, load ? `CPU ${Math.round(load.cpu)} % · memory ${ofBytes(load.used, load.total)}` : "");
+    if (!ranks.length) return;
+    const state = nodeState(ranks);
+    this.chip.set(state);
+    // while its ranks are out of sight, how far the slowest is
+    const { bar } = isOpen ? {} : progressOf(merged(ranks));
+    setText(this.detail, bar ? progressText(bar, !END_STATES.has(state)) : "");
   }
 }

@@ -1,15 +1,12 @@
 // The table of ranks, with an overview where they are many, and the machine they run on.
 
-import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
+import { isAutomatic } from "./axes.js";
+import { button, div, h, meter, section, set, setStyle, setText, show, span } from "./elements.js";
 import { isKnown, ofBytes } from "./format.js";
-import { meter, section } from "./controls.js";
-import { isAutomatic } from "./metric_names.js";
-import { NodeRow, ranksOfNodes } from "./node_row.js";
 import { progressOf, shareOf } from "./progress.js";
-import { merged, rankGroups } from "./rank_groups.js";
-import { RankRow } from "./rank_row.js";
-import { SYMBOLS } from "./states.js";
+import { merged, NodeRow, rankGroups, RankRow, ranksOfNodes } from "./rank_row.js";
 import { StepNotes } from "./step_phases.js";
+import { SYMBOLS } from "./store.js";
 
 const LEAST_BAR = 220; // pixels
 // what a table without room for its bars leaves out, in this order; at last its rows are stacked, and hold everything

@@ -1,9 +1,8 @@
 // A line of a run that stays in sight while a person scrolls through the notebook: in JupyterLab and Notebook.
 
-import { button, div, h, set, setStyle, setText, show, span } from "./elements.js";
-import { chip } from "./controls.js";
-import { runProgress } from "./run_progress.js";
-import { END_STATES } from "./states.js";
+import { button, chip, div, h, set, setStyle, setText, show, span } from "./elements.js";
+import { runProgress } from "./progress.js";
+import { END_STATES } from "./store.js";
 
 const BETWEEN = 1000; // ms between two drawings: the panel itself is not drawn while it is out of sight
 

@@ -1,10 +1,10 @@
-// What can be asked of a live run, as buttons in the panel's head, and its progress in the title of the browser's tab.
+// What can be asked of a live run: stop, stacks, knobs, profiles, a notification of its end; and its progress in the title of the browser's tab.
 
-import { button, set, setText, show } from "./elements.js";
-import { timeLeft } from "./format.js";
-import { runProgress, silence, stragglers } from "./run_progress.js";
-import { END_STATES } from "./states.js";
-import { TabTitle } from "./tab_title.js";
+import { knobText } from "./chart.js";
+import { button, h, set, setText, show, span } from "./elements.js";
+import { duration, timeLeft } from "./format.js";
+import { runProgress, silence, stragglers } from "./progress.js";
+import { elapsed, END_STATES } from "./store.js";
 
 export class RunControls {
   constructor(view) {
@@ -74,4 +74,186 @@ export class RunControls {
     this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
     this.view.draw();
   }
+}
+
+const OURS = /^\u2800[^\u2800]*\u2800 /; // between blank signs, so that it is found again
+
+class TabTitle {
+  constructor() {
+    this.text = "";
+  }
+
+  /** Shows a text, or with none the page's own title; a notebook that writes its title anew has it put before that, too. */
+  show(text) {
+    if (!text && !this.text) return;
+    this.text = text;
+    const own = document.title.replace(OURS, "");
+    const title = text ? `\u2800${text}\u2800 ${own}` : own;
+    if (document.title !== title) document.title = title;
+  }
+}
+
+/** A knob's label, its input, and what became of the last change. */
+class KnobRow {
+  constructor(name, view) {
+    this.name = name;
+    this.view = view;
+    this.asked = null; // the value that was sent, until it counts or is refused
+    this.hint = h("span", { class: "anb-knob-hint" });
+    this.input = h("input", { type: "text", inputmode: "decimal", class: "anb-search anb-knob-value", autocomplete: "off", "aria-label": `knob ${name}` });
+    this.form = h("form", { class: "anb-knob" }, span("anb-knob-name", name), this.input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), this.hint);
+    this.form.addEventListener("submit", (event) => this.send(event));
+  }
+
+  send(event) {
+    event.preventDefault();
+    const text = this.input.value.trim();
+    const value = Number(text);
+    this.asked = text === "" || !Number.isFinite(value) ? text : value;
+    this.view.store.knobErrors.delete(this.name);
+    this.view.sendRequest({ do: "knob", name: this.name, value: this.asked });
+    this.view.draw();
+  }
+
+  draw({ value, least, most }, error) {
+    if (this.asked === value || error) {
+      if (this.asked !== null) this.view.announce(error ?? `${this.name} is ${knobText(value)} on all ranks`, true);
+      this.asked = null;
+    }
+    if (this.shown !== value && document.activeElement !== this.input) this.input.value = String((this.shown = value));
+    const bounds = [least === null ? "" : `from ${knobText(least)}`, most === null ? "" : `to ${knobText(most)}`].filter(Boolean).join(" ");
+    setText(this.hint, error ?? (this.asked === null ? [`now ${knobText(value)}`, bounds].filter(Boolean).join(", ") : "changes after a step that all ranks come to…"));
+    set(this.input, "aria-invalid", Boolean(error));
+    this.hint.classList.toggle("anb-bad", Boolean(error));
+  }
+}
+
+/** All knobs, while the run can be acted on. */
+export class Knobs {
+  constructor(view) {
+    this.view = view;
+    this.rows = new Map();
+    this.element = h("div", { class: "anb-knobs", role: "group", "aria-label": "Knobs" });
+    show(this.element, false);
+  }
+
+  draw() {
+    const { knobs, knobErrors, state } = this.view.store;
+    show(this.element, knobs.size > 0 && this.view.canAct && !END_STATES.has(state.state));
+    for (const [name, row] of this.rows) if (!knobs.has(name) && this.rows.delete(name)) row.form.remove();
+    for (const [name, knob] of knobs) {
+      if (!this.rows.has(name)) {
+        this.rows.set(name, new KnobRow(name, this.view));
+        this.element.append(this.rows.get(name).form);
+      }
+      this.rows.get(name).draw(knob, knobErrors.get(name));
+    }
+  }
+}
+
+const STEPS = 10; // as in Run.profile
+
+export class Profiling {
+  constructor(view) {
+    this.view = view;
+    this.ranks = h("select", { class: "anb-select", "aria-label": "ranks to profile" });
+    this.button = button("", `Profile ${STEPS} steps`, () => this.press(), { title: `Run torch's profiler on the next ${STEPS} optimizer steps; the run goes on` });
+    this.controls = span("anb-profiling-controls", this.ranks, this.button);
+    this.status = h("span", { class: "anb-profiling", role: "status" });
+    this.element = null; // all of it stands among the tools of the ranks
+    view.ranks.tools.append(span("anb-space"), this.status, this.controls);
+  }
+
+  draw() {
+    const { ranks, state, profileRequested, profileError } = this.view.store;
+    const runs = state.state === "running" && [...ranks.values()].some((rankState) => rankState.state === "running");
+    show(this.controls, this.view.canAct && runs);
+    this.drawRanks([...ranks.keys()]);
+    const waits = [...ranks.values()].filter((rankState) => rankState.profiling && rankState.state === "running").map(({ rank }) => rank);
+    const names = waits.length === ranks.size && waits.length > 1 ? "all ranks" : `${waits.length === 1 ? "rank" : "ranks"} ${waits.join(", ")}`;
+    const going = waits.length ? `Profiling ${names}: the next ${ranks.get(waits[0]).profiling} steps…` : profileRequested ? "Requested a profile…" : "";
+    setText(this.status, profileError || going);
+    this.status.classList.toggle("anb-bad", profileError !== "");
+    show(this.status, this.status.textContent !== "");
+  }
+
+  /** All of them, or one; of many ranks the first is chosen, since each writes a trace. */
+  drawRanks(ranks) {
+    show(this.ranks, ranks.length > 1);
+    if (this.drawn === ranks.join()) return;
+    this.drawn = ranks.join();
+    const before = this.ranks.value;
+    this.ranks.replaceChildren(h("option", { value: "all" }, "All ranks"), ...ranks.map((rank) => h("option", { value: rank }, `Rank ${rank}`)));
+    this.ranks.value = before || (this.view.many ? String(ranks[0]) : "all");
+  }
+
+  press() {
+    const { value } = this.ranks;
+    Object.assign(this.view.store, { profileRequested: true, profileError: "" });
+    this.view.sendRequest({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
+    this.view.draw();
+  }
+}
+
+const LONG = 60; // seconds that a run has to take
+const KEY = "accelerate-nb-notify";
+const BELL = "M8 1.5a4.5 4.5 0 0 0-4.5 4.5v3L2 11.5V12h12v-.5L12.5 9V6A4.5 4.5 0 0 0 8 1.5ZM6.3 13a1.7 1.7 0 0 0 3.4 0Z";
+
+/** What the page remembers; a frame that may remember nothing has forgotten. */
+function remembered() {
+  try {
+    return localStorage.getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
+const isOn = () => window.Notification?.permission === "granted" && remembered() === "on";
+
+function bell() {
+  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", width: 13, height: 13, fill: "currentColor", "aria-hidden": "true" })) svg.setAttribute(name, value);
+  path.setAttribute("d", BELL);
+  svg.append(path);
+  return svg;
+}
+
+/** The bell among the buttons of the panel's head; the browser's permission is requested at a press alone. */
+export class Bell {
+  constructor(view) {
+    this.view = view;
+    this.element = null;
+    this.button = button("anb-plain-btn", bell(), () => this.press());
+    set(this.button, "aria-label", "Notify me when the run is over");
+    set(this.button, "title", "A notification of the browser when a run of more than a minute is over");
+    if (window.Notification) view.head.buttons.prepend(this.button);
+  }
+
+  async press() {
+    const wanted = !isOn();
+    if (wanted && Notification.permission === "default") await Notification.requestPermission();
+    const forbidden = wanted && Notification.permission !== "granted";
+    if (!forbidden) localStorage.setItem(KEY, wanted ? "on" : "off");
+    const text = forbidden ? "The browser does not let this page show notifications: change that in the settings of the site" : `Notifications are ${wanted ? "on" : "off"}`;
+    set(this.button, "title", text);
+    this.view.announce(text);
+    this.draw();
+  }
+
+  draw() {
+    set(this.button, "aria-pressed", isOn());
+  }
+}
+
+/** Notifies of the end of a run that took a while; one that several pages show is notified of once. */
+export function notifyOfEnd(store) {
+  if (!isOn() || elapsed(store) < LONG) return;
+  const { run, state, failure, gone } = store;
+  const why = failure ? `${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}` : gone;
+  const body = [`after ${duration(elapsed(store))}`, why].filter(Boolean).join(", ");
+  const notification = new Notification(`${run.name} ${state.state}`, { body: body.slice(0, 300), tag: run.folder });
+  notification.onclick = () => {
+    window.focus();
+    [...store.views].at(-1)?.root.scrollIntoView({ block: "nearest" });
+  };
 }

@@ -1,7 +1,7 @@
 // The table of runs: a press on a row opens its run under the row, another one closes it.
 
 import { h, set, setText } from "./elements.js";
-import { matchingOutputs } from "./notebook_outputs.js";
+import { matchingOutputs } from "./notebook.js";
 
 const MARK = "accelerate-nb-runs"; // in the metadata of the outputs below the table's own: the run, and the rows after it
 const LINK =

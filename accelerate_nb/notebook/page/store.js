@@ -1,8 +1,10 @@
 // The facts of one run, from its messages: bounded, whatever comes.
 
 import { count, real, spans } from "./format.js";
-import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
+
+export const SYMBOLS = { starting: "○", running: "▶", finished: "✓", failed: "✕", stopped: "■", stopping: "◼" };
+export const END_STATES = new Set(["finished", "failed", "stopped"]);
 
 const MOST_LINES = 50_000; // kept of all ranks together
 const MOST_LINES_OF_A_RANK = 20_000;
@@ -215,4 +217,39 @@ export function acknowledge(store, send) {
   store.acknowledged = store.seq;
   store.acknowledgedAt = now;
   send({ do: "ack", seq: store.seq });
+}
+
+const MOST_CHARACTERS = 24_000_000; // and never more text than that in a ring
+
+/** The newest of many lines: at most so many, and not more than so many characters. */
+export class RingBuffer {
+  constructor(most, characters = MOST_CHARACTERS) {
+    this.most = most;
+    this.characters = characters;
+    this.items = [];
+    this.first = 0;
+    this.length = 0;
+    this.size = 0;
+    this.dropped = 0;
+  }
+
+  push(line) {
+    if (this.length === this.most) this.drop();
+    this.items[(this.first + this.length) % this.most] = line;
+    this.length++;
+    this.size += line.text.length;
+    while (this.size > this.characters && this.length > 1) this.drop();
+  }
+
+  drop() {
+    this.size -= this.at(0).text.length;
+    this.items[this.first] = undefined;
+    this.first = (this.first + 1) % this.most;
+    this.length--;
+    this.dropped++;
+  }
+
+  at(i) {
+    return this.items[(this.first + i) % this.most];
+  }
 }

@@ -1,7 +1,7 @@
 // One panel in the page: its parts, painted when something came, at most five times a second.
 
 import { Charts } from "./charts.js";
-import { div, h, setText, set } from "./elements.js";
+import { div, h, set, setText } from "./elements.js";
 import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";

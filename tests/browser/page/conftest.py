@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from accelerate_nb.notebook.page.bundle import sources
 from tests.browser.page.feeds import PAGE
 
 FOLDER = Path(__file__).parent
 FILES = {"/": FOLDER / "page.html"} | {
-    f"/{file.name}": file for file in PAGE.iterdir() if file.suffix in {".js", ".css"}
+    f"/{file.name}": file for file in (*PAGE.iterdir(), *PAGE.glob("vendor/*")) if file.suffix in {".js", ".css"}
 }
 KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
 ROOM = {"width": 1280, "height": 1400}
@@ -23,7 +24,9 @@ ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by
 def serve(route: Any) -> None:
     path = "/" + route.request.url.removeprefix(ADDRESS)
     file = FILES.get(path)
-    if file is None:
+    if path == "/uplot.js":  # as in a bundle, the one module that is made of another file
+        route.fulfill(body=sources()["uplot"], content_type=KINDS[".js"])
+    elif file is None:
         route.fulfill(status=404, body="")
     else:
         route.fulfill(body=file.read_bytes(), content_type=KINDS[file.suffix])

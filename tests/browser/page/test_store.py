@@ -184,17 +184,6 @@ def test_steps_that_begin_again_still_find_the_nearest(page: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "marks"), [(0, 1, [0, 0.5, 1]), (0.3, 2.7, [1, 2]), (-5, 5, [-5, 0, 5]), (7, 7, [7])]
-)
-def test_a_scale_has_round_numbers(page: Any, least: float, most: float, marks: list[float]) -> None:
-    assert page.evaluate("([least, most]) => panel.ticks(least, most)", [least, most]) == marks
-
-
-def test_a_scale_of_powers_has_powers(page: Any) -> None:
-    assert page.evaluate("() => panel.logTicks(0.002, 50)") == [0.01, 0.1, 1, 10]
-
-
-@pytest.mark.parametrize(
     ("call", "text"),
     [
         ("number(0.00001234)", "1.23e-5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 import pytest
 
@@ -49,5 +50,18 @@ def test_the_panel_is_one_module_that_imports_nothing() -> None:
 
 def test_every_module_opens_with_what_it_is() -> None:
     for name, text in bundle.sources().items():
+        if name == "uplot":
+            continue
         assert re.match(r"// [A-Z][^\n]*[.]\n", text), name
         assert len(text.splitlines()) < 600, name
+
+
+def test_the_chart_library_comes_with_its_licence_and_is_the_version_that_the_notice_names() -> None:
+    vendor = files(bundle.__package__) / "vendor"
+    notice = (vendor / "NOTICE").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^/\*! https://github.com/leeoniya/uPlot \(v([\d.]+)\) \*/", bundle.sources()["uplot"])
+    assert f"uPlot {version}, " in notice
+    assert "LICENSE.uPlot" in notice
+    assert (vendor / "LICENSE.uPlot").read_text(encoding="utf-8").startswith("The MIT License (MIT)")
+    # all that is joined is in what is published
+    assert not re.search(r"\bimport\(|https?://(?!github\.com/leeoniya|www\.w3\.org)", bundle.module())
