@@ -8,18 +8,21 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
+from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.export.future_imports import hoisted
-from accelerate_nb.export.magics import MAGICS, cell_magic, plain
+from accelerate_nb.export.magics import MAGICS, plain
+from accelerate_nb.export.names import bound, looked_up
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
-from accelerate_nb.export.rank_cells.bound_names import bound, looked_up
-from accelerate_nb.export.rank_cells.find import NAME
-from accelerate_nb.export.rank_cells.launch_side_effects import kept_changes
-from accelerate_nb.export.rank_cells.translate import ranked
 from accelerate_nb.export.top_level_await import without_annotations
-from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, RankCells, Remark
+from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, Remark
 
+# Settings that a session adopts from the next cell on, without a restart.
+_FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
 RAISES = "raises-exception"
 # `_` is the last result, `_3` and `Out[3]` those of cell 3, `In` the texts of the cells.
 _PAST_RESULT = re.compile(r"_{1,3}|_i{0,3}\d*|Out|In|_[oi]h")
@@ -48,25 +51,26 @@ class TranslatedCell:
 
 @dataclass(frozen=True, slots=True)
 class NotebookTranslation:
-    """All code cells of a notebook, by number, with the settings of its `%%accelerate` cells."""
+    """All code cells of a notebook, by number, with the settings of its `%%accelerate` cells; `None` where it has none."""
 
     cells: dict[int, TranslatedCell]
-    ranks: RankCells
+    session: dict[str, Any] | None
+    session_problems: tuple[tuple[int, Remark], ...] = ()
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
-        trees = ((number, cell.tree) for number, cell in self.cells.items())
-        return sorted([*self._remarks(self.ranks.notes, "notes"), *kept_changes(trees)], key=_position)
+        return sorted(((cell.number, note) for cell in self.cells.values() for note in cell.plain.notes), key=_position)
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
-        found = [*self._remarks(self.ranks.problems, "problems"), *self._second_parameters()]
-        return sorted([*found, *self._past_results(), *self._magics_like_python()], key=_position)
-
-    def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], name: str) -> Iterator[tuple[int, Remark]]:
-        yield from of_ranks
-        for cell in self.cells.values():
-            yield from ((cell.number, remark) for remark in getattr(cell.plain, name))
+        found = [(cell.number, problem) for cell in self.cells.values() for problem in cell.plain.problems]
+        found += [
+            *self.session_problems,
+            *self._second_parameters(),
+            *self._past_results(),
+            *self._magics_like_python(),
+        ]
+        return sorted(found, key=_position)
 
     def _second_parameters(self) -> Iterator[tuple[int, Remark]]:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
@@ -110,19 +114,15 @@ def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
 
 def translated(cells: Sequence[NotebookCell], export_options: ExportOptions) -> NotebookTranslation:
     """Translate the code cells among these; nothing is raised, problems are kept."""
-    code = [cell for cell in cells if cell.number is not None]
-    ranks = ranked([cell for cell in code if RAISES not in cell.tags])
-    return NotebookTranslation(
-        {cell.number: _translated(cell, ranks, export_options) for cell in code if cell.number is not None}, ranks
-    )
+    found = {cell.number: _translated(cell, export_options) for cell in cells if cell.number is not None}
+    return NotebookTranslation(found, *_session_of(found.values()))
 
 
-def _translated(cell: NotebookCell, ranks: RankCells, export_options: ExportOptions) -> TranslatedCell:
+def _translated(cell: NotebookCell, export_options: ExportOptions) -> TranslatedCell:
     if RAISES in cell.tags:
         note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
         return TranslatedCell(cell, PlainCell(cell.source, notes=(note,), left_out=True))
-    of_ranks = ranks.cells.get(cell.number or 0)
-    found = plain(cell.source, export_options) if of_ranks is None else _joined(cell, of_ranks, export_options)
+    found = plain(cell.source, export_options)
     if found.left_out or found.problems:
         return TranslatedCell(cell, found)
     try:
@@ -134,13 +134,49 @@ def _translated(cell: NotebookCell, ranks: RankCells, export_options: ExportOpti
         return TranslatedCell(cell, replace(found, problems=(problem,)))
 
 
-def _joined(cell: NotebookCell, first: PlainCell, export_options: ExportOptions) -> PlainCell:
-    if first.left_out or first.problems:
-        return first
-    magic = cell_magic(cell.source.split("\n"))
-    then = plain(first.source, export_options, on_ranks=magic is not None and magic.name == NAME)
-    imports = tuple(dict.fromkeys((*first.imports, *then.imports)))
-    return replace(then, imports=imports, notes=(*first.notes, *then.notes))
+def _session_of(cells: Iterable[TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
+    """The settings of the session that cells request, one after the other, and what a script's processes can't be."""
+    settings: dict[str, Any] | None = None
+    defaults = {setting.name: setting.default for setting in all_settings()}
+    stopped: tuple[int, int] | None = None
+    problems: list[tuple[int, Remark]] = []
+    for number, line in ((cell.number, line) for cell in cells for line in cell.plain.on_ranks):
+        if line.text.startswith("%%"):
+            options, given = read_cell_line(line.text[2:])
+            restarts, ranks = options.restart, options.ranks
+        else:
+            command, rest = read_line(line.text)
+            given = read(rest, command.flags, "%accelerate restart")[0] if command.word == "restart" else {}
+            restarts, ranks = command.word == "restart", None
+            if command.word == "stop":
+                stopped = None if settings is None else stopped or (number, line.line)
+                continue
+            if command.word == "pull" and settings is None:
+                continue
+        if stopped is not None:
+            text = f"the session is stopped here, and cell {number} uses one again: a script's processes stay the same. Leave the stop out."
+            problems.append((stopped[0], Remark(stopped[1], text)))
+            stopped = None
+        known = given if settings is None else settings
+        changed = [
+            name for name, value in given.items() if known.get(name, defaults[name]) != value and name not in _FOLLOWED
+        ]
+        why = ""
+        if restarts and settings is not None:
+            why = "the session would restart here, and the variables of a script's processes can't be forgotten."
+        elif changed:
+            was, now = known.get(changed[0], defaults[changed[0]]), given[changed[0]]
+            why = (
+                f"the session would restart here ({changed[0]} was {was} and is {now} now), and a script's processes stay the same. "
+                "Set it in the first %%accelerate cell."
+            )
+        settings = {**given, **known, **({} if why else given)}
+        try:
+            ranks_of(ranks, settings.get("num_processes"))
+        except ConfigurationError as error:
+            why = why or str(error)
+        problems += [(number, Remark(line.line, why))] if why else []
+    return settings, tuple(problems)
 
 
 def _checked(cell: NotebookCell, found: PlainCell) -> TranslatedCell:

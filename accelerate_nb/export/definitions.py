@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from accelerate_nb.export.rank_cells.bound_names import bound, called, looked_up, mentioned
+from accelerate_nb.export.names import bound, called, looked_up, mentioned
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Pass)
 # Calls that make a value of what they are given, and do nothing else.

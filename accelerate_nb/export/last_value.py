@@ -7,7 +7,8 @@ import ast
 from accelerate_nb.export.edits import Edit, end_of
 
 # They give nothing back that a notebook would show.
-_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "session_begins", "nb_shell.run"})
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "nb_shell.run"})
+_SILENT_CELLS = frozenset({"accelerate", "bash", "capture", "file", "script", "sh", "writefile"})
 
 
 def result_of(source: str, cell: str = "") -> ast.Expr | None:
@@ -40,4 +41,8 @@ def _is_silent(value: ast.expr) -> bool:
         return True
     if not isinstance(value, ast.Call):
         return False
-    return ast.unparse(value.func) in _SILENT
+    function = ast.unparse(value.func)
+    is_cell = (
+        function == "nb_shell.cell" and isinstance(value.args[0], ast.Constant) and value.args[0].value in _SILENT_CELLS
+    )
+    return function in _SILENT or is_cell

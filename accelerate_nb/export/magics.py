@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from accelerate_nb.config.magic_args import names_of, read, read_cell_line, read_line, refuse
+from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, Remark
 
 SHELL = "from accelerate_nb.script import shell as nb_shell"
@@ -54,6 +56,18 @@ _EXTENSIONS_OF_THE_PAGE = frozenset(
 # What `%matplotlib` may name that only a notebook shows.
 _BACKENDS_OF_THE_PAGE = frozenset({"", "auto", "inline", "ipympl", "nbagg", "notebook", "widget"})
 _SHOWN_CELLS = frozenset(("html", "HTML", "javascript", "js", "latex", "markdown", "svg", "SVG"))
+ACCELERATE = "accelerate"
+_HELP = frozenset({"-h", "--help", "help"})
+# Commands of `%accelerate` that a script has no use for, and why.
+_UNUSED = {
+    "status": "",
+    "stacks": "",
+    "logs": "",
+    "wait": "a script's cells wait for each other anyway",
+    "interrupt": "a script's cells wait for each other anyway",
+    "runs": "",
+    "config": "pass the settings to %%accelerate, or to accelerate-nb launch",
+}
 # Magics whose text is the notebook's Python.
 _OF_CODE = frozenset({"time", "capture"})
 _INSTALLERS = frozenset(("conda", "mamba", "micromamba", "pip", "uv"))
@@ -122,8 +136,7 @@ def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ra
     """
     A cell as Python with exactly as many lines, with notes for the user.
 
-    With `on_ranks` every process of a launch runs the cell's commands, as in a cell of %%accelerate; otherwise one process
-    of each machine does.
+    A cell that is `on_ranks` is the text of one of %%accelerate.
 
     >>> plain("files = !ls data").source
     'files = nb_shell.capture("ls data")'
@@ -295,7 +308,7 @@ class _CellTranslator:
         self._originals = originals
         self._export_options = export_options
         self._on_ranks = on_ranks
-        self._every = ", every=True" if on_ranks else ""
+        self._of_session: list[Remark] = []
 
     def lines(self, lines: Sequence[str], calls: Iterable[SyntaxPiece]) -> PlainCell:
         """The cell where calls of IPython stand in its lines."""
@@ -316,7 +329,8 @@ class _CellTranslator:
         tree = parsed(source)
         if tree and any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(tree)):
             imports.append(_GET_IPYTHON)
-        return PlainCell(source, tuple(imports), tuple(notes), tuple(problems or _wrong_python(source)))
+        problems = problems or [*_wrong_python(source)]
+        return PlainCell(source, tuple(imports), tuple(notes), tuple(problems), on_ranks=tuple(self._of_session))
 
     def _placed(self, call: SyntaxPiece, text: str | None) -> list[str]:
         """As many lines as the call had; what is left out stays as a comment."""
@@ -335,8 +349,10 @@ class _CellTranslator:
     def _replacement(self, call: SyntaxPiece) -> str:
         if call.kind == "usage":
             raise _LeftOut(f"? was left out: {_SHOWS}")
-        if call.kind != "line":
-            return self._command(call.text, is_captured=call.kind == "getoutput")
+        is_line = call.kind == "line"
+        return self._line(call) if is_line else self._command(call.text, is_captured=call.kind == "getoutput")
+
+    def _line(self, call: SyntaxPiece) -> str:
         name, text = call.name, call.text
         if name.startswith("%"):
             raise _Refused(
@@ -344,6 +360,8 @@ class _CellTranslator:
                 "Move it to the top, or give it a cell of its own."
             )
         self._check_magic(f"%{name}", name)
+        if name == ACCELERATE:
+            self._check_accelerate(call)
         if name in _LEFT_OUT:
             shown = f"{text}?" if name in {"pinfo", "pinfo2", "psearch"} else f"%{name}"
             raise _LeftOut(f"{' '.join(shown.split())} was left out: {_LEFT_OUT[name]}")
@@ -358,7 +376,34 @@ class _CellTranslator:
             self._check_install(f"%{name} {text}", f"{name} {text}")
         if name == "time" and (problems := plain(text, self._export_options).problems):
             raise _Refused(problems[0].text)
-        return f"nb_shell.line({_quoted(name)}, {_quoted(text)}{self._every})"
+        return f"nb_shell.line({_quoted(name)}, {_quoted(text)})"
+
+    def _check_accelerate(self, call: SyntaxPiece) -> None:
+        """Keep a line of `%accelerate` that a script has a use for."""
+        shown = f"%{ACCELERATE} {call.text}".rstrip()
+        if self._on_ranks:
+            raise _Refused(f"%{ACCELERATE} is in a %%{ACCELERATE} cell, where no rank knows it.")
+        if call.text.strip() in _HELP:
+            raise _LeftOut(f"{shown} was left out.")
+        try:
+            command, rest = read_line(call.text)
+            if command.word in _UNUSED and call.before.strip():
+                raise _Refused(f"{call.before.strip()} {shown} keeps what a script does not have. Leave it out.")
+            if command.word in _UNUSED:
+                why = _UNUSED[command.word]
+                raise _LeftOut(f"{shown} was left out{f': {why}' if why else ''}.")
+            if command.word in {"push", "pull"}:
+                names_of(" ".join(read(rest, command.flags, shown)[1]), f"%{ACCELERATE} {command.word}")
+            if command.word == "run" and not (_is_call(rest)):
+                raise _Refused(f"%{ACCELERATE} run was given {rest!r}, which is no call.")
+            if command.word == "restart":
+                where = f"%{ACCELERATE} restart"
+                refuse(read(rest, command.flags, where)[1], where, "It takes flags of settings only.")
+        except AccelerateNbError as error:
+            raise _Refused(f"{str(error).removesuffix('.')}.") from None
+        self._of_session.append(Remark(call.first, call.text))
+        if command.word == "stop":
+            raise _LeftOut
 
     def _command(self, command: str, *, is_captured: bool) -> str:
         """`!command`, or `x = !command`, which gives the lines that it prints."""
@@ -370,8 +415,8 @@ class _CellTranslator:
             raise _LeftOut(f"!{command.strip()} was left out: {why}")
         if pip := _PIP.fullmatch(command):
             # of the Python that runs the script
-            return f'nb_shell.line("pip", {_quoted(pip["arguments"])}{self._every})'
-        return f"nb_shell.run({_quoted(command)}{self._every})"
+            return f'nb_shell.line("pip", {_quoted(pip["arguments"])})'
+        return f"nb_shell.run({_quoted(command)})"
 
     def _check_install(self, shown: str, command: str) -> None:
         """Leave a command out of whose parts each installs packages."""
@@ -393,7 +438,7 @@ class _CellTranslator:
         try:
             inner = self._below(magic, below, shown)
         except _LeftOut as why:
-            return replace(left_out, notes=(Remark(magic.line, str(why)),))
+            return replace(left_out, notes=(Remark(magic.line, str(why)),) if str(why) else ())
         except _Refused as why:
             return replace(left_out, problems=(Remark(magic.line, str(why)),))
         notes = tuple(Remark(note.line + magic.line, note.text) for note in inner.notes)
@@ -405,11 +450,16 @@ class _CellTranslator:
             return PlainCell("\n".join([*comments[: magic.line], inner.source]), notes=notes)
         opening, closing = _text_over_lines(inner.source)
         opening = f"nb_shell.cell({_quoted(magic.name)}, {_quoted(magic.rest)}, {opening}"
-        source = "\n".join([*above, opening, f"{closing}{self._every})"])
-        return PlainCell(source, tuple(dict.fromkeys((SHELL, *inner.imports))), notes)
+        source = "\n".join([*above, opening, f"{closing})"])
+        lines_of_session = tuple(replace(item, line=item.line + magic.line) for item in inner.on_ranks)
+        if magic.name == ACCELERATE:
+            lines_of_session = (Remark(magic.line, f"%%{magic.rest}"),)
+        return PlainCell(source, tuple(dict.fromkeys((SHELL, *inner.imports))), notes, on_ranks=lines_of_session)
 
     def _below(self, magic: FoundCellMagic, below: Sequence[str], shown: str) -> PlainCell:
         """What the magic is given: code as the script can run it, and any other text as it is."""
+        if magic.name == ACCELERATE and _HELP & {*magic.rest.split()}:
+            raise _LeftOut
         if not any(line.strip() for line in below):
             raise _Refused(f"{shown} has nothing below it. {_OTHERWISE}")
         if magic.name in _SHOWN_CELLS:
@@ -420,10 +470,31 @@ class _CellTranslator:
             self._check_install(shown, text)
         if magic.name == "time" and magic.rest.replace("--no-raise-error", "").strip():
             raise _Refused(f"%%time takes no statement in its own line when there is code below it. {_OTHERWISE}")
-        if magic.name not in _OF_CODE:
+        if magic.name not in {*_OF_CODE, ACCELERATE}:
             return PlainCell(text)
-        inner = plain(text, self._export_options, on_ranks=self._on_ranks)
-        return replace(inner, problems=inner.problems or tuple(_wrong_python(inner.source)))
+        notes = self._notes_on_flags(magic) if magic.name == ACCELERATE else ()
+        inner = plain(text, self._export_options, on_ranks=self._on_ranks or magic.name == ACCELERATE)
+        return replace(
+            inner, notes=(*notes, *inner.notes), problems=inner.problems or tuple(_wrong_python(inner.source))
+        )
+
+    def _notes_on_flags(self, magic: FoundCellMagic) -> tuple[Remark, ...]:
+        """The flags of `%%accelerate` that a script has no use for."""
+        try:
+            options, _ = read_cell_line(magic.rest)
+        except AccelerateNbError as error:
+            raise _Refused(str(error)) from None
+        unused = {
+            "--background was left out: a script's cells run one after the other.": options.background,
+            "--timeout was left out: a script's cells run one after the other.": options.timeout is not None,
+            "--detach was left out: pass it to accelerate-nb launch, for all of the script.": options.detach,
+        }
+        return tuple(Remark(0, text) for text, is_given in unused.items() if is_given)
+
+
+def _is_call(text: str) -> bool:
+    tree = parsed(text)
+    return tree is not None and len(tree.body) == 1 and isinstance(getattr(tree.body[0], "value", None), ast.Call)
 
 
 _OTHERWISE = "Tag the cell `skip-script`, or write it as Python."

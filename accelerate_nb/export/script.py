@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb import __version__
+from accelerate_nb.config.formats import literal
 from accelerate_nb.errors import ExportError
 from accelerate_nb.export.cell_translator import NotebookTranslation, TranslatedCell, translated
 from accelerate_nb.export.definitions import DefinitionFinder
 from accelerate_nb.export.edits import edited
 from accelerate_nb.export.last_value import result_of, showing
 from accelerate_nb.export.main_guard import GUARD, INDENT, guarded
+from accelerate_nb.export.names import bound, mentioned
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import Parameter
-from accelerate_nb.export.rank_cells.bound_names import bound, mentioned
-from accelerate_nb.export.rank_cells.rng_streams import Whose, turns
 from accelerate_nb.export.translated_cell import ExportOptions, Remark
 from accelerate_nb.sources.script_lines import added, first_line, marker, table
 
@@ -27,13 +27,8 @@ __all__ = ["ExportedScript", "ExportOptions", "as_script"]
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
 _NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameters"})
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)? *$", re.MULTILINE)
-# What cells on all ranks find in their process.
-_FOUND_THERE = {
-    "accelerator": "accelerate_nb.Accelerator()",
-    "rank": "accelerator.process_index",
-    "world_size": "accelerator.num_processes",
-    "device": "accelerator.device",
-}
+# How a notebook shows a session; a terminal has ways of its own.
+_OF_NOTEBOOKS = frozenset({"panel", "report"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +91,15 @@ class _ScriptWriter:
         self._imports: dict[str, None] = {}
         self._definitions = DefinitionFinder()
         self._taken = _names(translation.cells.values())
-        ranks, trees = translation.ranks, {number: cell.tree for number, cell in translation.cells.items()}
-        self._turns = {} if ranks.first is None else turns(trees, ranks.whose, ranks.first)
 
     def text(self) -> str:
         """The whole text."""
         naming = self._function("error_locations", "name_in_tracebacks")
         options = self._options_line()
         begins = [f"{naming}(__file__)", f"{self._function('shared_seed', 'alike')}(__file__)"]
-        if (needed := self._translation.ranks.needed) is not None:
-            begins.append(f"{self._function('relaunch', 'needed')}(__file__, {needed})")
+        if (session := self._translation.session) is not None:
+            shared = [f"{name}={literal(value)}" for name, value in session.items() if name not in _OF_NOTEBOOKS]
+            begins.append(f"{self._function('ranks', 'begin')}({', '.join(['__file__', *shared])})")
         if self._uses_display():
             self._imports["from accelerate_nb.script.display import display"] = None
         body = [line for cell in self._cells for line in self._lines(cell)]
@@ -140,22 +134,8 @@ class _ScriptWriter:
         elif cell.number is not None:
             item = self._translation.cells[cell.number]
             yield from ("", marker(self._name, cell.number))
-            if cell.number == self._translation.ranks.first:
-                yield from self._accelerator()
-            if cell.number in self._turns:
-                yield from _below_guard([self._turn(self._turns[cell.number])])
             yield from self._code(item)
             yield from self._chosen(item)
-
-    def _accelerator(self) -> list[str]:
-        self._definitions.guarded |= {*_FOUND_THERE, "accelerate_nb"}
-        return _below_guard(["import accelerate_nb", *(f"{name} = {value}" for name, value in _FOUND_THERE.items())])
-
-    def _turn(self, whose: Whose) -> str:
-        """The line that lets the cells below draw the random numbers of the notebook, or the ranks'."""
-        if whose == "notebook":
-            return f"{self._function('rng_streams', 'in_the_notebook')}()"
-        return f"{self._function('rng_streams', 'on_ranks')}({'also_here=True' if whose == 'both' else ''})"
 
     def _code(self, translated_cell: TranslatedCell) -> list[str]:
         if translated_cell.plain.left_out:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from accelerate_nb.export.edits import Edit, edited, end_of, instead_of
-from accelerate_nb.export.rank_cells.bound_names import bound
+from accelerate_nb.export.names import bound
 
 # They need a loop that runs, which a notebook always has.
 _NEEDS_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})

@@ -25,9 +25,12 @@ _MOST_OF_A_GROUP = 3
 AnyCall = TypeVar("AnyCall")
 _PACKAGE = Path(__file__).parents[1]
 # The folders whose calls stand around the person's function in a worker.
-_AROUND = tuple(
-    f"{_PACKAGE / folder}{os.sep}"
-    for folder in ("failures", "launching", "sources", "supervisor", "transport", "worker")
+_AROUND = (
+    *(
+        f"{_PACKAGE / folder}{os.sep}"
+        for folder in ("failures", "launching", "sources", "supervisor", "transport", "worker")
+    ),
+    str(_PACKAGE / "script" / "ranks.py"),
 )
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # What Python, numpy and torch.compile name code that is in no file of a person.

@@ -25,6 +25,7 @@ from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.cells.launcher_completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
+from accelerate_nb.script.ranks import everywhere
 from accelerate_nb.sources.warning_format import name_in_warnings
 from accelerate_nb.transport.payload import FunctionCall, check_function
 from accelerate_nb.user_warnings import warn_user
@@ -153,7 +154,7 @@ def notebook_launcher(
         **settings,
     }
     if already_launched(os.environ):
-        return _called(function, args, _resolved_in_process(arguments, config_file, config))
+        return everywhere(_called, function, _as_arguments(args), _resolved_in_process(arguments, config_file, config))
     return _waited_for(_prepared(function, args, resolved(arguments, config_file, config)))
 
 
@@ -169,7 +170,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
     if already_launched(os.environ):
-        return _called(function, args, config)
+        return everywhere(_called, function, _as_arguments(args), config)
     return _waited_for(_prepared(function, args, config))
 
 
@@ -204,7 +205,8 @@ def launch(
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     call = partial(function, **kwargs) if kwargs else function
     if already_launched(os.environ):
-        return _run_in_process(call, args, _resolved_in_process({**_shown(panel), **settings}, config_file, config))
+        in_process = _resolved_in_process({**_shown(panel), **settings}, config_file, config)
+        return everywhere(_run_in_process, call, _as_arguments(args), in_process)
     config = resolved({**_shown(panel), **settings}, config_file, config)
     front_end = select.front_end(config.launching, os.environ)
     run = _prepared(call, args, config, front_end).start()

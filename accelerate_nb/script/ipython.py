@@ -18,6 +18,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from accelerate_nb.script.commands import system
+from accelerate_nb.script.ranks import current_ranks
 from accelerate_nb.script.top_level_await import wait
 
 # Magics below whose line stands code of the script.
@@ -44,9 +45,8 @@ class ScriptShell(InteractiveShell):
     """IPython without a front end: Python's prompts, main module and search path stay, and errors are raised."""
 
     compiler_class = Type(ScriptCompiler)
-    # The line of the script that calls, and whether every process runs its commands.
+    # The line of the script that calls.
     frame: FrameType = sys._getframe()
-    every = False
 
     def init_builtins(self) -> None:
         """Leave `display`, and the mark by which libraries know a notebook, to the script."""
@@ -87,7 +87,7 @@ class ScriptShell(InteractiveShell):
 
     def system(self, cmd: str) -> None:
         """Run a command of a magic as `!command` of the script does."""
-        system(self.var_expand(cmd), self.frame, every=self.every)
+        system(self.var_expand(cmd), self.frame, every=current_ranks() is not None)
 
     def safe_execfile_ipy(self, fname: str, shell_futures: bool = False, raise_exceptions: bool = True) -> None:
         """Run a notebook as the script that it is."""

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.script.commands import once_unless, system
+from accelerate_nb.script.ranks import current_ranks
 
 if TYPE_CHECKING:
     from IPython.utils.text import SList
@@ -23,17 +24,17 @@ _KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
 _EXPANDED = re.compile(r"[{$]")
 
 
-def run(command: str, *, every: bool = False) -> None:
+def run(command: str) -> None:
     """
     Run a command in a shell, as `!command` does: whatever it prints is shown, and a failure is no error.
 
-    In a launched script one process of each machine runs it while the others wait. With `every` each process runs its own,
-    as in cells of %%accelerate.
+    In a launched script one process of each machine runs it while the others wait. In a cell of %%accelerate each process runs its
+    own.
 
     >>> run("mkdir -p data")
     """
     frame = sys._getframe(1)
-    system(_expanded(command, frame), frame, every=every)
+    system(_expanded(command, frame), frame, every=current_ranks() is not None)
 
 
 def capture(command: str) -> SList:
@@ -51,30 +52,37 @@ def capture(command: str) -> SList:
     return SList(getoutput(_expanded(command, sys._getframe(1))).splitlines())
 
 
-def line(name: str, text: str, *, every: bool = False) -> Any:
+def line(name: str, text: str) -> Any:
     """
     Run a line magic as a notebook does.
 
     >>> line("alias", "hello echo hello")
     """
-    with _shell_at(sys._getframe(1), every=every) as shell:
+    frame, ranks = sys._getframe(1), current_ranks()
+    if name == "accelerate" and ranks is not None:
+        return ranks.line(text, frame.f_globals)
+    with _shell_at(frame) as shell:
         return shell.run_line_magic(name, text)
 
 
-def cell(name: str, text: str, cell: str, *, every: bool = False) -> Any:
+def cell(name: str, text: str, cell: str) -> Any:
     """
     Run a cell magic, with the text of its own line and the lines below it.
 
-    What gives a text to a program or a file is done by one process of each machine while the others wait, unless `every` is set.
+    What gives a text to a program or a file is done by one process of each machine while the others wait, and in a cell of
+    %%accelerate by every process.
 
     >>> cell("timeit", "-n 1 -r 1 -q", "sum(range(10))")
     """
-    frame = sys._getframe(1)
+    frame, ranks = sys._getframe(1), current_ranks()
+    if name == "accelerate" and ranks is not None:
+        ranks.cell(text, cell, frame)
+        return None
     cell = cell if cell.endswith("\n") else f"{cell}\n"
-    with _shell_at(frame, every=every) as shell:
+    with _shell_at(frame) as shell:
         if name not in _ONCE or _KEEPS_OUTPUT.search(text):
             return shell.run_cell_magic(name, text, cell)
-        once_unless(every, frame, lambda: shell.run_cell_magic(name, text, cell) or 0)
+        once_unless(ranks is not None, frame, lambda: shell.run_cell_magic(name, text, cell) or 0)
         return None
 
 
@@ -91,22 +99,22 @@ def _expanded(command: str, frame: FrameType) -> str:
 
 
 @contextmanager
-def _shell_at(frame: FrameType, *, every: bool) -> Iterator[Any]:
+def _shell_at(frame: FrameType) -> Iterator[Any]:
     """The shell of this script, with the names of a frame, which `get_ipython` gives until the end of the block."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell, other = _shell(), InteractiveShell._instance
-    kept = shell.user_module, shell.user_ns, shell.frame, shell.every
+    kept = shell.user_module, shell.user_ns, shell.frame
     names = frame.f_globals
     for history, begin in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
         names.setdefault(history, begin)
     try:
         InteractiveShell._instance = shell
         shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)
-        shell.frame, shell.every = frame, every
+        shell.frame = frame
         yield shell
     finally:
-        shell.user_module, shell.user_ns, shell.frame, shell.every = kept
+        shell.user_module, shell.user_ns, shell.frame = kept
         InteractiveShell._instance = other
 
 

@@ -353,12 +353,6 @@ def test_commands_that_do_more_than_install_are_kept(command: str) -> None:
     assert not plain(f"!{command}").notes
 
 
-@pytest.mark.parametrize("cell", ["!ls", "%pip list", "%%bash\nls", "%%writefile x\ny", "def f():\n    !ls"])
-def test_on_ranks_each_process_runs_its_own_commands(cell: str) -> None:
-    assert "every=True" in plain(cell, on_ranks=True).source
-    assert "every" not in plain(cell).source
-
-
 def test_cd_in_a_command_is_reported_to_have_no_effect() -> None:
     found = plain("!cd data\n!cd data && ls")
     assert found.source == '# !cd data\nnb_shell.run("cd data && ls")'

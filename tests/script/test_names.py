@@ -11,30 +11,18 @@ import pytest
 CALLS = {
     "shared_seed.alike": ["script.py"],
     "error_locations.name_in_tracebacks": ["script.py"],
-    "rng_streams.in_the_notebook": [],
-    "rng_streams.on_ranks": [],
-    "rng_streams.session_begins": [],
     "options.parameters": ["__main__", "script.py", "Train"],
-    "relaunch.needed": ["script.py"],
+    "ranks.begin": ["script.py"],
     "shell.capture": ["ls"],
     "shell.cell": ["bash", "-e", "ls"],
     "shell.line": ["env", "A=1"],
     "shell.run": ["ls"],
     "display.display": [1],
     "display.shown": [1],
-    "exchange.pull": [1],
-    "exchange.pull_from": [0, len],
-    "exchange.push": [1],
-    "exchange.run": [len],
     "top_level_await.wait": [None],
 }
 NAMED = {
-    "rng_streams.on_ranks": ["also_here"],
-    "relaunch.needed": ["num_processes", "cpu", "mixed_precision"],
-    "shell.cell": ["every"],
-    "shell.line": ["every"],
-    "shell.run": ["every"],
-    "exchange.pull": ["rank", "every"],
+    "ranks.begin": ["num_processes", "cpu", "mixed_precision"],
 }
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -161,6 +162,22 @@ def rediscover() -> None:
     _held.get().world = None
 
 
+def connect_hosts(rank: int, size: int, timeout: timedelta) -> Any:
+    """A group of gloo that connects the ranks beside their world, which need not be joined."""
+    held = _held.get()
+    _claim(held)
+    connection = HostGroup(timeout)
+    connection.connect(rank, size, _next_store(held, Rendezvous()))
+    return connection.group
+
+
+def _claim(held: _RankObjects) -> None:
+    """Drop what a forked process has inherited: it is its parent's."""
+    if held.pid != os.getpid():
+        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
+    held.pid = os.getpid()
+
+
 def _is_stale(held: _RankObjects) -> bool:
     """Whether the held world is of a former generation: inherited by a launched worker, or without its process group."""
     assert held.world is not None
@@ -180,10 +197,7 @@ def _leave_behind(held: _RankObjects) -> None:
 
 
 def _join(held: _RankObjects, rendezvous: Rendezvous) -> World:
-    if held.pid != os.getpid():
-        # what a forked process has inherited is its parent's
-        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
-    held.pid = os.getpid()
+    _claim(held)
     existed = dist.is_available() and dist.is_initialized()
     world = rendezvous.join(os.environ, partial(_next_store, held, rendezvous), held.connection)
     held.connection = world.connection

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from accelerate_nb.script import rng_streams
-from accelerate_nb.script.rng_streams import drawn_on_ranks, in_the_notebook, on_ranks, session_begins
 from tests.export.making import exported
 
 SAMPLER = """class Drawn(torch.utils.data.Sampler):
@@ -45,7 +39,7 @@ CELLS = [
     "print('=', draw())",
     "result = %accelerate run draw()\nprint('=', result, draw())",
     f"%%accelerate\nprint('=', {DRAW})",
-    "%%accelerate --also-here\ntorch.manual_seed(6);",
+    "%%accelerate --local\ntorch.manual_seed(6);",
     f"%%accelerate\nprint('=', {DRAW}, torch.rand(3).tolist())",
     "print('=', draw())",
 ]
@@ -87,58 +81,8 @@ def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Pa
     }
     assert done.returncode == 0, (done.stderr, logs["stderr"])
     first, second = map(number_lines, logs["stdout"])
-    assert first == second
+    # what cells of ranks print
+    assert set(second) < set(first)
     kernel = drawn_in_a_kernel(tmp_path / "train.ipynb")
     assert len(kernel) == 14
     assert first[2:] == kernel[2:]
-
-
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Streams of a test's own, with the same seeds each time."""
-    token = rng_streams._streams.set(rng_streams._RandomStreams())
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    yield
-    rng_streams._streams.reset(token)
-
-
-def draw() -> tuple[float, ...]:
-    return random.random(), np.random.rand(), torch.rand(1).item()
-
-
-def test_each_goes_on_where_it_was(streams: None) -> None:
-    numbers = [draw() for _ in range(4)]
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    assert draw() == numbers[0]
-    session_begins()
-    assert draw() == numbers[1]
-    session_begins()
-    on_ranks()
-    assert draw() == numbers[1]
-    on_ranks()
-    assert draw() == numbers[2]
-    in_the_notebook()
-    assert draw() == numbers[2]
-    with pytest.raises(ZeroDivisionError), drawn_on_ranks():
-        assert draw() == numbers[3]
-        1 / 0  # noqa: B018
-    assert draw() == numbers[3]
-
-
-def test_what_both_seed_goes_on_from_there_and_what_they_leave_alone_does_not(streams: None) -> None:
-    on_ranks()
-    draw()
-    on_ranks(also_here=True)
-    torch.manual_seed(1)
-    in_the_notebook()
-    in_notebook = draw()
-    on_ranks()
-    on_their_ranks = draw()
-    assert in_notebook[2] == on_their_ranks[2]
-    assert in_notebook[0] != on_their_ranks[0]
-    random.seed(0)
-    assert in_notebook[0] == random.random()

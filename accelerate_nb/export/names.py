@@ -30,8 +30,13 @@ def with_texts(node: ast.AST) -> Iterator[ast.AST]:
         if name == "capture":
             # the name of what it captures
             yield from (ast.Name(word, ast.Store()) for word in texts[0].split() if word.isidentifier())
+        if name == "accelerate" and texts[0].startswith("pull "):
+            yield from (ast.Name(word, ast.Store()) for word in texts[0].split()[1:] if word.isidentifier())
+        is_code = name in {"time", "capture"} or (
+            name == "accelerate" and {"--local", "--also-here"} & {*texts[0].split()}
+        )
         with suppress(SyntaxError):
-            yield from ast.parse(texts[-1]).body if name in {"time", "capture"} else ()
+            yield from ast.parse(texts[-1]).body if is_code else ()
 
 
 def looked_up(nodes: Iterable[ast.AST]) -> set[str]:

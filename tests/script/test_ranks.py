@@ -13,8 +13,9 @@ import pytest
 from accelerate_nb.config.formats import read_words
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.script import relaunch
-from accelerate_nb.script.relaunch import launch_words, needed
+from accelerate_nb.script import ranks
+from accelerate_nb.script.ranks import ScriptRanks, begin, launch_words
+from tests.export.making import exported
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -30,17 +31,19 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     for name, value in PLACE.items():
         monkeypatch.setenv(name, value)
+    # no other process is there to connect with
+    monkeypatch.setattr(ScriptRanks, "open", lambda self: ranks._current.set(None))
     return monkeypatch
 
 
 def as_script(text: str, name: str = "__main__") -> None:
     """Run a line as a script would."""
-    exec(text, {"__name__": name, "__file__": "train.py", "needed": needed})
+    exec(text, {"__name__": name, "__file__": "train.py", "begin": begin})
 
 
 def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.MonkeyPatch) -> None:
     launched.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
-    as_script("needed(__file__, cpu=True, mixed_precision='bf16', gradient_accumulation_steps=4)")
+    as_script("begin(__file__, cpu=True, mixed_precision='bf16', gradient_accumulation_steps=4)")
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert os.environ["ACCELERATE_USE_CPU"] == "true"
     assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "8"
@@ -48,31 +51,31 @@ def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.Monke
 
 def test_what_no_cell_set_is_left_to_the_launcher(launched: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)
-    as_script("needed(__file__)")
+    as_script("begin(__file__)")
     assert dict(os.environ) == before
 
 
 def test_another_number_of_processes_is_reported_once(
     launched: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    as_script("needed(__file__, num_processes=2)")
+    as_script("begin(__file__, num_processes=2)")
     assert capsys.readouterr().err == ""
-    as_script("needed(__file__, num_processes=4)")
+    as_script("begin(__file__, num_processes=4)")
     assert "train.py: its cells request 4 processes, but 2 processes were started." in capsys.readouterr().err
     launched.setenv("RANK", "1")
-    as_script("needed(__file__, num_processes=4)")
+    as_script("begin(__file__, num_processes=4)")
     assert capsys.readouterr().err == ""
 
 
 def test_a_setting_that_can_t_be_is_reported(launched: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="mixed_precision"):
-        as_script("needed(__file__, mixed_precision='bf17')")
+        as_script("begin(__file__, mixed_precision='bf17')")
 
 
 @pytest.mark.parametrize("name", ["__mp_main__", "train"])
 def test_a_script_that_is_imported_launches_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    as_script("needed(__file__, num_processes=2)", name)
+    as_script("begin(__file__, num_processes=2)", name)
 
 
 def test_the_words_of_the_launch_give_the_same_settings() -> None:
@@ -91,8 +94,8 @@ SCRIPT = f"""
 import sys
 print("before")
 sys.executable = "./telling"
-from accelerate_nb.script.relaunch import needed
-needed(__file__, **{SETTINGS})
+from accelerate_nb.script.ranks import begin
+begin(__file__, **{SETTINGS})
 raise SystemExit("not reached")
 """
 # What stands in for Python: it tells how it was called, and ends with a code of its own.
@@ -130,10 +133,77 @@ def test_a_notebook_that_runs_the_script_keeps_its_kernel(monkeypatch: pytest.Mo
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(relaunch, "_become", lambda words: pytest.fail(f"it became {words}"))
+    monkeypatch.setattr(ranks, "_become", lambda words: pytest.fail(f"it became {words}"))
     InteractiveShell.instance()
     try:
         with pytest.raises(LaunchError, match=r"accelerate-nb launch train\.py"):
-            as_script("needed(__file__, num_processes=2)")
+            as_script("begin(__file__, num_processes=2)")
     finally:
         InteractiveShell.clear_instance()
+
+
+def on_two_ranks(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
+    """A notebook's script under torchrun."""
+    path = exported(folder, *cells)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "0", path.name]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+
+CELLS = [
+    "import torch\nfrom accelerate_nb import notebook_launcher\nclass Kept:\n    def __init__(self, value):\n        self.value = value",
+    "%%accelerate -n 2\nimport torch\nclass Made: ...\nrank_names = sorted(name for name in globals() if name[0] != '_')",
+    "kept, x = Kept([1]), 3\n%accelerate push kept x",
+    "%%accelerate\nkept.value.append(rank)\nx = rank\nweight = torch.nn.Linear(2, 1)(torch.ones(2)) * (rank + 1)\nmade = Made()",
+    "(kept.value, x)",
+    "%accelerate pull kept --rank 1\n%accelerate pull x --all\n%accelerate pull weight made rank_names\n(type(kept) is Kept, kept.value, x, weight.requires_grad, type(made).__name__, 'torch' in rank_names, 'Kept' in rank_names)",
+    "%%accelerate --ranks 1\nonly = 5",
+    "%accelerate pull only --rank 1\ntry:\n    %accelerate pull only\nexcept Exception as error:\n    print(type(error).__name__, error)",
+    "def called(values, more):\n    values.append(more)\n    return values\nlist_ = [1]\nfound = %accelerate run called(list_, more=x)\n(found, list_, only)",
+    "%%accelerate --local\nboth = 'rank' in globals()",
+    "both",
+    "def train(step):\n    from accelerate_nb import Accelerator\n    return Accelerator().reduce(torch.ones(1) * step, 'sum').item()\nnotebook_launcher(train, (x[1],), num_processes=2)",
+    "%%accelerate\nimport asyncio\nawait asyncio.sleep(0)\n!echo {rank} > file_of_{rank}\naccelerator.wait_for_everyone()",
+    "import os\nsorted(name for name in os.listdir() if name.startswith('file_of_'))",
+]
+
+
+@pytest.mark.slow
+def test_the_notebook_and_the_ranks_have_names_of_their_own_and_give_each_other_copies(tmp_path: Path) -> None:
+    done = on_two_ranks(tmp_path, *CELLS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "([1], 3)",
+        "(True, [1, 1], [0, 1], False, 'Made', True, False)",
+        "OperationError Rank 0 was to send only, but could not: KeyError: 'only'.",
+        "([1, [0, 1]], [1], 5)",
+        "False",
+        "2.0",
+        "['file_of_0', 'file_of_1']",
+    ]
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_on_one_rank_names_itself_and_ends_the_script(tmp_path: Path) -> None:
+    cells = [
+        "%%accelerate -n 2\n\nif rank == 1:\n    1 / 0\naccelerator.wait_for_everyone()",
+        "print('never')\n%accelerate push x",
+    ]
+    done = on_two_ranks(tmp_path, "x = 1", *cells)
+    assert done.returncode == 1
+    assert "train.ipynb, cell 2, line 4, in <module>" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_that_is_left_early_ends_the_ranks(tmp_path: Path) -> None:
+    done = on_two_ranks(tmp_path, "%%accelerate -n 2\nprint('begun')", "import sys\nsys.exit(0)", "print('never')")
+    assert (done.returncode, done.stdout) == (0, "begun\nbegun\n"), done.stderr

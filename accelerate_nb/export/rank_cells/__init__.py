@@ -1,1 +1,0 @@
-"""`%%accelerate` cells as plain Python."""

@@ -1,0 +1,427 @@
+"""Cells on every rank in a script: its first process plays the notebook, and all processes run the cells that it sends."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import timedelta
+from inspect import CO_COROUTINE
+from types import FrameType, ModuleType
+from typing import Any, NoReturn, TypeVar
+
+from accelerate_nb.config.environment import already_launched
+from accelerate_nb.config.formats import flags
+from accelerate_nb.config.magic_args import PullOptions, names_of, ranks_of, read, read_cell_line, read_line
+from accelerate_nb.config.rank_lists import named
+from accelerate_nb.config.run_config import all_settings, resolve
+from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError
+from accelerate_nb.export.last_value import result_of
+from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.rng_state import RandomStates, current_random_states
+from accelerate_nb.script.display import shown
+from accelerate_nb.script.top_level_await import wait
+from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.memory_file import Bytes
+from accelerate_nb.transport.serializer import dump, dump_homeward, load
+from accelerate_nb.transport.unpicklable import explain
+
+Result = TypeVar("Result")
+
+# The variables that the first cell finds.
+_NAMESPACE = """
+from accelerate_nb import Accelerator
+from accelerate_nb.script import shell as nb_shell
+from accelerate_nb.script.display import display
+accelerator = Accelerator()
+rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+"""
+# The notebook's side may work for as long between two cells.
+_TIMEOUT = timedelta(days=365)
+# How long the others may take to see that the script is over.
+_END = timedelta(seconds=10)
+
+
+# ----------------------------------------------------------------------------------------------------------- the processes
+
+
+def begin(file: str, **settings: Any) -> None:
+    """
+    Continue as one of the processes that these settings request: the first with the script, the others with the cells that it sends.
+
+    Under plain `python` that is a launch of this very file, with which this process ends. In a launched process the
+    settings reach its `Accelerator`, where the launcher and the environment set nothing else. A file that was
+    imported does neither.
+
+    >>> begin(__file__, num_processes=2)
+    """
+    frame: FrameType | None = sys._getframe(1)
+    assert frame is not None
+    # the children of a data loader import the script under another name
+    if frame.f_globals.get("__name__") != "__main__":
+        return
+    if not already_launched(os.environ):
+        _refuse_in_a_notebook(file)
+        _become([sys.executable, *_interpreter_flags(), *launch_words(file, sys.argv[1:], settings)])
+    _set_missing_variables(settings)
+    _warn_of_another_size(file, settings)
+    ranks = ScriptRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    _current.set(ranks)
+    ranks.open()
+
+
+def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -> list[str]:
+    """
+    The arguments after `python` to launch a script with its own arguments.
+
+    >>> launch_words("/train.py", ["--epochs", "3"], {"num_processes": 2})
+    ['-m', 'accelerate_nb', 'launch', '--num-processes', '2', '/train.py', '--epochs', '3']
+    """
+    return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
+
+
+def _set_missing_variables(settings: Mapping[str, Any]) -> None:
+    known = {setting.name for setting in all_settings()}
+    # as in a file: the environment wins
+    config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
+    variables = {**config.training.environ()}
+    if "cpu" in settings:
+        variables |= config.launching.environ()
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def _warn_of_another_size(file: str, settings: Mapping[str, Any]) -> None:
+    requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
+    if requested not in {None, size} and os.environ["RANK"] == "0":
+        print(
+            f"{os.path.basename(file)}: its cells request {_count(requested)}, but {_count(size)} were started. "
+            "Results that depend on their number differ.",
+            file=sys.stderr,
+        )
+
+
+def _count(number: Any) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
+
+def _refuse_in_a_notebook(file: str) -> None:
+    """`%run` in a notebook would end the kernel with the script."""
+    shell = sys.modules.get("IPython")
+    if shell is not None and shell.get_ipython() is not None:
+        name = os.path.basename(file)
+        raise LaunchError(
+            f"{name} runs on several processes, and was called inside IPython, which would end with it. "
+            f"Run `!accelerate-nb launch {name}` instead, or the notebook that it was exported from."
+        )
+
+
+def _interpreter_flags() -> list[str]:
+    """The options of this Python before the script: -W, -X, -O and their like."""
+    # no public function returns them; multiprocessing uses this one too
+    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return found
+
+
+def _become(words: list[str]) -> NoReturn:
+    """Go on as another program, in the same process where the system can: its exit code and its signals are this one's."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if os.name == "nt":
+        # there `exec` starts another process, and the shell does not wait for it
+        sys.exit(subprocess.call(words))
+    os.execv(words[0], words)
+
+
+# ----------------------------------------------------------------------------------------------------------------- cells
+
+
+class ScriptRanks:
+    """
+    The ranks of a script, seen from one of its processes.
+
+    Each has a module for the names of its cells; the first has that of the script too. A message is the name of a method and its
+    arguments, which every process calls.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.main = ModuleType("__main__")
+        self.is_busy = False
+        self._script = sys.modules["__main__"]
+        self._has_session = False
+        # of the ranks, while the notebook's side draws in this process
+        self._states: RandomStates | None = None
+        self._group: Any = None
+
+    def open(self) -> None:
+        """Connect with the others; whoever is not the first goes on with their cells until the script is over."""
+        if self.size > 1:
+            from accelerate_nb.runtime.world.registry import connect_hosts
+
+            self._group = connect_hosts(self.rank, self.size, _TIMEOUT)
+        if self.rank == 0:
+            atexit.register(self._end)
+            return
+        sys.modules["__main__"] = self.main
+        self.is_busy = True
+        while (entries := self._next()) is not None:
+            self._do(entries)
+        sys.exit(0)
+
+    def _next(self) -> list[Bytes] | None:
+        try:
+            return self._received(0)
+        except RuntimeError:
+            # the first process has failed, which it reports itself, and the launcher ends this one
+            threading.Event().wait(_END.total_seconds())
+            sys.exit(1)
+
+    def _end(self) -> None:
+        """The script is over; where it has failed, the launcher ends the others."""
+        import torch
+
+        if self._group is not None and not hasattr(sys, "last_type"):
+            with suppress(RuntimeError):
+                self._group.broadcast(torch.zeros(1, dtype=torch.int64), 0).wait(_END)
+
+    # what the first process asks for
+
+    def cell(self, flags_of_cell: str, source: str, frame: FrameType) -> None:
+        """Run a cell on ranks, whose lines begin below that of a frame of the script."""
+        options, _ = read_cell_line(flags_of_cell)
+        ranks = ranks_of(options.ranks, self.size)
+        file, above = frame.f_code.co_filename, frame.f_lineno
+        if options.local:
+            execute(source, file, above, frame.f_globals)
+        self._all("_run_cell", source, file, above, ranks)
+
+    def line(self, text: str, names: dict[str, Any]) -> Any:
+        """Do what a line of `%accelerate` says, with the names of the script."""
+        command, rest = read_line(text)
+        if command.word == "push":
+            values = {name: _value(name, names) for name in names_of(rest, "%accelerate push")}
+            self._all("_push", values)
+        elif command.word == "pull":
+            given, words = read(rest, command.flags, "%accelerate pull")
+            self._pull(PullOptions(**given), names_of(" ".join(words), "%accelerate pull"), names)
+        elif command.word == "run":
+            function, args, kwargs = _call_of(rest, names)
+            return self._all("_run", function, args, kwargs)
+        elif command.word == "restart":
+            self._session()
+        else:
+            raise ConfigurationError(
+                f"%accelerate {command.word} was given in a script, which has no use for it. Leave it out."
+            )
+        return None
+
+    def everywhere(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Call a function in all processes, each with the notebook's random numbers."""
+        entries = self._packed("_call", function, args, current_random_states())
+        self._send(entries)
+        with self._busy():
+            return function(*args)
+
+    def _pull(self, options: PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
+        if options.rank is not None and options.rank >= self.size:
+            raise ConfigurationError(
+                f"--rank was given {options.rank}, and the session has the ranks {named(range(self.size))}. Choose among them."
+            )
+        ranks = range(self.size) if options.all else [options.rank or 0]
+        known = frozenset(names)
+        own = self._all("_give", tuple(wanted), tuple(ranks), known)
+        found = []
+        for rank in ranks:
+            error, values = load(own if rank == 0 else self._received(rank) or [])
+            if error is not None:
+                raise OperationError(f"Rank {rank} was to send {', '.join(wanted)}, but could not: {error}.")
+            found.append(values)
+        for name in wanted:
+            names[name] = [values[name] for values in found] if options.all else found[0][name]
+
+    def _all(self, name: str, *args: Any) -> Any:
+        """Have all processes call a method of this class; gives its result in this one."""
+        self._session()
+        return self._sent(name, *args)
+
+    def _session(self) -> None:
+        if not self._has_session:
+            self._sent("_begin_session", current_random_states())
+
+    def _sent(self, name: str, *args: Any) -> Any:
+        entries = self._packed(name, *args)
+        self._send(entries)
+        with self._busy():
+            return self._do(entries)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        before, self.is_busy = self.is_busy, True
+        try:
+            yield
+        finally:
+            self.is_busy = before
+
+    # what each process does
+
+    def _do(self, entries: Sequence[Bytes]) -> Any:
+        name, args, definitions = load(entries)
+        for key, value in definitions.items():
+            vars(self.main).setdefault(key, value)
+        return getattr(self, name)(*args)
+
+    def _begin_session(self, states: RandomStates) -> None:
+        """The ranks' variables are there, and they draw from where the notebook is."""
+        self._has_session, self._states = True, states
+        if self.rank > 0:
+            states.install()
+        with self._as_rank():
+            exec(compile(_NAMESPACE, "<accelerate_nb>", "exec"), vars(self.main))
+
+    def _run_cell(self, source: str, file: str, above: int, ranks: Sequence[int] | None) -> None:
+        if ranks is None or self.rank in ranks:
+            with self._as_rank():
+                execute(source, file, above, vars(self.main))
+
+    def _push(self, values: Mapping[str, Any]) -> None:
+        vars(self.main).update(values)
+
+    def _give(self, names: Sequence[str], ranks: Sequence[int], known: frozenset[str]) -> list[Bytes] | None:
+        if self.rank not in ranks:
+            return None
+        try:
+            with self._as_rank():
+                entries = dump_homeward((None, {name: vars(self.main)[name] for name in names}), known)
+        except Exception as error:  # noqa: BLE001 - a pickler calls the user's code, and the first process waits for this one
+            entries = dump((f"{type(error).__name__}: {error}", None))
+        if self.rank == 0:
+            return entries
+        self._send(entries, to=0)
+        return None
+
+    def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with self._as_rank():
+            value = function(*args, **kwargs)
+            background_tasks.finish()
+            return load(dump_homeward(value, frozenset(vars(self._script)))) if self.rank == 0 else None
+
+    def _call(self, function: Callable[..., Any], args: Sequence[Any], states: RandomStates) -> None:
+        own = current_random_states(gpus=True)
+        states.install()
+        try:
+            function(*args)
+        finally:
+            own.install()
+
+    @contextmanager
+    def _as_rank(self) -> Iterator[None]:
+        """In the first process: the ranks' main module and random numbers take the places of the notebook's."""
+        if self.rank > 0 or self._states is None:
+            yield
+            return
+        notebook = current_random_states(gpus=True)
+        self._states.install()
+        sys.modules["__main__"] = self.main
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = self._script
+            self._states = current_random_states(gpus=True)
+            notebook.install()
+
+    # messages
+
+    def _packed(self, name: str, *args: Any) -> list[Bytes]:
+        definitions: dict[str, Any] = {}
+        try:
+            return dump((name, args, definitions), definitions)
+        except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+            raise explain(
+                {f"argument {number}": value for number, value in enumerate(args)}, error, current_sources()
+            ) from None
+
+    def _send(self, entries: Sequence[Bytes], to: int | None = None) -> None:
+        """Send to all others, or to one."""
+        if self._group is None:
+            return
+        import torch
+
+        lengths = [len(memoryview(entry).cast("B")) for entry in entries]
+        head = torch.tensor([len(lengths)], dtype=torch.int64)
+        sizes = torch.tensor(lengths, dtype=torch.int64)
+        parts = [torch.frombuffer(bytearray(entry), dtype=torch.uint8) for entry in entries if memoryview(entry)]
+        for part in (head, sizes, *parts):
+            (self._group.broadcast(part, 0) if to is None else self._group.send([part], to, 0)).wait()
+
+    def _received(self, rank: int) -> list[Bytes] | None:
+        """What a rank sends: the first to all, others to the first. `None` at the end."""
+        import torch
+
+        def receive(tensor: Any) -> Any:
+            (self._group.broadcast(tensor, 0) if self.rank > 0 else self._group.recv([tensor], rank, 0)).wait()
+            return tensor
+
+        count = int(receive(torch.zeros(1, dtype=torch.int64)))
+        if count == 0:
+            return None
+        lengths = receive(torch.zeros(count, dtype=torch.int64)).tolist()
+        return [
+            memoryview(receive(torch.empty(length, dtype=torch.uint8)).numpy()) if length else b"" for length in lengths
+        ]
+
+
+_current: ContextVar[ScriptRanks | None] = ContextVar("accelerate_nb_script_ranks", default=None)
+
+
+def current_ranks() -> ScriptRanks | None:
+    """The ranks of this script; `None` where its cells need none."""
+    return _current.get()
+
+
+def everywhere(function: Callable[..., Result], *args: Any) -> Result:
+    """A function's result in this process: in a script whose other processes wait for cells, they call the function too."""
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    ranks = _current.get()
+    return function(*args) if ranks is None or ranks.is_busy or ranks.size == 1 else ranks.everywhere(function, *args)
+
+
+def execute(source: str, file: str, above: int, names: dict[str, Any]) -> None:
+    """Run code of a script, which stands there below so many lines, with these names; its last value is shown."""
+    result = result_of(source)
+    tree = ast.increment_lineno(ast.parse(source), above)
+    parts: list[tuple[Any, str]] = [(tree, "exec")]
+    if result is not None:
+        tree.body, last = tree.body[:-1], tree.body[-1]
+        assert isinstance(last, ast.Expr)
+        parts.append((ast.Expression(last.value), "eval"))
+    for part, mode in parts:
+        code = compile(part, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        value = eval(code, names)
+        value = wait(value) if code.co_flags & CO_COROUTINE else value
+        if mode == "eval":
+            shown(value)
+
+
+def _value(name: str, names: Mapping[str, Any]) -> Any:
+    if name not in names:
+        raise ConfigurationError(f"%accelerate push was given {name}, which the script does not know. Define it first.")
+    return names[name]
+
+
+def _call_of(text: str, names: dict[str, Any]) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """The function and the arguments of a call, evaluated with the script's names."""
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call)
+    collect = ast.Call(ast.Name("_collect_", ast.Load()), [call.func, *call.args], call.keywords)
+    code = compile(ast.fix_missing_locations(ast.Expression(collect)), "<%accelerate run>", "eval")
+    function, args, kwargs = eval(
+        code, {**names, "_collect_": lambda function, *args, **kwargs: (function, args, kwargs)}
+    )
+    return function, args, kwargs
