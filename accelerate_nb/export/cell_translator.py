@@ -13,13 +13,11 @@ from typing import Any
 from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.export.future_imports import hoisted
-from accelerate_nb.export.magics import MAGICS, plain
-from accelerate_nb.export.names import bound, looked_up
+from accelerate_nb.export.magics import MAGICS, ExportOptions, PlainCell, Remark, plain
+from accelerate_nb.export.main_guard import without_annotations
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
-from accelerate_nb.export.top_level_await import without_annotations
-from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, Remark
+from accelerate_nb.export.python_source import bound, hoisted, looked_up
 
 # Settings that a session adopts from the next cell on, without a restart.
 _FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})

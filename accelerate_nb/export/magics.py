@@ -11,7 +11,40 @@ from typing import Any, Literal
 
 from accelerate_nb.config.magic_args import names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, Remark
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of an export."""
+
+    keep_installs: bool = False  # `%pip install` and its like are run by the script too
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A remark on a line of a cell; lines count from 1."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCell:
+    """
+    A cell without IPython's own syntax.
+
+    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.display import
+    shown`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
+    cell that is `left_out` is in the script as comments only. `on_ranks` are its `%%accelerate` line and its `%accelerate` lines.
+    """
+
+    source: str
+    imports: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
+    problems: tuple[Remark, ...] = ()
+    left_out: bool = False
+    on_ranks: tuple[Remark, ...] = ()
+
 
 SHELL = "from accelerate_nb.script import shell as nb_shell"
 # Gives None where there is no notebook, as the notebook's own does not.
@@ -132,7 +165,7 @@ class FoundCellMagic:
     rest: str
 
 
-def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ranks: bool = False) -> PlainCell:  # noqa: B008 - frozen
+def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ranks: bool = False) -> PlainCell:
     """
     A cell as Python with exactly as many lines, with notes for the user.
 

@@ -8,8 +8,8 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from accelerate_nb.export.edits import end_of
-from accelerate_nb.export.translated_cell import Remark
+from accelerate_nb.export.magics import Remark
+from accelerate_nb.export.python_source import end_of
 
 TAG = "parameters"
 # What `--help` or `--no-...` mean already.

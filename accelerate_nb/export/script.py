@@ -12,14 +12,11 @@ from accelerate_nb import __version__
 from accelerate_nb.config.formats import literal
 from accelerate_nb.errors import ExportError
 from accelerate_nb.export.cell_translator import NotebookTranslation, TranslatedCell, translated
-from accelerate_nb.export.definitions import DefinitionFinder
-from accelerate_nb.export.edits import edited
-from accelerate_nb.export.last_value import result_of, showing
-from accelerate_nb.export.main_guard import GUARD, INDENT, guarded
-from accelerate_nb.export.names import bound, mentioned
+from accelerate_nb.export.magics import ExportOptions, Remark
+from accelerate_nb.export.main_guard import GUARD, INDENT, DefinitionFinder, guarded
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import Parameter
-from accelerate_nb.export.translated_cell import ExportOptions, Remark
+from accelerate_nb.export.python_source import bound, edited, mentioned, result_of, showing
 from accelerate_nb.sources.script_lines import added, first_line, marker, table
 
 __all__ = ["ExportedScript", "ExportOptions", "as_script"]

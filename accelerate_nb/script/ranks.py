@@ -22,7 +22,7 @@ from accelerate_nb.config.magic_args import PullOptions, names_of, ranks_of, rea
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError
-from accelerate_nb.export.last_value import result_of
+from accelerate_nb.export.python_source import result_of
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.script.display import shown

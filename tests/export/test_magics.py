@@ -16,9 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from accelerate_nb.export.cell_translator import translated
-from accelerate_nb.export.magics import plain
+from accelerate_nb.export.magics import ExportOptions, plain
 from accelerate_nb.export.notebook import NotebookCell
-from accelerate_nb.export.translated_cell import ExportOptions
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from accelerate_nb.export.definitions import DefinitionFinder
-from accelerate_nb.export.main_guard import guarded
+from accelerate_nb.export.main_guard import DefinitionFinder, guarded
 
 GUARD = 'if __name__ == "__main__":  # +'
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.definitions import DefinitionFinder
-from accelerate_nb.export.main_guard import guarded
-from accelerate_nb.export.top_level_await import is_async, without_annotations
+from accelerate_nb.export.main_guard import DefinitionFinder, guarded, is_async, without_annotations
 
 
 def ran(source: str) -> dict[str, Any]:

@@ -1,11 +1,77 @@
-"""Names that statements bind and look up when they run; the body of a function runs later."""
+"""Python's source as an export changes it: replacements in it, the names in it, its last value, its imports from the future."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Edit:
+    """A replacement between two positions; a position is a line, from 1, and a column in bytes of UTF-8, as in `ast`."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+def instead_of(node: ast.expr | ast.stmt, text: str) -> Edit:
+    """A replacement of a node, on as many lines."""
+    last = end_of(node)
+    return Edit((node.lineno, node.col_offset), last, text + " \\\n" * (last[0] - node.lineno - text.count("\n")))
+
+
+def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """The end of a node, which `ast.parse` always sets."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
+
+
+def edited(source: str, edits: Iterable[Edit]) -> str:
+    """The source after these edits, none of which overlap."""
+    lines = [line.encode() for line in source.split("\n")]
+    for edit in sorted(edits, reverse=True):
+        (first, begin), (last, end) = edit.start, edit.end
+        joined = lines[first - 1][:begin] + edit.text.encode() + lines[last - 1][end:]
+        lines[first - 1 : last] = joined.split(b"\n")
+    return b"\n".join(lines).decode()
+
+
+_OF_PIECES = (ast.JoinedStr,) + ((ast.TemplateStr,) if hasattr(ast, "TemplateStr") else ())
+
+
+def begin_inside(node: ast.AST) -> set[int]:
+    r"""
+    The lines that begin in a text, and so are part of it to their first column.
+
+    >>> begin_inside(ast.parse("x = '''a\n  b\n'''"))
+    {2, 3}
+    """
+    return {line for first, last in _texts(node) for line in range(first + 1, last + 1)}
+
+
+def end_inside(node: ast.AST) -> set[int]:
+    r"""
+    The lines that end in a text, and so are part of it to their last column.
+
+    >>> end_inside(ast.parse("x = '''a\n  b\n'''"))
+    {1, 2}
+    """
+    return {line for first, last in _texts(node) for line in range(first, last)}
+
+
+def _texts(node: ast.AST) -> Iterator[tuple[int, int]]:
+    """The first and last lines of texts, whole ones: Python 3.10 doesn't know where the parts of an f-string stand."""
+    if isinstance(node, _OF_PIECES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
+        yield node.lineno, end_of(node)[0]
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _texts(child)
+
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 
@@ -142,3 +208,75 @@ class _ReadNames(_ModuleScopeVisitor):
 
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
     return {item.id for node in nodes for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+# They give nothing back that a notebook would show.
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "nb_shell.run"})
+_SILENT_CELLS = frozenset({"accelerate", "bash", "capture", "file", "script", "sh", "writefile"})
+
+
+def result_of(source: str, cell: str = "") -> ast.Expr | None:
+    """
+    The expression whose value a notebook shows: the last statement, unless a semicolon follows it.
+
+    `cell` is what the source was made of, line by line: an expression that came before a magic shows nothing.
+    """
+    body = ast.parse(source).body
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr) or _is_silent(last.value):
+        return None
+    line, column = end_of(last)
+    if any(text.strip() and not text.lstrip().startswith("#") for text in cell.split("\n")[line:]):
+        return None
+    after = source.split("\n")[line - 1].encode()[column:]
+    return None if after.lstrip().startswith(b";") else last
+
+
+def showing(result: ast.Expr, function: str) -> list[Edit]:
+    """The edits that make `function(...)` of an expression."""
+    # `shown(a, b)` would be two arguments
+    opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
+    start, end = (result.lineno, result.col_offset), end_of(result)
+    return [Edit(start, start, function + opening), Edit(end, end, closing)]
+
+
+def _is_silent(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant) and value.value is None:
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    function = ast.unparse(value.func)
+    is_cell = (
+        function == "nb_shell.cell" and isinstance(value.args[0], ast.Constant) and value.args[0].value in _SILENT_CELLS
+    )
+    return function in _SILENT or is_cell
+
+
+@dataclass(frozen=True, slots=True)
+class HoistedImports:
+    """A cell without its imports from the future, and the names that it imports from there."""
+
+    source: str
+    names: tuple[str, ...] = ()
+
+
+def hoisted(source: str) -> HoistedImports:
+    """
+    Take the imports from the future out of a cell; its other lines stay where they are.
+
+    >>> hoisted("from __future__ import annotations").source
+    '# from __future__ import annotations'
+    """
+    imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
+    found = [node for node in imports if node.module == "__future__"]
+    edits = [edit for node in found for edit in _without(node, source.split("\n"))]
+    return HoistedImports(edited(source, edits), tuple(alias.name for node in found for alias in node.names))
+
+
+def _without(node: ast.ImportFrom, lines: list[str]) -> list[Edit]:
+    last, end = end_of(node)
+    before = lines[node.lineno - 1].encode()[: node.col_offset]
+    after = lines[last - 1].encode()[end:].strip()
+    if before.strip() or (after and not after.startswith(b"#")):
+        return [instead_of(node, "pass")]
+    return [Edit((line, 0), (line, 0), "# ") for line in range(node.lineno, last + 1)]
