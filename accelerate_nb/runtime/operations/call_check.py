@@ -85,7 +85,8 @@ class RowExchange:
         """Send this process's row, whose data are written already, up to its `end`; `length` is that of all its data."""
         _HEAD.pack_into(self.own, 0, call.signature, length)
         sizes, rooms = ([0 if rank == self.rank else n for rank in range(self.size)] for n in (end, self.room))
-        sent = self.rows[-1, :end].repeat(self.size - 1)
+        sent = self.rows[-1, :end]
+        sent = sent if self.size == 2 else sent.repeat(self.size - 1)
         self._work = self.group().alltoall_base(self._received, sent, rooms, sizes, dist.AllToAllOptions())
 
     def finish(self) -> list[tuple[bytes, int]]:
@@ -149,7 +150,8 @@ class CallCheck:
 
     def gathered(self, index: int) -> Tensor:
         """All processes' values of a part that travelled inside, in their order: a new tensor of `(processes, *shape)`."""
-        return self._values(index)[self.exchange.order]
+        values = self._values(index)
+        return torch.stack([values[place] for place in self.exchange.order])
 
     def received(self, index: int, source: int) -> Tensor:
         """One process's value of a part that travelled inside: a view, until the next check."""

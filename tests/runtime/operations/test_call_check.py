@@ -22,7 +22,7 @@ from accelerate_nb.runtime.world.world import HostGroup, Rendezvous, XlaWorld
 from tests.ranks import TWO_OR_THREE, run_on_ranks
 
 SECONDS = 60.0
-# What travels with the check, and what follows it: two of which share a collective, and one that has its own.
+# What travels with the check at most sizes, and what follows it: with others of its type, or alone.
 SMALL, LARGE, LARGEST = 5, 200_000, 3_000_000
 FIVE = pytest.param(5, marks=pytest.mark.slow)
 
@@ -42,9 +42,8 @@ def everything() -> list[Any]:
         found.append(operations.gather(mine)[::length].tolist())
         found.append(operations.reduce(mine, "sum").unique().tolist())
         found += [operations.broadcast(mine, source).unique().tolist() for source in range(size)]
-    found.append([text[:2] for text in operations.gather_object([f"{rank} " * length for length in (1, 90_000)])])
-    leaves = [torch.full((15_000,), 10.0 * rank + leaf) for leaf in range(4)]
-    return [*found, [leaf.unique().item() for leaf in operations.broadcast(leaves, size - 1)]]
+    found.append([text[:2] for text in operations.gather_object([f"{rank} " * length for length in (1, 900_000)])])
+    return found
 
 
 @pytest.mark.parametrize("size", [*TWO_OR_THREE, FIVE])
@@ -52,8 +51,39 @@ def test_all_processes_receive_what_each_has(size: int) -> None:
     ranks = [rank + 1.0 for rank in range(size)]
     of_length = [ranks, [sum(ranks)], *([rank] for rank in ranks)]
     texts = [f"{rank} " for rank in range(size) for _ in range(2)]
-    leaves = [10.0 * (size - 1) + leaf for leaf in range(4)]
-    assert run_on_ranks(everything, size, limit=SECONDS) == [[*of_length * 3, texts, leaves]] * size
+    assert run_on_ranks(everything, size, limit=SECONDS) == [[*of_length * 3, texts]] * size
+
+
+def nested() -> list[Any]:
+    """The leaves of a nest after each operation: shape, numbers, and whether the memory is a leaf's own."""
+    rank, size = current_world().rank, current_world().size
+    nest = {
+        "long": [torch.full((50, 2_000), 10 * number + rank) for number in range(3)],
+        "float": torch.full((200_000,), 0.5 + rank).view(-1, 2).t(),
+        "double": (torch.full((), 100.0 + rank, dtype=torch.float64), torch.empty(0, 3)),
+    }
+    found = []
+    for done in (operations.gather(nest), operations.reduce(nest, "sum"), operations.broadcast(nest, size - 1)):
+        leaves = [*done["long"], done["float"], *done["double"]]
+        is_alone = all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in leaves)
+        found.append([[list(leaf.shape), leaf.unique().tolist()] for leaf in leaves] + [is_alone])
+    return found
+
+
+@pytest.mark.parametrize("size", [*TWO_OR_THREE, FIVE])
+def test_leaves_of_any_size_and_type_come_back_as_they_were_nested(size: int) -> None:
+    numbers, lone = [0, 10, 20], range(size)
+    shapes: list[Any] = [[50, 2_000], [50, 2_000], [50, 2_000], [2, 100_000], [], [0, 3]]
+    joined = [[50 * size, 2_000]] * 3 + [[2 * size, 100_000], [size], [0, 3]]
+    of_leaves = [*numbers, 0.5, 100]
+    gathered = [[first + rank for rank in lone] for first in of_leaves] + [[]]
+    summed = [[first * size + sum(lone)] for first in of_leaves] + [[]]
+    sent = [[first + size - 1] for first in of_leaves] + [[]]
+    expected = [
+        [*([shape, values] for shape, values in zip(there, found, strict=True)), True]
+        for there, found in ((joined, gathered), (shapes, summed), (shapes, sent))
+    ]
+    assert run_on_ranks(nested, size, limit=SECONDS) == [expected] * size
 
 
 def differs_after_agreement() -> list[str]:
