@@ -46,7 +46,7 @@ SETTLE = 5.0
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 # What a process has of a save of the main one: the first that is said holds.
 _JOINED, _ELSEWHERE, _LEFT_OUT = "joined", "elsewhere", "left out"
-_FINE, _INTERRUPTED = "fine", "It was interrupted."
+_FINE, _INTERRUPTED = "fine", "The main process was interrupted."
 _MESSAGE_SIZE = 8192
 
 
@@ -60,7 +60,10 @@ class Saver:
     _channel: SaveChannel | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._channel = None if self.world.size == 1 else save_channel_of(self.world)
+        channels, group = _channels.get(), self.world.group
+        if self.world.size > 1 and group not in channels:
+            channels[group] = SaveChannel(self.world)
+        self._channel = channels.get(group) if self.world.size > 1 else None
 
     def wait(self) -> Path | None:
         """Wait for the save that is still being written; the folder that it went to."""
@@ -333,14 +336,6 @@ def _report_end(reference: weakref.ref[SaveChannel]) -> None:
 _channels: RankLocal[WeakKeyDictionary[Any, SaveChannel]] = RankLocal(WeakKeyDictionary)
 
 
-def save_channel_of(world: World) -> SaveChannel:
-    """The one connection of this process's group over which its saves are agreed on."""
-    channels, group = _channels.get(), world.group
-    if group not in channels:
-        channels[group] = SaveChannel(world)
-    return channels[group]
-
-
 class SingleProcessCommit:
     """The commit of a single process."""
 
@@ -401,12 +396,17 @@ class MainProcessCommit(SingleProcessCommit):
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
         verdict, channel = _INTERRUPTED, self._channel
+        failures = [complaint] if complaint else []
         try:
-            replies = [complaint or _FINE, *map(self._reply, self._others)]
-            failure = next((reply for reply in replies if reply != _FINE), None)
-            if failure is None:
+            for rank in self._others:
+                try:
+                    reply = channel.receive(rank)
+                except RuntimeError as error:
+                    reply = _death(rank, error)
+                failures += [reply] if reply != _FINE else []
+            if not failures:
                 commit()
-            verdict = failure or _FINE
+            verdict = failures[0] if failures else _FINE
         except CheckpointError as error:
             verdict = str(error)
             raise
@@ -420,12 +420,6 @@ class MainProcessCommit(SingleProcessCommit):
                 channel.disconnect()
         if verdict != _FINE:
             raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
-
-    def _reply(self, rank: int) -> str:
-        try:
-            return self._channel.receive(rank)
-        except RuntimeError as error:
-            return _death(rank, error)
 
     def _joined(self) -> list[int]:
         """The processes that have begun the same save, some time after this one has."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.writer import (
-    can_hold,
+    DTYPE_NAMES,
     in_groups,
     layout,
     named,
@@ -350,7 +350,7 @@ def _safe_names(shards: ShardIndex) -> tuple[dict[str, str], tuple[str, ...]]:
         if position[: len(prefix)] != prefix:
             continue
         tensor = shards.tensors.get(key)
-        if tensor is None or not can_hold(tensor.dtype):
+        if tensor is None or tensor.dtype not in DTYPE_NAMES:
             held = "what is no tensor" if tensor is None else f"numbers of type {tensor.dtype}"
             raise CheckpointError(
                 f"{shards.folder} holds {held} under {key!r}, which safetensors can't hold. "

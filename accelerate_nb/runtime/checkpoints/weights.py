@@ -16,7 +16,15 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.host_copy import address, brought, storage
 from accelerate_nb.runtime.checkpoints.load_file import read, read_weights
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite, in_groups, remove, sync, write_file, write_files
+from accelerate_nb.runtime.checkpoints.writer import (
+    FileToWrite,
+    in_groups,
+    remove,
+    size_of,
+    sync,
+    write_file,
+    write_files,
+)
 from accelerate_nb.runtime.training.repoint import original_name
 
 _logger = logging.getLogger("accelerate_nb.utils.other")
@@ -80,7 +88,7 @@ def _replace_weights(draft: Path, folder: Path) -> None:
 
 def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     """The tensors in their order, in groups of at most `limit` bytes; a larger tensor is alone."""
-    return [dict(group) for group in in_groups(tensors.items(), lambda item: _bytes(item[1]), limit)] or [{}]
+    return [dict(group) for group in in_groups(tensors.items(), lambda item: size_of(item[1]), limit)] or [{}]
 
 
 def parse_size(size: int | str) -> int:
@@ -141,10 +149,6 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.device, address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _bytes(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
-
-
 def _names(base: str, suffix: str, count: int) -> list[str]:
     if count == 1:
         return [f"{base}.{suffix}"]
@@ -153,7 +157,7 @@ def _names(base: str, suffix: str, count: int) -> list[str]:
 
 def _write_index(path: Path, files: list[str], shards: list[dict[str, Any]]) -> None:
     index = {
-        "metadata": {"total_size": sum(_bytes(tensor) for shard in shards for tensor in shard.values())},
+        "metadata": {"total_size": sum(size_of(tensor) for shard in shards for tensor in shard.values())},
         "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
     }
     text = json.dumps(index, indent=2, sort_keys=True) + "\n"

@@ -36,7 +36,7 @@ _LARGE = 4 << 20
 BLOCK = 8 << 20
 _ALIGNED = 4096
 # https://huggingface.co/docs/safetensors: eight bytes with the header's length, the header as JSON, then the tensors.
-_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -313,7 +313,9 @@ def _open(path: Path) -> int:
 
 def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
     """Write tensors to an open file, as `safetensors.torch.save_file` does."""
-    if any(item.dtype not in _NAMES or type(item) not in (Tensor, torch.nn.Parameter) for item in tensors.values()):
+    if any(
+        item.dtype not in DTYPE_NAMES or type(item) not in (Tensor, torch.nn.Parameter) for item in tensors.values()
+    ):
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         file.write(to_bytes(whole, metadata={"format": "pt"}))
         return
@@ -332,7 +334,7 @@ def layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     for name in names:
         tensor, begin = tensors[name], end
         end += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, names
@@ -343,11 +345,6 @@ def write_numbers(tensor: Tensor, file: Any) -> None:
     if tensor.numel():
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         file.write(flat.view(torch.uint8).numpy().data)
-
-
-def can_hold(dtype: torch.dtype) -> bool:
-    """Whether the format has a word for such numbers."""
-    return dtype in _NAMES
 
 
 def remove(path: Path) -> None:

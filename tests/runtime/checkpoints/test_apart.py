@@ -115,6 +115,7 @@ def is_late(folder: str) -> tuple[list[str], list[str]]:
         if not accelerator.is_main_process:
             accelerator.save_state(f"{folder}/last")
     accelerator.wait_for_everyone()
+    saver.RETURN_TIMEOUT = 30.0
     accelerator.save_state(f"{folder}/next")
     return sorted(path.name for path in Path(folder, "next").iterdir()), [str(item.message) for item in caught]
 
@@ -134,6 +135,7 @@ def counts_differ(folder: str) -> list[str]:
     if accelerator.is_main_process:
         accelerator.save_state(f"{folder}/saved")
     accelerator.wait_for_everyone()
+    saver.RETURN_TIMEOUT = 30.0
     accelerator.step = 10 - accelerator.process_index
     accelerator.save_state(f"{folder}/saved")
     return sorted(path.name for path in Path(folder, "saved").iterdir())
@@ -144,10 +146,11 @@ def test_ranks_at_different_steps_save_one_checkpoint(tmp_path: Path) -> None:
         assert "random_states_1.pkl" in found
 
 
+# Two programs that load torch on a busy machine.
+LIMIT = 240.0
 SCRIPT = """
 import os, signal, sys
 from accelerate_nb.runtime.checkpoints import saver
-saver.JOIN_TIMEOUT = 0.5
 import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
@@ -157,6 +160,7 @@ accelerator = Accelerator(cpu=True)
 model = accelerator.prepare(torch.nn.Linear(2, 2))
 accelerator.save_state(folder + "/first")
 accelerator.wait_for_everyone()
+saver.JOIN_TIMEOUT = 0.5
 if accelerator.is_main_process:
     sys.stdin.readline()  # the other one has ended
     try:
@@ -195,8 +199,8 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
     )
     with main, other:
         try:
-            other.wait(60)
-            output, _ = main.communicate("go\n", timeout=60)
+            other.wait(LIMIT)
+            output, _ = main.communicate("go\n", timeout=LIMIT)
         finally:
             main.kill()
             other.kill()
