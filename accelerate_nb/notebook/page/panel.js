@@ -24,14 +24,15 @@ const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
 
 /** Leaves in the notebook what is known of a run whose kernel has ended, and saves it: no view of a widget can be drawn again. */
 async function saveReport(model, store, notebook) {
-  const { panel } = model.get("place") ?? {};
+  const { panel, report } = model.get("place") ?? {};
   if (!panel) return;
-  if (replacePanel({ of: panel, data: savedReport(store), metadata: {} }, notebook)) await saveNotebook(notebook);
+  if (replacePanel({ of: panel, data: savedReport(store, report), metadata: {} }, notebook)) await saveNotebook(notebook);
 }
 
 // A function, called once for a model: `initialize` and `render` are given different objects for the model, and share this.
 export default () => {
   const store = makeStore();
+  const isOver = () => END_STATES.has(store.state.state) || store.gone !== "";
   const closingViews = new Set(); // views whose place in the page has gone, of a run that is over
   const sender = (model) => (message) => kernelIsReachable(store) && model.send(message);
 
@@ -40,7 +41,6 @@ export default () => {
     const send = sender(model);
     const { panel, report } = model.get("place") ?? {}; // the kernel takes the panel's id back once a page has the end
     const waiting = []; // reports whose panel the kernel has not sent yet
-    const isOver = () => END_STATES.has(store.state.state);
     const unobserve = observeReport(report, (found) => {
       if (isOver()) return openInReport(model, found);
       waiting.push(found);
@@ -63,6 +63,8 @@ export default () => {
       const { gone, state: { ended: before } } = store;
       if (endWithKernel(store, how)) {
         notifyOfEnd(store);
+        // the widget ends with its kernel; its panel stays in this page, in the place of the report
+        observeReport(report, (found) => openInReport(model, found));
         setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
       }
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
@@ -105,7 +107,7 @@ export default () => {
 
   function close(view) {
     if (view.root.isConnected && view.hasMoved) return; // it goes on in the report
-    if (!END_STATES.has(store.state.state)) return view.close();
+    if (!isOver()) return view.close();
     closingViews.add(view);
     return setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);
   }
@@ -126,9 +128,9 @@ export default () => {
 const MOST_LINES_SAVED = 100; // of each rank
 
 /** What a notebook keeps of it: the text of all that a store knows but its curves, which are in the run's folder. */
-export function savedReport(store) {
+export function savedReport(store, id) {
   const text = reportText(store);
-  return { "text/plain": text, "text/html": `<pre>${escaped(text)}</pre>\n` };
+  return { "text/plain": text, "text/html": `<pre id="${id}">${escaped(text)}</pre>\n` };
 }
 
 function reportText(store) {

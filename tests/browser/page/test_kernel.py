@@ -64,7 +64,7 @@ def test_the_end_of_the_kernel_is_the_end_of_the_run(panel_page: Any, statuses: 
     assert message in kept["data"]["text/plain"]
     assert "saving checkpoint" not in kept["data"]["text/plain"]  # a line that has not ended
     assert "step   234" in kept["data"]["text/plain"]
-    assert kept["data"]["text/html"].startswith("<pre>")
+    assert kept["data"]["text/html"].startswith("<pre id=")
 
 
 def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(panel_page: Any) -> None:
