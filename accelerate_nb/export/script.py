@@ -84,7 +84,7 @@ class _ScriptWriter:
     def __init__(self, name: str, cells: Sequence[NotebookCell], translation: NotebookTranslation) -> None:
         self._name = name
         self._cells = cells
-        self._translation = translation
+        self._translation, self._session = translation, translation.session
         self._imports: dict[str, None] = {}
         self._definitions = DefinitionFinder()
         self._taken = _names(translation.cells.values())
@@ -94,8 +94,8 @@ class _ScriptWriter:
         naming = self._function("error_locations", "name_in_tracebacks")
         options = self._options_line()
         begins = [f"{naming}(__file__)", f"{self._function('shared_seed', 'alike')}(__file__)"]
-        if (session := self._translation.session) is not None:
-            shared = [f"{name}={literal(value)}" for name, value in session.items() if name not in _OF_NOTEBOOKS]
+        if self._session is not None:
+            shared = [f"{name}={literal(value)}" for name, value in self._session.items() if name not in _OF_NOTEBOOKS]
             begins.append(f"{self._function('ranks', 'begin')}({', '.join(['__file__', *shared])})")
         if self._uses_display():
             self._imports["from accelerate_nb.script.display import display"] = None
@@ -107,9 +107,10 @@ class _ScriptWriter:
 
     def _header(self) -> Iterator[str]:
         script = self._name.removesuffix(".ipynb") + ".py"
+        plays = "rank 0 plays the notebook, and all ranks run their cells"
         ways = [
             (f"python {script}", "one process, or as many as the notebook starts"),
-            (f"accelerate-nb launch -n 2 {script}", "every process runs all of it"),
+            (f"accelerate-nb launch -n 2 {script}", "every process runs all of it" if self._session is None else plays),
             (f"torchrun --nproc-per-node 2 {script}", "the same"),
         ]
         widest = max(len(command) for command, _ in ways)

@@ -68,7 +68,9 @@ def begin(file: str, **settings: Any) -> None:
         return
     if not already_launched(os.environ):
         _refuse_in_a_notebook(file)
-        _become([sys.executable, *_interpreter_flags(), *launch_words(file, sys.argv[1:], settings)])
+        # -W, -X, -O and their like: no public function gives them, and multiprocessing uses this one too
+        options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        _become([sys.executable, *options, *launch_words(file, sys.argv[1:], settings)])
     _set_missing_variables(settings)
     _warn_of_another_size(file, settings)
     ranks = ScriptRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
@@ -120,13 +122,6 @@ def _refuse_in_a_notebook(file: str) -> None:
             f"{name} runs on several processes, and was called inside IPython, which would end with it. "
             f"Run `!accelerate-nb launch {name}` instead, or the notebook that it was exported from."
         )
-
-
-def _interpreter_flags() -> list[str]:
-    """The options of this Python before the script: -W, -X, -O and their like."""
-    # no public function returns them; multiprocessing uses this one too
-    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return found
 
 
 def _become(words: list[str]) -> NoReturn:
