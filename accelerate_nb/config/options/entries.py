@@ -34,8 +34,8 @@ class Entry:
             return None
         return str(found).lower() if self.is_lower or isinstance(found, bool) else str(found)
 
-    def read(self, environment: Mapping[str, str]) -> Any:
-        """The value of its variable; its default where that is not set, or empty."""
+    def read(self, environment: Mapping[str, str], name: str) -> Any:
+        """The value of its variable; its default where that is not set, or empty. An error names the option as Accelerate does."""
         text = environment.get(self.variable)
         if not text:
             return self.default
@@ -43,6 +43,7 @@ class Entry:
             return self.value_type.parse(text)
         except InvalidValue as unfit:
             reason = [
+                f"Invalid {name}: {text}.",
                 f"The variable {self.variable} is {text!r}, but should be {self.value_type.expected}.",
                 *unfit.args,
             ]
@@ -86,7 +87,7 @@ class Entries(NamedValues):
 
     def read(self, name: str, environment: Mapping[str, str]) -> Any:
         """The value that the environment gives to one key."""
-        return self.known[self._key(name)].read(environment)
+        return self.known[self._key(name)].read(environment, name.removeprefix(self.prefix))
 
     def choices(self, name: str) -> tuple[str, ...]:
         """The words that a key can have, where it can have only some."""
