@@ -34,7 +34,14 @@ export default () => {
   const store = makeStore();
   const isOver = () => END_STATES.has(store.state.state) || store.gone !== "";
   const closingViews = new Set(); // views whose place in the page has gone, of a run that is over
-  const sender = (model) => (message) => kernelIsReachable(store) && model.send(message);
+  const sender = (model) => (message) => {
+    if (!kernelIsReachable(store)) return;
+    try {
+      model.send(message);
+    } catch {
+      // a page that was not told yet that its kernel has ended
+    }
+  };
 
   function initialize({ model }) {
     const notebook = model.widget_manager?.context;
@@ -51,6 +58,8 @@ export default () => {
       if (message.report) replacePanel(message.report, notebook);
       const [hadEnded, wasKnown] = [isOver(), store.epoch > 0];
       feed(store, message);
+      // a kernel that is shut down in good order tells of the run's end after the page was told of the kernel's
+      if (END_STATES.has(message.state?.state)) store.gone = "";
       const ends = isOver() && !hadEnded;
       // what ended before this page was loaded is no news
       if (ends && wasKnown) notifyOfEnd(store);
@@ -65,7 +74,7 @@ export default () => {
         notifyOfEnd(store);
         // the widget ends with its kernel; its panel stays in this page, in the place of the report
         observeReport(report, (found) => openInReport(model, found));
-        setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
+        setTimeout(() => (store.gone ? saveReport(model, store, notebook) : saveNotebook(notebook)), SAVE_DELAY);
       }
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
       else if (!gone && before !== null && kernelNow(store) - before < RECENT) saveNotebook(notebook);

@@ -67,6 +67,17 @@ def test_the_end_of_the_kernel_is_the_end_of_the_run(panel_page: Any, statuses: 
     assert kept["data"]["text/html"].startswith("<pre id=")
 
 
+def test_a_kernel_that_is_shut_down_in_good_order_has_the_last_word(panel_page: Any) -> None:
+    panel_page.evaluate("() => session.statusChanged.emit('terminating')")
+    note = panel_page.locator(".anb").get_by_role("note")
+    expect(note).to_contain_text("The kernel was shut down")
+    panel_page.evaluate("() => give({ seq: 3, state: { state: 'stopped', ended: Date.now() / 1000 } })")
+    expect(note).to_contain_text("Stopped by you")
+    # the report is its own, and the notebook is saved with it
+    panel_page.wait_for_function("window.saved === 1")
+    assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"
+
+
 def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(panel_page: Any) -> None:
     panel_page.evaluate("""() => give({ seq: 3, run: { attach: 'accelerate_nb.attach("/runs/a")' } })""")
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
