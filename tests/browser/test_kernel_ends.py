@@ -38,19 +38,30 @@ def shut_down(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "message", "cells"),
+    ("end", "message", "kept", "cells"),
     [
-        (restart, "The kernel was restarted", (TRAIN, RUN)),
-        (kill, "The kernel died", (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)),
+        (restart, "The kernel was restarted", "The kernel was restarted", (TRAIN, RUN)),
+        (
+            kill,
+            "The kernel died",
+            "The kernel died",
+            (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE),
+        ),
         (
             shut_down,
-            "Stopped by you",  # by the kernel, which leaves in good order
+            "Stopped by you",  # by the kernel, which leaves in good order, and keeps its own report
+            "■ stopped",
             ("%load_ext accelerate_nb", f"%%accelerate -n 2 --cpu --panel widget\n{TRAIN}\ntrain()"),
         ),
     ],
 )
 def test_what_came_of_a_run_outlives_its_kernel(
-    lab: Server, opened: Callable[..., Notebook], end: Callable[[Notebook], None], message: str, cells: tuple[str, ...]
+    lab: Server,
+    opened: Callable[..., Notebook],
+    end: Callable[[Notebook], None],
+    message: str,
+    kept: str,
+    cells: tuple[str, ...],
 ) -> None:
     # a kernel that leaves in good order writes its last outputs itself: JupyterLab saves them when it saves next
     lab.autosave(2 if end is shut_down else 120)
@@ -68,10 +79,11 @@ def test_what_came_of_a_run_outlives_its_kernel(
     # nobody saves the notebook: a page that is loaded anew shows what is left of the run from the file alone
     notebook.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
     notebook.open(kernel=False)
-    for text in (message, "step", "loss", "All output: "):
+    for text in (kept, "step", "loss", "All output: "):
         expect(notebook.cell(1)).to_contain_text(text)
     expect(panel).to_have_count(0)
     assert "Error displaying widget" not in notebook.output(1)
+    assert "was running when this notebook was saved" not in notebook.output(1)
 
 
 def test_a_page_loaded_anew_before_the_panel_is_saved_shows_the_run_again(

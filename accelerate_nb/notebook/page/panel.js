@@ -58,12 +58,13 @@ export default () => {
       if (message.report) replacePanel(message.report, notebook);
       const [hadEnded, wasKnown] = [isOver(), store.epoch > 0];
       feed(store, message);
-      // a kernel that is shut down in good order tells of the run's end after the page was told of the kernel's
-      if (END_STATES.has(message.state?.state)) store.gone = "";
       const ends = isOver() && !hadEnded;
+      // a kernel that is shut down in good order tells of the run's end after the page was told of the kernel's
+      const isLastWord = END_STATES.has(message.state?.state) && store.gone !== "";
+      if (isLastWord) store.gone = "";
       // what ended before this page was loaded is no news
       if (ends && wasKnown) notifyOfEnd(store);
-      if (ends && panel) takeNote(panel, notebook);
+      if ((ends || isLastWord) && panel) takeNote(panel, notebook);
       if (isOver()) for (const found of waiting.splice(0)) openInReport(model, found);
       // also where the page's timers sleep, in a tab in the background
       if (store.views.size) acknowledge(store, send);
