@@ -31,7 +31,6 @@ _HOMES: dict[str, str] = {
     "DDPCommunicationHookType": "accelerate_nb.runtime.compat.enums",
     "DistributedType": "accelerate_nb.runtime.compat.enums",
     "ProfileKwargs": "accelerate_nb.runtime.observability.profiling",
-    "XlaMesh": "accelerate_nb.runtime.xla.mesh_plan",
     "DeepSpeedPlugin": "accelerate_nb.runtime.strategies.deepspeed.config.plugin",
     "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.strategies.fsdp.plugin",
     "ParallelismConfig": "accelerate_nb.runtime.parallelism_config",
@@ -162,4 +161,3 @@ if TYPE_CHECKING:
     from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.training.seed import synchronize_rng_states as synchronize_rng_states
     from accelerate_nb.runtime.world.state import PartialState as PartialState
-    from accelerate_nb.runtime.xla.mesh_plan import XlaMesh as XlaMesh

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.settings import setting, settings
-from accelerate_nb.config.xla_mesh import MeshAxes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +106,6 @@ class TrainingConfig:
         help="Chart also what was not logged: numbers beside tqdm bars, logs of Trainer and others, a step's time, memory "
         "and gradient norm. On unless it is switched off.",
         group="shown",
-    )
-
-    xla_mesh: Annotated[str, MeshAxes()] | None = setting(
-        None,
-        label="XLA mesh",
-        help="Let one process drive all XLA devices as one mesh (SPMD): 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
-        group="training",
-        advanced=True,
     )
 
     strategy: Literal["ddp", "fsdp", "deepspeed", "megatron"] | None = setting(

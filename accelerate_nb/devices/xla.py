@@ -204,8 +204,7 @@ def wake(process: int, processes: int) -> None:
     Have torch_xla's runtime begin in this process, the one with number `process` of `processes` on this machine.
 
     Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`): a process that is alone
-    on a TPU gets one chip, several get all of them, a chip each. Where the environment requests a mesh, the process drives all
-    devices at once, and gets no number among others. Does nothing in a process that is awake; where ranks are threads,
+    on a TPU gets one chip, several get all of them, a chip each. Does nothing in a process that is awake; where ranks are threads,
     one of them does it for all.
     """
     if is_awake():
@@ -213,11 +212,7 @@ def wake(process: int, processes: int) -> None:
     from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    if os.environ.get("ACCELERATE_NB_XLA_MESH") and not runtime.is_spmd():
-        runtime.use_spmd()
-    if runtime.is_spmd():
-        runtime.addressable_runtime_device_count()
-    elif processes > 1 or runtime.device_type() != "TPU":
+    if processes > 1 or runtime.device_type() != "TPU":
         pjrt.initialize_multiprocess(process, processes)
     else:
         pjrt.initialize_singleprocess()

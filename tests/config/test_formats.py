@@ -25,7 +25,6 @@ from accelerate_nb.config.value_types import (
     OneOf,
     Text,
 )
-from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.errors import ConfigurationError
 
 # What asks for several machines is no configuration yet; these are values of theirs that are one.
@@ -63,8 +62,6 @@ def other_than_default(setting):
             return 3
         case HostList():
             return "a,b:4"
-        case MeshAxes():
-            return "data=2,fsdp"
         case Label():
             return '-“it\'s”, "a\\b": # é'
         case LabelList():

@@ -273,7 +273,6 @@ EXAMPLES = {
     "debug": "true",
     "autolog": "yes",
     "loader_progress": "yes",
-    "xla_mesh": "data=2,fsdp=4",
     "strategy": "fsdp",
     "fsdp_config": '{"offload_params": true}',
     "deepspeed_config": "zero_stage=3",

@@ -42,7 +42,7 @@ FORBIDDEN += [("big_models", folder) for folder in ("config", "events", "export"
 # Each optional package is imported by the files of its name, or those of a folder of its name, and by nobody else.
 OPTIONAL = {
     "ray": "ray",
-    "torch_xla": "xla spmd",
+    "torch_xla": "xla",
     "tpu_info": "tpu_info",
     "grpc": "tpu_info",
     "deepspeed": "deepspeed",

@@ -36,7 +36,6 @@ from accelerate_nb.config.value_types import (
     OneOf,
     Text,
 )
-from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.notebook.api import resolved
 
@@ -83,8 +82,6 @@ def another(setting: Setting) -> Any:
             return "a,b"
         case HostList():
             return "a,b:4"
-        case MeshAxes():
-            return "data=2,fsdp"
         case Text():
             return "runs of ${rank}"
     raise AssertionError(f"{setting.name} is of a kind that this test does not know")

@@ -26,15 +26,12 @@ def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]
     """
     Runs a function on ranks that compute through torch_xla, and gives every rank's result.
 
-    `num_processes` ranks are as many devices of torch_xla's CPU backend, threads of one process; `devices` says how many
-    devices one process drives (`xla_mesh`).
+    `num_processes` ranks are as many devices of torch_xla's CPU backend, threads of one process.
     """
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
 
-    def run(
-        function: Callable[..., Any], *args: Any, num_processes: int = 1, devices: int | None = None, **settings: Any
-    ) -> list[Any]:
-        monkeypatch.setenv("CPU_NUM_DEVICES", str(devices or num_processes))
+    def run(function: Callable[..., Any], *args: Any, num_processes: int = 1, **settings: Any) -> list[Any]:
+        monkeypatch.setenv("CPU_NUM_DEVICES", str(num_processes))
         options = {"config_file": "", "folder": str(tmp_path / "runs"), "results": "all", "panel": "off", **settings}
         return launch(function, args, num_processes=num_processes, **options).wait(110)
 

@@ -25,15 +25,6 @@ def cpu_after_an_import():
     return str(Accelerator().device), os.environ.get("PJRT_DEVICE")
 
 
-def mesh():
-    from torch_xla import runtime
-
-    from accelerate_nb import Accelerator
-
-    accelerator = Accelerator()
-    return runtime.is_spmd(), runtime.global_runtime_device_count(), accelerator.num_processes
-
-
 def variables():
     return os.getpid(), {name: os.environ.get(name) for name in ("RANK", "CPU_NUM_DEVICES", "TPU_PROCESS_ADDRESSES")}
 
@@ -49,10 +40,6 @@ def test_the_cpu_is_as_many_devices_as_there_are_ranks_of_one_process(on_xla, mo
     assert len({pid for pid, _ in found}) == 1
     expected = [{"RANK": rank, "CPU_NUM_DEVICES": "2", "TPU_PROCESS_ADDRESSES": None} for rank in ("0", "1")]
     assert [environment for _, environment in found] == expected
-
-
-def test_a_mesh_is_one_rank_that_drives_all_devices(on_xla):
-    assert on_xla(mesh, devices=2, xla_mesh="data") == [(True, 2, 1)]
 
 
 def test_the_cpu_that_was_requested_is_without_torch_xla_whatever_a_library_loads(on_xla):

@@ -147,12 +147,12 @@ def test_each_process_of_a_tpu_gets_its_chip_and_knows_the_others():
         "TPU_WORKER_ID": "0",
         "TPU_PROCESS_ADDRESSES": "local",
     }
-    cases = [(KAGGLE, 3, 8), (v3, 1, 4), (COLAB, 0, 1), ({**KAGGLE, "ACCELERATE_NB_XLA_MESH": "fsdp"}, 0, 1)]
+    cases = [(KAGGLE, 3, 8), (v3, 1, 4), (COLAB, 0, 1)]
     done = subprocess.run(
         [sys.executable, "-c", TOPOLOGY, json.dumps(cases)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    of_eight, of_four, alone, mesh = json.loads(done.stdout.splitlines()[-1])
+    of_eight, of_four, alone = json.loads(done.stdout.splitlines()[-1])
     assert of_eight == {
         "CLOUD_TPU_TASK_ID": "3",
         "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
@@ -171,7 +171,6 @@ def test_each_process_of_a_tpu_gets_its_chip_and_knows_the_others():
         "TPU_PROCESS_BOUNDS": "1,1,1",
         "TPU_VISIBLE_CHIPS": "0",
     }
-    assert mesh == {}
 
 
 @pytest.fixture(scope="module")

@@ -271,7 +271,7 @@ def test_what_is_captured_is_each_rank_s_own_also_where_workers_are_forked_from_
 
 def test_a_session_on_threads_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    with pytest.raises(LaunchError, match="Pass num_processes=1, or xla_mesh='data'"):
+    with pytest.raises(LaunchError, match="Pass num_processes=1"):
         Session.start(resolve({"num_processes": 2}, {}))
 
 

@@ -22,7 +22,7 @@ def check(config: TrainingConfig, kind: str) -> None:
         )
     if kind == "xla":
         raise LaunchError(
-            "strategy='deepspeed' was requested on XLA devices, which DeepSpeed doesn't know. Pass xla_mesh='fsdp' in its place."
+            "strategy='deepspeed' was requested on XLA devices, which DeepSpeed doesn't know. Leave strategy out, or train on GPUs."
         )
     options = config.deepspeed_config or {}
     if said := deepspeed.conflicts(options):

@@ -42,10 +42,11 @@ def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: boo
     Raises `LaunchError` where it doesn't fit the machine, or the degrees of parallelism don't fit the number of processes.
     """
     launching = config.launching.of_this_node()
-    placement = choose(launching, devices, can_fork, config.training.xla_mesh)
+    placement = choose(launching, devices, can_fork)
     if config.training.strategy == "fsdp" and placement.kind == "xla":
         raise LaunchError(
-            "strategy='fsdp' was requested on XLA devices, which torch's FSDP doesn't know. Pass xla_mesh='fsdp' in its place."
+            "strategy='fsdp' was requested on XLA devices, which torch's FSDP doesn't know. "
+            "Leave strategy out, so that each rank has the whole model, or train on GPUs."
         )
     if not (launching.names_hosts or config.launching.is_on_each_node):
         check_training(config, placement)
@@ -72,14 +73,14 @@ def check_training(config: RunConfig, placement: Placement) -> None:
         )
 
 
-def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool, mesh: str | None = None) -> Placement:
+def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -> Placement:
     """
-    The way to start that fits the settings and the machine; `mesh` is the setting `xla_mesh`; pure.
+    The way to start that fits the settings and the machine; pure.
 
     Raises `LaunchError` where they don't fit together.
     """
     through = xla_placement.requested_devices(config, devices)
-    computing = _computing(config, devices) if through is None else xla_placement.computing(config, through, mesh)
+    computing = _computing(config, devices) if through is None else xla_placement.computing(config, through)
     start, why = _start(config, computing.size, can_fork)
     if through is not None:
         xla_placement.check_start(start, through)

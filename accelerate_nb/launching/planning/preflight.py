@@ -88,9 +88,6 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
     if choice.kind == "xla" and config.training.mixed_precision == "fp16":
         text = "TPUs compute in bf16, and on fp16 they overflow as a GPU does, without being faster: bf16 has the range of float32."
         found.append(PreflightIssue("mixed_precision", text, grave=False))
-    if choice.kind != "xla" and config.training.xla_mesh is not None:
-        text = "Nothing here asks for torch_xla, whose devices it shards over: every rank has the whole model."
-        found.append(PreflightIssue("xla_mesh", text, grave=False))
     if config.training.fsdp_config is not None and config.training.strategy != "fsdp":
         text = "These are options of strategy='fsdp', which was not requested: every rank has the whole model."
         found.append(PreflightIssue("fsdp_config", text, grave=False))

@@ -34,7 +34,7 @@ def requested_devices(config: LaunchingConfig, devices: AvailableDevices) -> Xla
     return found
 
 
-def computing(config: LaunchingConfig, found: XlaDevices, mesh: str | None) -> XlaPlacement:
+def computing(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
     """
     The number of ranks on these devices; pure.
 
@@ -45,8 +45,6 @@ def computing(config: LaunchingConfig, found: XlaDevices, mesh: str | None) -> X
             f"gpu_ids={config.gpu_ids!r} was requested, but {found.label}s are not chosen by number: torch_xla takes all of them, "
             "or one. Leave gpu_ids out; num_processes=1 takes one."
         )
-    if mesh is not None:
-        return _as_mesh(config, found, mesh)
     return _on_cpu(config, found) if found.device == "CPU" else _on_tpu(config, found)
 
 
@@ -68,16 +66,6 @@ def check_start(start: str, found: XlaDevices) -> None:
             f"start_method='fork' was requested, but {found.held}, and does not work in a process that is forked from there. "
             "Leave start_method out: the workers then come from a process in which it sleeps."
         )
-
-
-def _as_mesh(config: LaunchingConfig, found: XlaDevices, mesh: str) -> XlaPlacement:
-    """One rank, whose process drives every device."""
-    if (config.num_processes or 1) > 1:
-        raise LaunchError(
-            f"xla_mesh={mesh!r} was requested with num_processes={config.num_processes}, but one process drives all devices of a "
-            f"mesh. Leave num_processes out: there are {_several(found.count, found)}."
-        )
-    return XlaPlacement(1, "xla", f"one process on {_several(found.count, found)}", {"PJRT_DEVICE": found.device})
 
 
 def _on_cpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:

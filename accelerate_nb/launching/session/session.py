@@ -393,6 +393,6 @@ def _check_no_threads(config: RunConfig) -> None:
     if choice.ranks_per_process > 1:
         raise LaunchError(
             f"A session was requested on {choice.size} devices, of which one process drives {choice.ranks_per_process}, each in a "
-            "thread; but a session's ranks run cells in the main thread of a process of their own. Pass num_processes=1, or "
-            "xla_mesh='data' for one rank that computes on all devices; a function runs on all of them by notebook_launcher."
+            "thread; but a session's ranks run cells in the main thread of a process of their own. Pass num_processes=1; "
+            "a function runs on all of them by notebook_launcher."
         )

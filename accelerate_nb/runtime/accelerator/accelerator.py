@@ -60,7 +60,6 @@ from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metr
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import AcceleratorState, join
-from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
 T = TypeVar("T")
 H = TypeVar("H", bound=KwargsHandler)
@@ -74,7 +73,6 @@ _HANDLERS = (
     AORecipeKwargs,
     TERecipeKwargs,
     MSAMPRecipeKwargs,
-    XlaMesh,
 )
 
 
@@ -124,12 +122,11 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self.scaler_handler = _pick(handlers, GradScalerKwargs)
         self.init_handler = _pick(handlers, InitProcessGroupKwargs)
         self.profile_handler = _pick(handlers, ProfileKwargs)
-        mesh = _pick(handlers, XlaMesh) or XlaMesh()
         name = precision_name(mixed_precision if mixed_precision is not None else launcher_settings.mixed_precision)
         accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher_settings)
 
         rendezvous = {} if self.init_handler is None else self.init_handler.requested()
-        self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
+        self._world = join(cpu=cpu or launcher_settings.cpu, **rendezvous)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         if self.compiling.backend != DynamoBackend.NO and name == "no" and self._world.device.type == "cuda":
@@ -153,7 +150,6 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
             strategy,
             degrees,
             self.ddp_handler,
-            mesh,
             fsdp_plugin,
             deepspeed=deepspeed,
             megatron=megatron_lm_plugin,

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from accelerate_nb.runtime.xla import device as xla
-from accelerate_nb.runtime.xla.device import are_computed, sync
-from accelerate_nb.runtime.xla.spmd_tensors import copies_of
+from accelerate_nb.runtime.xla.device import are_computed, sync, to_cpu
 
 T = TypeVar("T")
 # Memory comes in pieces of at least so many bytes, and its content begins where any type of number may begin.
@@ -80,7 +79,9 @@ class DeviceToHost:
     def finish(self) -> None:
         """Bring the numbers."""
         tensors = [tensor for tensor, _ in self._coming.values()]
-        for copied, (_, waiting) in zip(copies_of(tensors), self._coming.values(), strict=True):
+        for copied, (_, waiting) in zip(
+            to_cpu([item.detach() for item in tensors]), self._coming.values(), strict=True
+        ):
             for item in waiting:
                 item.data = copied
         self._coming.clear()

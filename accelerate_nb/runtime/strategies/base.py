@@ -66,8 +66,6 @@ class Strategy:
     megatron_lm_plugin: Any = None
     parallelism_config: ParallelismConfig | None = None
     device_mesh: DeviceMesh | None = None
-    # the mesh of XLA devices that one process drives, as it was requested
-    xla_mesh: str | None = None
     # the class of a prepared optimizer, where it is not the usual one, and of what is given in the place of an optimizer
     optimizer_class: type | None = None
     placeholder_types: tuple[type, ...] = ()

@@ -13,11 +13,9 @@ from accelerate_nb.runtime.strategies.ddp import DDP
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
-from accelerate_nb.runtime.strategies.xla_spmd import XlaSPMD
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import use_mesh
 from accelerate_nb.runtime.world.world import World
-from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
 # Strategies by the names that `Accelerator(strategy=...)` takes.
 NAMES = ("ddp", "fsdp", "tp", "pp", "deepspeed", "megatron")
@@ -28,7 +26,6 @@ def choose_strategy(
     requested: Strategy | type[Strategy] | str | None = None,
     mesh: Mesh | None = None,
     ddp: DistributedDataParallelKwargs | None = None,
-    xla_mesh: XlaMesh | None = None,
     fsdp: FullyShardedDataParallelPlugin | None = None,
     deepspeed: Any = None,
     megatron: MegatronLMPlugin | None = None,
@@ -36,8 +33,7 @@ def choose_strategy(
     """
     The strategy that was requested, as an object, by a name or as a class that takes the world, or the one that suits the world.
 
-    That is DeepSpeed, Megatron or FSDP where it has a plugin, or the mesh shards weights, copies on XLA devices, or parts over a mesh of them,
-    copies where there are several processes, else the process alone.
+    That is DeepSpeed, Megatron or FSDP where it has a plugin, or the mesh shards weights, copies on XLA devices and where there are several processes, else the process alone.
     Its world is spread over the requested mesh, or along the strategy's first axis. `NotYetError` for a mesh with axes along which
     the strategy can't spread a training.
     """
@@ -48,7 +44,7 @@ def choose_strategy(
     elif megatron is not None or requested == "megatron":
         strategy = _by_megatron(world, requested, megatron, fsdp)
     elif requested is None or isinstance(requested, str):
-        strategy = _suitable(world, requested or _name(mesh, fsdp), ddp, xla_mesh, fsdp)
+        strategy = _suitable(world, requested or _name(mesh, fsdp), ddp, fsdp)
     else:
         strategy = _made(world, requested)
     used = (mesh or strategy.default_mesh).checked(world.size)
@@ -90,7 +86,6 @@ def _suitable(
     world: World,
     name: str,
     ddp: DistributedDataParallelKwargs | None,
-    xla_mesh: XlaMesh | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Strategy:
     if name not in NAMES:
@@ -113,7 +108,7 @@ def _suitable(
     if fsdp is not None:
         raise ConfigurationError(f"strategy={name!r} was requested with an fsdp_plugin. Leave one of them out.")
     if world.device.type == "xla":
-        return XlaDDP(world, ddp) if xla_mesh is None or xla_mesh.axes is None else XlaSPMD(world, xla_mesh)
+        return XlaDDP(world, ddp)
     return DDP(world, ddp) if world.size > 1 else Strategy(world)
 
 
@@ -158,8 +153,8 @@ def _sharded(world: World, plugin: FullyShardedDataParallelPlugin | None) -> Str
         )
     if world.device.type == "xla":
         raise ConfigurationError(
-            "FSDP was requested for XLA devices, where a mesh shards weights: pass XlaMesh('fsdp') in kwargs_handlers, or "
-            "xla_mesh='fsdp' to the launcher."
+            "FSDP was requested for XLA devices, which torch's FSDP doesn't know. Leave it out, so that each rank has the whole "
+            "model, or train on GPUs."
         )
     # not before it is used: it takes half a second to load
     from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP

@@ -249,14 +249,13 @@ def join(
     backend: str | None = None,
     init_method: str | None = None,
     timeout: Any = None,
-    xla_mesh: str | None = None,
     **unknown: Any,
 ) -> World:
     """The world, joined as these arguments say where it isn't joined yet."""
     if unknown:
         known = ", ".join(InitProcessGroupKwargs().to_dict())
         raise ConfigurationError(f"{', '.join(unknown)} can't be given to the process group. Known names are {known}.")
-    world = current_world(Rendezvous(cpu, backend, init_method, timeout, xla_mesh))
+    world = current_world(Rendezvous(cpu, backend, init_method, timeout))
     if cpu and world.device.type != "cpu":
         raise StateError(
             f"cpu=True was requested, but this process works on {world.device} already. "
@@ -281,7 +280,7 @@ _SET_BY_ACCELERATOR = ("strategy", "dynamo_plugin")
 # Attributes that the strategy answers for, unless they were assigned; `None` where there is no strategy.
 _OF_STRATEGY = (
     *("deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin"),
-    *("parallelism_config", "device_mesh", "xla_mesh"),
+    *("parallelism_config", "device_mesh"),
 )
 
 
@@ -391,8 +390,7 @@ class AcceleratorState(PartialState):
             PartialState._reset_state()
 
     def __repr__(self) -> str:
-        mesh = f"XLA mesh: {self.xla_mesh}\n" if self.xla_mesh else ""
-        return PartialState.__repr__(self) + f"{mesh}\nMixed precision type: {self.mixed_precision}\n"
+        return PartialState.__repr__(self) + f"\nMixed precision type: {self.mixed_precision}\n"
 
 
 def is_initialized() -> bool:

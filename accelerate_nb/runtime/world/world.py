@@ -17,7 +17,7 @@ import torch.distributed as dist
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime.compat.env_vars import is_yes, parse_flag_from_env
 from accelerate_nb.runtime.world.mesh import Mesh
-from accelerate_nb.runtime.xla import device as xla, mesh_plan, spmd_tensors
+from accelerate_nb.runtime.xla import device as xla
 from accelerate_nb.runtime.xla.deferred_values import deferred_queue
 from accelerate_nb.user_warnings import warn_user
 
@@ -204,7 +204,6 @@ class Rendezvous:
     backend: str | None = None
     init_method: str | None = None
     timeout: timedelta | None = None
-    xla_mesh: str | None = None
 
     def join(
         self,
@@ -237,8 +236,6 @@ class Rendezvous:
     def _join_through_xla(
         self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: HostGroup | None
     ) -> World:
-        if mesh := self.xla_mesh or environment.get(mesh_plan.VARIABLE):
-            spmd_tensors.begin(mesh)
         device = xla.device()
         rank_place = RankPlace(*xla.rank_numbers())
         _must_be_whole(rank_place, environment)

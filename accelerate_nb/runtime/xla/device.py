@@ -62,8 +62,6 @@ def rank_numbers() -> tuple[int, int, int, int]:
     """Rank, world size, local rank and local world size."""
     from torch_xla import runtime
 
-    if runtime.is_spmd():
-        return runtime.process_index(), runtime.process_count(), 0, 1
     local = runtime.local_process_count() * runtime.addressable_device_count()
     return runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal(), local
 
@@ -86,8 +84,7 @@ def threads() -> int:
     """The number of ranks in this process, once the runtime is awake: 1, or one for each device where those are threads."""
     from torch_xla import runtime
 
-    together = runtime.is_spmd() or runtime.world_size() == 1
-    return 1 if together else int(runtime.addressable_device_count())
+    return 1 if runtime.world_size() == 1 else int(runtime.addressable_device_count())
 
 
 @functools.cache

@@ -150,53 +150,34 @@ def test_the_cpu_that_was_requested_is_torchs_own(devices):
     assert (choice.kind, choice.cpu, choice.shows, choice.ranks_per_process) == ("cpu", True, {}, 1)
 
 
-def test_a_mesh_changes_nothing_where_torch_xla_is_not_computed_through():
-    for settings, devices in [({}, SERVER), ({"cpu": True}, V4), ({"num_processes": 2}, LAPTOP)]:
-        config = LaunchingConfig(**settings)
-        assert choose(config, devices, True, "fsdp") == choose(config, devices, True)
-
-
 def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
     choice = choose(LaunchingConfig(), BOTH, can_fork=True)
     assert (choice.kind, choice.size, accelerates_word(choice, BOTH)) == ("cuda", 4, "MULTI_GPU")
 
 
-@pytest.mark.parametrize("devices", [V4, XLA_CPU])
-def test_a_mesh_is_one_rank_with_all_devices(devices):
-    choice = choose(LaunchingConfig(), devices, can_fork=True, mesh="fsdp")
-    assert (choice.size, choice.ranks_per_process, choice.kind) == (1, 1, "xla")
-    # how many devices the CPU is stays as it is said
-    assert choice.shows == {"PJRT_DEVICE": devices.xla.device}
-
-
 @pytest.mark.parametrize(
-    ("settings", "devices", "mesh", "words"),
+    ("settings", "devices", "words"),
     [
         (
             {"num_processes": 2},
             V3,
-            None,
             "num_processes=2 .* all of this machine's 8 TPU cores only. Use 8 or 1",
         ),
         (
             {"num_processes": 8},
             COLAB,
-            None,
             "num_processes=8 .* this machine has 1 TPU core. Use 1, or pass cpu=True",
         ),
-        ({"gpu_ids": "0,1"}, V4, None, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
-        ({"engine": "xla"}, LAPTOP, None, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
-        ({"engine": "xla", "cpu": True}, V4, None, "engine='xla' was requested with cpu=True"),
-        ({"num_processes": 4}, V4, "data", "xla_mesh='data' .* num_processes=4.*there are 4 TPU cores"),
-        ({}, through("TPU", 0, trouble="What was asked, found, to do."), None, "^What was asked, found, to do.$"),
-        ({"engine": "inline"}, V4, None, "engine='inline' was requested with num_processes=4"),
+        ({"gpu_ids": "0,1"}, V4, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
+        ({"engine": "xla"}, LAPTOP, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
+        ({"engine": "xla", "cpu": True}, V4, "engine='xla' was requested with cpu=True"),
+        ({}, through("TPU", 0, trouble="What was asked, found, to do."), "^What was asked, found, to do.$"),
+        ({"engine": "inline"}, V4, "engine='inline' was requested with num_processes=4"),
     ],
 )
-def test_what_torch_xla_does_not_do_reports_what_was_requested_what_there_is_and_what_to_do(
-    settings, devices, mesh, words
-):
+def test_what_torch_xla_does_not_do_reports_what_was_requested_what_there_is_and_what_to_do(settings, devices, words):
     with pytest.raises(LaunchError, match=words):
-        choose(LaunchingConfig(**settings), devices, can_fork=True, mesh=mesh)
+        choose(LaunchingConfig(**settings), devices, can_fork=True)
 
 
 def test_a_tpu_that_this_process_holds_is_for_nobody_else():
@@ -227,4 +208,3 @@ def test_the_reason_names_torch_xla():
     assert choose(LaunchingConfig(engine="xla"), BARE, True).why.startswith(
         "1 XLA CPU device, through torch_xla: there is no TPU; "
     )
-    assert choose(LaunchingConfig(), V4, True, "fsdp").why.startswith("one process on 4 TPU cores; ")

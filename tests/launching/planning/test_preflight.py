@@ -91,7 +91,6 @@ TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8, 2))
     [
         ({"num_processes": 3}, "num_processes"),
         ({"gpu_ids": "0"}, "gpu_ids"),
-        ({"xla_mesh": "fsdp", "num_processes": 2}, "xla_mesh"),
     ],
 )
 def test_what_a_tpu_can_not_do_stands_at_its_setting(settings, name):
@@ -104,12 +103,6 @@ def test_bf16_is_advised_on_a_tpu():
     assert (objection.name, objection.grave) == ("mixed_precision", False)
     assert "bf16" in objection.text
     assert not preflight({"mixed_precision": "bf16"}, TPU).objections
-
-
-def test_a_mesh_that_changes_nothing_is_reported():
-    (objection,) = preflight({"xla_mesh": "fsdp"}, TWO_GPUS).objections
-    assert (objection.name, objection.grave) == ("xla_mesh", False)
-    assert not preflight({"xla_mesh": "fsdp"}, TPU).objections
 
 
 def test_options_of_a_strategy_that_was_not_requested_are_reported():
@@ -128,7 +121,7 @@ def test_options_of_a_strategy_that_was_not_requested_are_reported():
             "parallelism_config",
             r"\{dp_replicate_size: 2, dp_shard_size: 2\} was requested, which takes 4 processes, but .* a run of 2\.",
         ),
-        ({"strategy": "fsdp"}, TPU, "strategy", "strategy='fsdp' was requested on XLA devices.*xla_mesh='fsdp'"),
+        ({"strategy": "fsdp"}, TPU, "strategy", "strategy='fsdp' was requested on XLA devices.*Leave strategy out"),
     ],
 )
 def test_what_a_strategy_can_not_do_stands_at_its_setting(settings, devices, name, words):
