@@ -153,9 +153,7 @@ class RankFold:
             self.window.clear()
 
     def _take_profile(self, profile: StepProfile) -> None:
-        # it comes again, perhaps behind others, where its trace was fetched from another machine
-        if self.profile is None or self.profile.number <= profile.number:
-            self.profile = profile
+        self.profile = profile
         if self.requested_profile is not None and self.requested_profile.number <= profile.number:
             self.requested_profile = None
 

@@ -39,8 +39,6 @@ KEPT_RUNS = 50
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
 # A former attempt's logs are in a folder of this name, with its number.
 ATTEMPT_FOLDER = "attempt_{}"
-# The whole log of a rank of another machine, where the log beside it has gaps.
-_WHOLE_LOG = "rank_{}_whole.log"
 # A reader of the files sees what is no older than this, in seconds.
 _BETWEEN_FLUSHES = 0.5
 # What many ranks write is written together so often; the first line after a pause is written at once.
@@ -140,8 +138,6 @@ class RunRecorder:
             for name in [name for name in self._files if name.endswith(".log")]:
                 self._files.pop(name).close()
                 os.replace(self.folder / name, aside / name)
-            for path in self.folder.glob(_WHOLE_LOG.format("*")):
-                os.replace(path, aside / path.name)
 
     def event(self, event: Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
@@ -196,11 +192,6 @@ class RunRecorder:
         if name not in self._files:
             self._files[name] = (self.folder / name).open("ab", buffering=1 << 16)
         return self._files[name]
-
-
-def whole_log(folder: Path, rank: int) -> Path:
-    """The file of a rank's whole log, where parts of `rank_N.log` are left out and its node has sent all of it."""
-    return folder / _WHOLE_LOG.format(rank)
 
 
 def new_folder(parent: Path, name: str) -> Path:

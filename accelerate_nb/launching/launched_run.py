@@ -16,7 +16,6 @@ from accelerate_nb.events.model import (
     Restart,
     State,
     StateChange,
-    StepProfile,
 )
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.failures.hang_report import snapshot_text
@@ -97,7 +96,7 @@ class LaunchedRun(Run):
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
         self._run_context.record.flush()
-        return self._run_context.fetched_logs.fetch(self.folder, rank) or super().log_file(rank)
+        return super().log_file(rank)
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
@@ -179,8 +178,6 @@ class LaunchedRun(Run):
 
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)
-        if isinstance(event, StepProfile):
-            self._run_context.fetched_logs.traces.fetch(event, self.folder, self._run_context.take)
         self._on_event(event)
 
     def _trouble(self) -> object | None:
@@ -314,11 +311,7 @@ class LaunchedRun(Run):
             worker_group.stop(self._stopped)
         elif self._changing_nodes is not None and self._changing_nodes.has_newcomers:
             self.stop_for_newcomers()
-        self._run_context.fetched_logs.forget()
-        rank_results = worker_group.follow()
-        self._run_context.fetched_logs.fetch_all(self.folder)
-        self._run_context.fetched_logs.traces.finish()
-        return worker_group, rank_results
+        return worker_group, worker_group.follow()
 
     def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
         if worker_group.timed_out is not None:

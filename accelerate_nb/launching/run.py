@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
-from accelerate_nb.events.run_folder import shown_path, whole_log
+from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.exception_copy import raise_as_it_is
@@ -98,11 +98,9 @@ class Run(ABC):
         """
         The file that holds all that a rank wrote so far, since the last restart; there is none where it wrote nothing.
 
-        Of a rank on another machine that wrote megabytes, it is fetched from there, which may take seconds; where that is not
-        possible, a line in the file names what is left out.
+        Of a rank on another machine that wrote megabytes, lines in it name the node and the file on it that has what is left out.
         """
-        whole = whole_log(self.folder, rank)
-        return whole if whole.exists() else self.folder / f"rank_{rank}.log"
+        return self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote, since the last restart; undecodable bytes are shown as escapes."""

@@ -12,7 +12,6 @@ from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import Message
 from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
@@ -38,7 +37,6 @@ class RunContext:
     returned_from_task: Callable[[], Collection[int]] = tuple
     end_task: Callable[[StackSnapshot], bool] = lambda _: False
     read_outcome: Callable[[int, int], Returned | Raised | None] = lambda _rank, descriptor: read_outcome(descriptor)
-    fetched_logs: FetchedLogs = field(default_factory=FetchedLogs)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:

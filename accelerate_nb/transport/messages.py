@@ -290,15 +290,6 @@ class QueryRankCollectives(Message, frozen=True):
     ranks: tuple[int, ...]
 
 
-class QueryRankLog(Message, frozen=True):
-    """Reply to the query of this number with so many bytes at most of a rank's log in this file, from an offset on (`RankLog`)."""
-
-    number: int
-    path: str
-    offset: int
-    most: int
-
-
 class QueryNode(Message, frozen=True):
     """Reply with the facts of the node (`NodeFacts`)."""
 
@@ -469,14 +460,6 @@ class RankCollectives(Message, frozen=True):
 
     number: int
     collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
-
-
-class RankLog(Message, frozen=True):
-    """A part of a rank's log, and the size of the whole; -1 where it can't be read."""
-
-    number: int
-    data: bytes
-    size: int
 
 
 class GroupClosed(Message, frozen=True):
@@ -651,12 +634,6 @@ class QueryLiveState(Message, frozen=True):
     """Reply with a `LiveState`."""
 
 
-class FetchRankLog(Message, frozen=True):
-    """Reply with the file that holds all that a rank wrote so far (`RankLogFile`), fetched from its machine."""
-
-    rank: int
-
-
 # ------------------------------------------------------------------------------------ a run host to an attached process
 
 
@@ -664,12 +641,6 @@ class StacksReply(Message, frozen=True):
     """The position of every rank, as a person reads it."""
 
     text: str
-
-
-class RankLogFile(Message, frozen=True):
-    """The file of a rank's log on this machine; where a part can't be fetched, a line in it says so."""
-
-    path: str
 
 
 class LiveState(Message, frozen=True):

@@ -239,7 +239,7 @@ def bursts(count: int) -> None:
         raise KeyError("after the burst")
 
 
-def test_the_log_of_a_burst_stays_on_its_host_and_can_be_had_whole(settings: dict[str, Any]) -> None:
+def test_the_log_of_a_burst_stays_on_its_host_which_a_line_names(settings: dict[str, Any]) -> None:
     run = launch(bursts, (100_000,), **settings)
     with pytest.raises(WorkerError, match="after the burst"):
         run.wait(60)
@@ -252,6 +252,5 @@ def test_the_log_of_a_burst_stays_on_its_host_and_can_be_had_whole(settings: dic
         assert found is not None
         on_its_host = Path(found[1]).read_text()
         # torch may have warned before; bare truth values, since a difference of megabytes takes pytest half a minute to show
-        is_fetched, is_whole = run.logs(rank) == on_its_host, whole in on_its_host
-        assert is_fetched
+        is_whole = whole in on_its_host
         assert is_whole

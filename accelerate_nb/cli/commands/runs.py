@@ -247,7 +247,9 @@ def _show_logs(arguments: argparse.Namespace) -> int:
     most = max(arguments.lines, 0)
     followers = [LogFollower(rank, found.folder, most) for rank in wanted]
     for follower in followers:
-        _write(follower.rank, _without_gaps(follower.rank, follower.new(), found.folder, most), label)
+        lines = follower.new()
+        _write(follower.rank, lines, label)
+        _note_gaps(follower.rank, lines)
     if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
         print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
     if arguments.follow:
@@ -268,24 +270,15 @@ def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None
             _write(follower.rank, follower.new(), label)
 
 
-def _without_gaps(rank: int, lines: list[str], folder: Path, most: int) -> list[str]:
-    """The last lines of a rank; where some of them are left out in the run's folder, those of its whole log, which may be on another machine."""
-    from accelerate_nb.events.run_reader import last_lines
-    from accelerate_nb.launching.detached.log_request import requested_log
-    from accelerate_nb.launching.node_agent.fetched_logs import is_gap
+def _note_gaps(rank: int, lines: Sequence[str]) -> None:
+    """Where parts of a rank's log are left out, say on standard error where the whole is."""
+    from accelerate_nb.launching.node_agent.node_logs import is_gap
 
-    if not any(map(is_gap, lines)):
-        return lines
-    whole = requested_log(folder, rank)
-    if whole is not None:
-        _, lines, _ = last_lines(whole, most)
     if any(map(is_gap, lines)):
         print(
-            f"Parts of what rank {rank} wrote are left out; each gap names the file that holds all of it. In the notebook that launched the run, "
-            f"run.logs({rank}) fetches it.",
+            f"Parts of what rank {rank} wrote are left out; each gap names the node and the file on it that holds all of it.",
             file=sys.stderr,
         )
-    return lines
 
 
 def _write(rank: int, lines: Sequence[str], label: str) -> None:

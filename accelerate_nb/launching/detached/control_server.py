@@ -13,12 +13,10 @@ from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     ChangeKnob,
-    FetchRankLog,
     LiveState,
     Message,
     QueryLiveState,
     QueryStacks,
-    RankLogFile,
     RequestProfile,
     StacksReply,
     StopRun,
@@ -85,8 +83,6 @@ class ControlServer:
                     self._run.profile(steps, ranks)
             case QueryStacks():
                 return StacksReply(self._run.stacks())
-            case FetchRankLog(rank):
-                return RankLogFile(str(self._run.log_file(rank)))
             case QueryLiveState():
                 pass
             case _:

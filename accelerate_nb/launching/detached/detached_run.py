@@ -17,7 +17,6 @@ from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
 from accelerate_nb.launching.detached.control_tunnel import tunnel_command
 from accelerate_nb.launching.detached.live_state import apply_live
-from accelerate_nb.launching.detached.log_request import requested_log
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.profile_requests import checked_ranks
@@ -95,10 +94,6 @@ class DetachedRun(Run):
         """
         self._read_outcome()
         return super().results
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        return requested_log(self.folder, rank) or super().log_file(rank)
 
     def stacks(self) -> str:
         """The position of every rank that still runs."""

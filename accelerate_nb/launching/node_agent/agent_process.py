@@ -21,7 +21,6 @@ from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, w
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
-from accelerate_nb.launching.node_agent.node_logs import read_part
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
 from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
 from accelerate_nb.launching.node_agent.report_sender import ReportSender
@@ -43,7 +42,6 @@ from accelerate_nb.transport.messages import (
     Message,
     QueryNode,
     QueryRankCollectives,
-    QueryRankLog,
     QueryRankStacks,
     RankCollectives,
     RankStacks,
@@ -168,8 +166,6 @@ class AgentServer:
                 self._report(self._network.listen(message))
             case ConnectToPeers():
                 self._reply(lambda: connect(message))
-            case QueryRankLog():
-                self._reply(lambda: read_part(message))
             case _:
                 self._channel.refuse(ReceivedMessage(message))
 

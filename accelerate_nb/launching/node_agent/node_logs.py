@@ -11,25 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.events.model import LogLine
 from accelerate_nb.events.run_folder import KEPT_RUNS
-from accelerate_nb.transport.messages import (
-    QueryRankLog,
-    RankLog,
-)
+from accelerate_nb.reports.text_format import bytes_text
+from accelerate_nb.transport.messages import RankOutput
 
 # A rank's output is sent as it comes up to so many bytes at once, beyond that at most so many a second.
 BURST_SIZE = 1 << 20
 BYTES_A_SECOND = 64 << 10
 # The newest bytes that wait for their turn, and as many of the errors before them; what is older is left out.
 HELD_SIZE = 64 << 10
-# One reply has so many bytes of a log at most.
-_MOST_AT_ONCE = 4 << 20
 # The folder of the logs of a node, in its folder of runs.
 _FOLDER = "nodes"
 # What a nested bar ends its drawing with: such a line is in the log and not among those to show.
 _UP = b"\x1b[A"
+# What a line that stands for a gap has in it.
+_GAP = " left out here; whole log: node "
 
 
 class OutputPart(NamedTuple):
@@ -129,7 +129,7 @@ class _RankLog:
         self._write(raw)
         self._refill(now)
         if not self._is_whole:
-            # nobody could fetch what is left out
+            # nothing else has what is left out
             held = self.rest(now)
             return OutputPart(held.raw + raw, held.lines + lines, held.left_out)
         size = len(raw) or sum(len(line.text) for line in lines)
@@ -213,6 +213,19 @@ def _part(pieces: list[_LogPiece], left_out: int = 0) -> OutputPart:
     )
 
 
+def is_gap(line: str) -> bool:
+    """Whether a line of a rank's log stands for what is left out there."""
+    return line.startswith("… ") and _GAP in line
+
+
+def with_gap(report: RankOutput, node: str) -> RankOutput:
+    """A report with a line where something is left out, which names the file on its node that holds all of it."""
+    text = f"… {bytes_text(report.left_out)}{_GAP}{node}, {report.whole_log}"
+    when = report.lines[0].time if report.lines and isinstance(report.lines[0], LogLine) else time.time()
+    line = LogLine(report.rank, "stdout", text, when)
+    return structs.replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))
+
+
 # ------------------------------------------------------------------------------------------------------------- the folder
 
 
@@ -252,14 +265,3 @@ def _locked(folder: Path, *, is_exclusive: bool) -> int:
             os.close(descriptor)
         return -1
     return descriptor
-
-
-def read_part(query: QueryRankLog) -> RankLog:
-    """The reply to a query for a part of a log."""
-    try:
-        with open(query.path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(query.offset)
-            return RankLog(query.number, file.read(min(query.most, _MOST_AT_ONCE)), size)
-    except (OSError, ValueError):
-        return RankLog(query.number, b"", -1)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
@@ -20,13 +19,12 @@ from accelerate_nb.events.model import (
     Event,
     KnobHeld,
     NodeRanks,
-    StepProfile,
     TaskDone,
 )
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
-from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs, with_gap
+from accelerate_nb.launching.node_agent.node_logs import with_gap
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
@@ -39,13 +37,11 @@ from accelerate_nb.transport.messages import (
     Message,
     NodeLoad,
     QueryRankCollectives,
-    QueryRankLog,
     QueryRankStacks,
     RankCollectives,
     RankEvent,
     RankExited,
     RankHeld,
-    RankLog,
     RankOutcome,
     RankOutput,
     RankReports,
@@ -70,8 +66,7 @@ class NodeLink:
 
     `release` gets the channel back, with whether it may be used again. `inherits_environment`: its workers have the node's own.
     A node from which nothing comes for `silence_limit` seconds is lost. With a `log_folder` ranks' whole logs stay there, in a folder of
-    that name: `fetched_logs` gets to know which have gaps here, and `read_log` reads one when the workers have ended. The nodes of a
-    run share its `reader`.
+    that name. The nodes of a run share its `reader`.
     """
 
     name: str = "their node"
@@ -80,8 +75,6 @@ class NodeLink:
     release: Callable[[bool], None] = lambda _: None
     silence_limit: float = _SILENCE_LIMIT
     log_folder: str = ""
-    fetched_logs: FetchedLogs | None = None
-    read_log: Callable[[QueryRankLog], RankLog | None] = lambda _: None
     reader: ChannelReader = field(default_factory=ChannelReader)
 
 
@@ -162,15 +155,6 @@ class RemoteAgent:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _read_log(self, path: str, offset: int, most: int) -> RankLog | None:
-        """So many bytes at most of a rank's log in a file of the node, also after the end; `None` where it does not reply."""
-        if self._is_lost:
-            return None
-        query = QueryRankLog(next(self._numbers), path, offset, most)
-        if self._is_closing:
-            return self._node.read_log(query)
-        return self._reply_to(query, query.number).get(query.number)
-
     def _close_group(self) -> bool:
         """Have the agent end its group; whether it has, or has gone."""
         if not self._is_closing:
@@ -210,8 +194,6 @@ class RemoteAgent:
                 self._on_reply(number, stacks)
             case RankCollectives(number, collectives):
                 self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
-            case RankLog(number):
-                self._on_reply(number, {number: received.message})
             case NodeLoad(sample, devices):
                 offset = self._node.clock_offset
                 load = NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
@@ -231,21 +213,10 @@ class RemoteAgent:
             self._on_report(ReceivedMessage(structs.replace(message, reason=text)))
         elif isinstance(message, _RankReport) and message.rank in self.ranks:
             if isinstance(message, RankOutput) and message.left_out:
-                message = self._with_gap(message)
-            if isinstance(message, RankEvent) and isinstance(message.event, StepProfile):
-                self._note_trace(message.event.trace)
+                message = with_gap(message, self._node.name)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
-
-    def _with_gap(self, report: RankOutput) -> RankOutput:
-        if self._node.fetched_logs is not None:
-            self._node.fetched_logs.note(report.rank, partial(self._read_log, report.whole_log))
-        return with_gap(report, self._node.name)
-
-    def _note_trace(self, trace: str) -> None:
-        if trace and self._node.fetched_logs is not None:
-            self._node.fetched_logs.traces.note(trace, partial(self._read_log, trace))
 
     def _with_our_time(self, report: _RankReport) -> Message:
         """A report as a clock of this machine would have dated it."""

@@ -12,16 +12,13 @@ from functools import partial
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
-from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
-from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, REPLY_TIMEOUT, NodeConnection
+from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.launching.nodes.peer_reach import check_reach, endpoint_of, of_all
 from accelerate_nb.transport.messages import (
     ListenToPeers,
     PeerEndpoint,
-    QueryRankLog,
-    RankLog,
 )
 from accelerate_nb.transport.rank_info import MasterAddress
 
@@ -60,9 +57,8 @@ class NodeGroup:
 
     connections: tuple[NodeConnection, ...]
     master: MasterAddress
-    # the name of the folder on each node for the whole logs of its ranks, and what fetches them; without one they are sent here
+    # the name of the folder on each node for the whole logs of its ranks; without one they are sent here
     log_folder: str = ""
-    fetched_logs: FetchedLogs | None = None
 
     @property
     def agents(self) -> list[partial[RemoteAgent]]:
@@ -78,8 +74,6 @@ class NodeGroup:
                     inherits_environment=connection.engine.inherits_environment,
                     release=partial(release, connection),
                     log_folder=self.log_folder,
-                    fetched_logs=self.fetched_logs,
-                    read_log=partial(read_log, connection.engine, connection.name),
                     reader=reader,
                 ),
             )
@@ -117,20 +111,6 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
         _pool.get().put(connection)
     else:
         connection.close(0.0)
-
-
-def read_log(engine: NodeEngine, name: str, query: QueryRankLog) -> RankLog | None:
-    """A part of a log on a node that no run uses; `None` where it can't be reached, or does not reply."""
-    try:
-        (connection,) = lease(engine, [name])
-    except LaunchError:
-        return None
-    try:
-        return connection.request(query, RankLog, REPLY_TIMEOUT)
-    except LaunchError:
-        return None
-    finally:
-        release(connection, is_usable=True)
 
 
 def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup:

@@ -87,7 +87,7 @@ class RunNodes:
         group = open_group(self.engine, self.names, plan.port)
         if not self.is_local:
             log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}"
-            group = replace(group, log_folder=log_folder, fetched_logs=run_context.fetched_logs)
+            group = replace(group, log_folder=log_folder)
         return GroupRunner(plan, group.agents, run_context, number, group.master)
 
     def check_payload(self, payload: Payload) -> None:

@@ -16,23 +16,15 @@ from unittest import mock
 import pytest
 
 from accelerate_nb import Run, launch
-from accelerate_nb.cli.main import main
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.events.model import (
     LogLine,
-    StepProfile,
 )
-from accelerate_nb.events.run_folder import status_of
-from accelerate_nb.events.run_reader import kept_runs, view_of
-from accelerate_nb.launching.detached.control_server import ControlServer
-from accelerate_nb.launching.detached.control_socket import ControlSocket
-from accelerate_nb.launching.node_agent import fetched_logs, fetched_traces, node_logs
-from accelerate_nb.launching.node_agent.fetched_traces import FetchedTraces
+from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.local_nodes import LocalNodes
-from accelerate_nb.transport.messages import RankLog
 
 pytestmark = pytest.mark.timeout(120)
 LINES = 100_000
@@ -189,34 +181,6 @@ def test_old_folders_of_logs_are_removed_and_those_in_use_are_not(tmp_path: Path
         logs.close()
 
 
-def trace_of(rank: int, number: int) -> StepProfile:
-    return StepProfile(rank, number, 1, 0.1, (), f"/there/profile_{number}_rank_{rank}.json.gz", 1.0)
-
-
-def test_traces_are_fetched_as_far_as_the_limits_allow_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetched_traces, "_MOST_BYTES", 3 << 20)
-    monkeypatch.setattr(fetched_traces, "_MOST_BYTES_OF_A_RUN", 5 << 20)
-    traces, taken = FetchedTraces(), list[StepProfile]()
-    sizes = {1: 2 << 20, 2: 4 << 20, 3: 2 << 20, 4: 2 << 20, 5: 0}
-
-    def reader(number: int) -> Callable[[int, int], RankLog | None]:
-        data = bytes([number]) * sizes[number]
-        # the node of the last is gone
-        return lambda at, most: RankLog(0, data[at : at + most], len(data)) if number < 5 else None
-
-    for number in sizes:
-        traces.note(trace_of(0, number).trace, reader(number))
-        traces.fetch(trace_of(0, number), tmp_path, taken.append)
-    traces.fetch(trace_of(0, 6), tmp_path, taken.append)
-    traces.finish()
-    fetched = [tmp_path / f"profile_{number}_rank_0.json.gz" for number in (1, 3)]
-    assert [profile.trace for profile in taken] == [*map(str, fetched)]
-    assert [path.stat().st_size for path in fetched] == [2 << 20, 2 << 20]
-    assert sorted(tmp_path.iterdir()) == fetched
-
-
 # ---------------------------------------------------------------------------------------------------- agents of "machines"
 
 
@@ -284,63 +248,32 @@ def most_sent(run: Run) -> float:
     return BURST_SIZE + 2 * HELD_SIZE + (time.time() - run.started) * BYTES_A_SECOND
 
 
-def bounded_log(run: Run, rank: int) -> str:
-    return (run.folder / f"rank_{rank}.log").read_text()
-
-
-def test_a_whole_log_is_fetched_while_the_rank_runs_and_kept_at_its_end(
-    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_whole_log_stays_on_its_node_and_a_line_names_the_node_and_the_file(
+    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path
 ) -> None:
     goes_on = tmp_path / "goes on"
     goes_on.touch()
     run = start(bursts, str(goes_on))
     for rank in range(2):
         until(lambda rank=rank: any(line.text == "the burst is over" for line in run.view.tail(rank, 10)))
-        assert run.logs(rank) == whole_text()
-        bounded = bounded_log(run, rank)
+        bounded = run.logs(rank)
         assert len(bounded.encode()) < most_sent(run)
         _, node, path, number = GAP.findall(bounded)[0]
         assert (node, number) == (f"node {rank}", str(rank))
-        # the log lies on the node
         assert Path(path).read_text() == whole_text()
         assert Path(path).is_relative_to(nodes_cache / "accelerate_nb_runs" / "nodes")
-    with ControlServer(control := ControlSocket(run.folder), run):
-        status = {**(status_of(run.folder) or {}), "control": str(control.path)}
-        (run.folder / "status.json").write_text(json.dumps(status))
-        # another process, which knows the run's folder alone
-        assert main(["runs", "logs", run.folder.name, "--folder", str(tmp_path), "--rank", "1", "--lines", "9999"]) == 0
-    assert capsys.readouterr().out.splitlines() == whole_text().splitlines()[-9999:]
     goes_on.unlink()
     run.wait(60)
-    for rank in range(2):
-        assert run.log_file(rank) == run.folder / f"rank_{rank}_whole.log"
-        assert run.logs(rank) == whole_text()
-    assert not (run.folder / "fetched").exists()
-
-
-def test_a_log_that_is_too_long_for_the_end_is_fetched_when_it_is_wanted(
-    start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetched_logs, "_MOST_BYTES_AT_END", 1 << 20)
-    run = start(bursts, str(tmp_path / "goes on"))
-    run.wait(60)
-    assert not list(run.folder.glob("*_whole.log"))
-    assert run.logs(1) == whole_text()
-    monkeypatch.setattr(fetched_logs, "_MOST_BYTES", 1 << 20)
-    assert run.logs(0) == bounded_log(run, 0)
 
 
 def test_the_last_words_and_the_traceback_of_a_rank_that_fails_are_there(start: Callable[..., Run]) -> None:
     run = start(bursts_and_fails)
     with pytest.raises(WorkerError, match="of this rank"):
         run.wait(60)
-    bounded = bounded_log(run, 1)
+    bounded = run.logs(1)
     assert len(bounded.encode()) < most_sent(run)
     assert line_of(LINES - 1).decode() in bounded
     assert "about to fail" in bounded
-    assert sorted(run.logs(1).splitlines()) == sorted(
-        [*(line_of(number).decode().rstrip() for number in range(LINES)), "about to fail"]
-    )
 
 
 def steps(end: str) -> None:
@@ -354,7 +287,7 @@ def steps(end: str) -> None:
         time.sleep(0.002)
 
 
-def test_a_trace_that_a_rank_wrote_on_its_node_comes_into_the_folder_of_the_run(
+def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known(
     start: Callable[..., Run], nodes_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = tmp_path / "end"
@@ -363,11 +296,9 @@ def test_a_trace_that_a_rank_wrote_on_its_node_comes_into_the_folder_of_the_run(
     # the "machines" don't have the run's folder
     monkeypatch.setattr(run._profiles, "_folder", Path("/not here") / run.folder.name)
     run.profile(steps=2, ranks=[1])
-    trace = run.folder / "profile_1_rank_1.json.gz"
-    until(lambda: (found := run.view.rank(1).profile) is not None and found.trace == str(trace))
+    until(lambda: run.view.rank(1).profile is not None)
+    trace = nodes_cache / "accelerate_nb_runs" / "nodes" / run.folder.name / "profile_1_rank_1.json.gz"
+    assert run.view.rank(1).profile.trace == str(trace)
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    on_its_node = nodes_cache / "accelerate_nb_runs" / "nodes" / run.folder.name / trace.name
-    assert trace.read_bytes() == on_its_node.read_bytes()
     end.touch()
     run.wait(60)
-    assert view_of(*kept_runs(tmp_path)).rank(1).profile == run.view.rank(1).profile
