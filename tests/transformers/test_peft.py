@@ -42,7 +42,7 @@ def trained(folder: str, arguments: Callable[[], dict[str, Any]], resumes: bool 
     for number, batch in enumerate(batches()):
         if resumes and number < 2:
             continue
-        accelerator.backward(model(input_ids=batch, labels=batch).loss)
+        accelerator.train_step(model, input_ids=batch, labels=batch)
         accelerator.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()

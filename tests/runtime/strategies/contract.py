@@ -338,7 +338,10 @@ def train(
     skipped = []
     for number, (batch, targets) in enumerate(islice(_endless(loader), count), 1):
         with accelerator.accumulate(model):
-            accelerator.backward(nn.functional.mse_loss(model(batch), targets))
+            if accelerator.parallelism_config is not None and accelerator.parallelism_config.pp_enabled:
+                accelerator.train_step(model, batch, loss_fn=nn.functional.mse_loss, targets=targets)
+            else:
+                accelerator.backward(nn.functional.mse_loss(model(batch), targets))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), MOST)
             optimizer.step()

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from accelerate_nb.runtime.operations import sharded_tensors
-from accelerate_nb.runtime.strategies.pipeline.exchange import StageExchange
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import PipelinedModel
 from accelerate_nb.runtime.strategies.pipeline.strategy import PipelineParallel
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from tests.runtime.strategies.fsdp_without_reductions import OwnPart
@@ -21,16 +19,17 @@ class WithoutGradients(PipelineParallel):
     """A stage gets zeros for the gradients that the next one computes of what it sent."""
 
     def prepare_model(self, request: PrepareRequest) -> nn.Module:
-        model = super().prepare_model(request)
-        assert isinstance(model, PipelinedModel)
-        model.exchange.__class__ = _WithoutGradients
+        model: Any = super().prepare_model(request)
+        for stage in model.stages.values():
+            stage.register_forward_hook(_without_gradients)
         return model
 
 
-class _WithoutGradients(StageExchange):
-    def send(self, tensors: Sequence[Tensor], source: int, target: int, number: int) -> None:
-        sent = tensors if source < target else [torch.zeros_like(tensor) for tensor in tensors]
-        super().send(sent, source, target, number)
+def _without_gradients(_stage: nn.Module, _received: Any, output: Any) -> None:
+    # a last stage returns its loss
+    for tensor in output if isinstance(output, tuple) else ():
+        if tensor.requires_grad:
+            tensor.register_hook(torch.zeros_like)
 
 
 class WithoutNorm(PipelineParallel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,9 @@ from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.operations.sharded_tensors import local
 
 
-def window_gradients(model: Module, stages: Iterable[Module] = ()) -> dict[str, Tensor]:
-    """
-    This process's parts of the averaged gradients of a window; all processes call it.
-
-    `stages` are modules of the model's parts that are sharded with them, where the model itself is not.
-    """
-    held = {id(weight): part for module in (model, *stages) for weight, part in _held_parts(module)}
+def window_gradients(model: Module) -> dict[str, Tensor]:
+    """This process's parts of the averaged gradients of a window; all processes call it."""
+    held = {id(weight): part for weight, part in _held_parts(model)}
     found = {}
     for name, weight in model.named_parameters():
         parts = [] if weight.grad is None else [local(weight.grad)]

@@ -11,12 +11,10 @@ from torch.nn import Module, Parameter
 from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.collective import broadcast
 from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size, send_to_device
-from accelerate_nb.runtime.strategies.pipeline.exchange import StageExchange
 from accelerate_nb.runtime.strategies.pipeline.microbatches import microbatches
-from accelerate_nb.runtime.strategies.pipeline.stage import Stage
+from accelerate_nb.runtime.strategies.pipeline.pipelined_model import StageRanks
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Inputs, StagedModel
-from accelerate_nb.runtime.strategies.pipeline.two_phases import TwoPhaseRun
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.runtime.world.world import World
@@ -51,43 +49,29 @@ def prepare_pippy(
     staged = StagedModel(model, layers, world.device)
     staged.held = (world.rank,)
     _place(model, layers, world)
-    run = _Inference(staged, world, num_chunks or world.size, gather_output=bool(gather_output))
+    stages, ranks = {world.rank: Stage(staged, world.rank)}, StageRanks(world.device, world.group, range(world.size))
     names = [layer.name for layer in layers]
-    stages = [layer.stage for layer in layers]
-    model.hf_split_points = [names[stages.index(stage)] for stage in range(1, world.size)]  # type: ignore[assignment]
+    begins = [layer.stage for layer in layers]
+    model.hf_split_points = [names[begins.index(stage)] for stage in range(1, world.size)]  # type: ignore[assignment]
     own_forward = model.forward
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if staged.is_running:
             return own_forward(*arguments, **keywords)
-        return run.output((arguments, keywords))
+        if find_pippy_batch_size(arguments, keywords) is None:
+            raise DataError(
+                "A model that is split into stages was called without a tensor whose first dimension is the samples'. Pass the batch on "
+                "all processes."
+            )
+        with torch.no_grad():
+            batch = broadcast(send_to_device((arguments, keywords), world.device))
+            output = ranks.forward(stages, microbatches(batch, num_chunks or world.size))
+            return ranks.output_on_all(output) if gather_output else output
 
     # as Accelerate has it: `extract_model_from_parallel` finds the model's own forward so
     forward.__wrapped__ = own_forward  # type: ignore[attr-defined]
     model.forward = forward
     return model
-
-
-class _Inference:
-    """Forwards of batches through the stages of all processes."""
-
-    def __init__(self, staged: StagedModel, world: World, count: int, *, gather_output: bool) -> None:
-        ranks = range(world.size)
-        self.exchange = StageExchange(world.device, world.group, ranks, ranks)
-        self.stages = {world.rank: Stage(staged, world.rank)}
-        self.count, self.gather_output, self.device = count, gather_output, world.device
-
-    @torch.no_grad()
-    def output(self, inputs: Inputs) -> Any:
-        """The last process's output of the first process's batch; `None` on the others, unless all get it."""
-        if find_pippy_batch_size(*inputs) is None:
-            raise DataError(
-                "A model that is split into stages was called without a tensor whose first dimension is the samples'. Pass the batch on "
-                "all processes."
-            )
-        batch = broadcast(send_to_device(inputs, self.device))
-        run = TwoPhaseRun(self.stages, self.exchange, microbatches(batch, self.count))
-        return run.forward(on_all=self.gather_output)
 
 
 def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:

@@ -1,43 +1,234 @@
-"""A model that is split into stages, as a training loop calls it."""
+"""A model that is split into stages: its training steps, in the order of a schedule of `torch.distributed.pipelining`, and its forward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    ScheduleDualPipeV,
+    ScheduleZBVZeroBubble,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
+)
+from torch.utils._pytree import tree_leaves, tree_map
 
-from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.strategies.pipeline.exchange import StageExchange
-from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, microbatches
-from accelerate_nb.runtime.strategies.pipeline.schedules import Schedule, ScheduledRun
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.errors import ConfigurationError, DataError, StateError
+from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
 from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGradients
-from accelerate_nb.runtime.strategies.pipeline.stage import Stage
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Inputs, StagedModel
-from accelerate_nb.runtime.strategies.pipeline.two_phases import TwoPhaseRun
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Inputs, Stage, StagedModel
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
+
+# torch's names, of which those with several stages a process are the later ones.
+NAMES = ("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_IN_A_V = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule by torch's name, for so many processes."""
+
+    name: str
+    processes: int
+
+    def __post_init__(self) -> None:
+        if self.name.lower() not in map(str.lower, NAMES):
+            raise ConfigurationError(
+                f"The schedule {self.name!r} was requested for a pipeline. {did_you_mean(self.name, NAMES)} Known ones are "
+                f"{', '.join(NAMES)}.".replace("  ", " ")
+            )
+
+    @property
+    def schedule_class(self) -> Any:
+        """Torch's class."""
+        return get_schedule_class(self.name)
+
+    @property
+    def stages_per_process(self) -> int:
+        """The number of stages that each process has."""
+        return 1 if issubclass(self.schedule_class, PipelineScheduleSingle) else 2
+
+    @property
+    def stage_ranks(self) -> list[int]:
+        """For each stage the index of its process: around in a circle, or, for some schedules, there and back."""
+        there = list(range(self.processes))
+        if self.stages_per_process == 1:
+            return there
+        return there + (there[::-1] if self.schedule_class in _IN_A_V else there)
+
+
+class _Stage(PipelineStage):
+    """A stage that connects to its neighbours when it first sends, but on CUDA devices, whose library wants that before."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        # torch 2.9 receives four bytes where it sends eight, which gloo refuses
+        return super()._get_init_p2p_neighbors_ops() if self.device.type == "cuda" else []
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Keep gradients: shapes were given, not tried, but torch 2.13 throws the gradients of a window away at the first step."""
+
+
+class ScheduledRun:
+    """torch's schedule over the stages of this process, for parts of certain shapes."""
+
+    def __init__(
+        self, schedule: Schedule, stages: Mapping[int, Stage], group: Any, device: torch.device, parts: Sequence[Inputs]
+    ) -> None:
+        self.stages, self.count = stages, len(parts)
+        made = [self._stage(stage, group, device, parts[0]) for _, stage in sorted(stages.items())]
+        if schedule.schedule_class in _IN_A_V and not issubclass(schedule.schedule_class, _PipelineScheduleRuntime):
+            raise ConfigurationError(
+                f"The schedule {schedule.name!r} was requested, but that of torch {torch.__version__} can't pass a tensor between two "
+                "stages of one process. Take 'DualPipeV', or a later torch."
+            )
+        several = issubclass(schedule.schedule_class, PipelineScheduleMulti)
+        try:
+            self._schedule = schedule.schedule_class(
+                made if several else made[0], n_microbatches=self.count, loss_fn=_sum, scale_grads=False
+            )
+        except ValueError as error:
+            raise ConfigurationError(
+                f"The schedule {schedule.name!r} was requested for {len(schedule.stage_ranks)} stages and {self.count} parts of a batch, "
+                f"but it can't be made: {error} Take another num_microbatches, or another schedule."
+            ) from error
+
+    def _stage(self, stage: Stage, group: Any, device: torch.device, part: Inputs) -> _Stage:
+        staged = stage.staged
+        received = [] if stage.index == 0 else staged.received_shape(stage.index, part).tensors
+        is_last = stage.index == staged.count - 1
+        # a last stage returns its loss
+        sent = [torch.empty(1)] if is_last else staged.received_shape(stage.index + 1, part).tensors
+        return _Stage(
+            stage,
+            stage.index,
+            staged.count,
+            device,
+            input_args=tuple(_with_gradient(tensor) for tensor in received),
+            output_args=tuple(_with_gradient(tensor) for tensor in sent),
+            group=group,
+        )
+
+    def step(self, parts: Sequence[Inputs], loss_of_part: Callable[[Any, int], Tensor]) -> list[Tensor]:
+        """Forward and backward of all parts; the losses of the parts, on the last stage's process."""
+        losses: list[Tensor] = []
+
+        def finish(output: Any, number: int) -> Tensor:
+            loss = loss_of_part(output, number)
+            losses.append(loss.detach())
+            # FSDP warns about a view that a module returns
+            return loss.reshape(1).clone()
+
+        for stage in self.stages.values():
+            stage.parts, stage.finish = parts, finish
+        try:
+            self._schedule.step(number=torch.arange(self.count), target=torch.zeros(self.count, 1), losses=[])
+        finally:
+            for stage in self.stages.values():
+                stage.parts, stage.finish = (), None
+        return losses
+
+
+def _sum(output: Tensor, _target: Tensor) -> Tensor:
+    return output.sum()
+
+
+def _with_gradient(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.is_floating_point())
+
+
+@dataclass(frozen=True, slots=True)
+class StageRanks:
+    """The processes of a pipeline: `ranks` has the rank of each stage's process in the world, and `group` is that of all of them."""
+
+    device: torch.device
+    group: Any
+    ranks: Sequence[int]
+
+    def forward(self, stages: Mapping[int, Stage], parts: Sequence[Inputs]) -> Any:
+        """The whole batch's output, on the last stage's process, and `None` on others; nothing is kept for a backward."""
+        rank, last = dist.get_rank(), len(self.ranks) - 1
+        outputs: list[Any] = []
+        sent: list[tuple[Any, Tensor]] = []
+        handed_over: dict[tuple[int, int], Sequence[Tensor]] = {}
+        for index, stage in sorted(stages.items()):
+            stage.parts = parts
+            for number, part in enumerate(parts):
+                received = handed_over.pop((index, number), None)
+                if received is None:
+                    received = self._received(stage, part) if index else ()
+                output = stage(*received, number=number)
+                if index == last:
+                    outputs.append(output)
+                elif self.ranks[index + 1] == rank:
+                    handed_over[index + 1, number] = output
+                else:
+                    sent += [(dist.isend(tensor, self.ranks[index + 1], group=self.group), tensor) for tensor in output]
+            stage.parts = ()
+        for work, _ in sent:
+            work.wait()
+        return merged(outputs, [batch_size(part) for part in parts]) if outputs else None
+
+    def _received(self, stage: Stage, part: Inputs) -> list[Tensor]:
+        shapes = stage.staged.received_shape(stage.index, part).tensors
+        found = [torch.empty(shape.shape, dtype=shape.dtype, device=self.device) for shape in shapes]
+        for tensor in found:
+            dist.recv(tensor, self.ranks[stage.index - 1], group=self.group)
+        return found
+
+    def output_on_all(self, output: Any) -> Any:
+        """The last stage's output on all processes; objects in it that are no plain values, such as a cache, stay with that stage."""
+        held = [tree_map(_description, output)]
+        dist.broadcast_object_list(held, self.ranks[-1], group=self.group)
+        if dist.get_rank() != self.ranks[-1]:
+            output = tree_map(
+                lambda leaf: (
+                    torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device) if isinstance(leaf, Tensor) else leaf
+                ),
+                held[0],
+            )
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self.broadcast(leaf.contiguous(), len(self.ranks) - 1)
+        return output
+
+    def broadcast(self, tensor: Tensor, stage: int) -> None:
+        """Fill a tensor with that of a stage's process."""
+        dist.broadcast(tensor, self.ranks[stage], group=self.group)
+
+
+def _description(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+    return leaf if isinstance(leaf, (bool, int, float, str)) else None
 
 
 class PipelinedModel(ModelWrapper):
     """
     The model, whose layers are on several processes; a call brings a batch through all of them in parts.
 
-    All processes of the pipeline call it with the same batch, and get the same output. A backward of a loss of it goes back
-    through all stages. `module` is the model itself, with weights on the meta device in place of other stages'.
+    All processes of the pipeline call it with the same batch, and get the same output, without gradients: `train_step` trains.
+    `module` is the model itself, with weights on the meta device in place of other stages'.
     """
 
     def __init__(
         self,
         staged: StagedModel,
         stages: Mapping[int, Stage],
-        exchange: StageExchange,
+        ranks: StageRanks,
         schedule: Schedule,
         count: int,
         shared: SharedGradients,
     ) -> None:
         super().__init__(staged.model)
-        self.staged, self.exchange, self.schedule, self.count, self.shared = staged, exchange, schedule, count, shared
+        self.staged, self.ranks, self.schedule, self.count, self.shared = staged, ranks, schedule, count, shared
         self._stages = dict(stages)
         self._runs: dict[Any, ScheduledRun] = {}
 
@@ -47,9 +238,16 @@ class PipelinedModel(ModelWrapper):
         return self._stages
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The model's output for the whole batch."""
-        parts = microbatches((arguments, keywords), self.count)
-        return TwoPhaseRun(self._stages, self.exchange, parts, self.shared.added).forward()
+        """The model's output for the whole batch, of any size, without gradients; `StateError` where a training loop calls it."""
+        if self.training and torch.is_grad_enabled():
+            raise StateError(
+                "A model whose layers are in stages was called in a training loop, but its forward keeps nothing for a backward. "
+                "Train it with `loss = accelerator.train_step(model, inputs, loss_fn=..., targets=...)`, which makes the forward, the loss "
+                "and the backward of a batch in the order of the schedule; for its output alone call it in `torch.no_grad()`."
+            )
+        with torch.no_grad():
+            output = self.ranks.forward(self._stages, microbatches((arguments, keywords), self.count))
+            return self.ranks.output_on_all(output)
 
     def train_step(
         self, inputs: Inputs, targets: Any, loss_of: Callable[[Any, Any], Tensor], scale: Callable[[Tensor], Tensor]
@@ -77,15 +275,13 @@ class PipelinedModel(ModelWrapper):
         with self.shared.added():
             self._run(parts).step(parts, loss_of_part)
         last = self.staged.count - 1
-        total = torch.stack(losses).mean() if losses else torch.zeros((), device=self.exchange.device)
+        total = torch.stack(losses).mean() if losses else torch.zeros((), device=self.ranks.device)
         total = total.float()
-        self.exchange.broadcast(total, last)
+        self.ranks.broadcast(total, last)
         return total
 
     def _run(self, parts: Sequence[Inputs]) -> ScheduledRun:
         key = self.staged.key(parts[0])
         if key not in self._runs:
-            self._runs = {
-                key: ScheduledRun(self.schedule, self._stages, self.exchange.group, self.exchange.device, parts)
-            }
+            self._runs = {key: ScheduledRun(self.schedule, self._stages, self.ranks.group, self.ranks.device, parts)}
         return self._runs[key]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,13 +24,10 @@ from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParalle
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.pipeline.exchange import StageExchange
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import PipelinedModel
-from accelerate_nb.runtime.strategies.pipeline.schedules import Schedule
+from accelerate_nb.runtime.strategies.pipeline.pipelined_model import PipelinedModel, Schedule, StageRanks
 from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGradients, groups_of_stages
-from accelerate_nb.runtime.strategies.pipeline.stage import Stage
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages, shared_by_stages
-from accelerate_nb.runtime.strategies.pipeline.staged_model import StagedModel
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
 from accelerate_nb.runtime.training.compile import compile_layers
@@ -45,9 +41,9 @@ class PipelineParallel(ShardedStrategy):
     """
     Every process has a stage of the model: some consecutive layers, and all see the same batches.
 
-    A batch passes through the stages in parts, so that they compute at the same time. `model(batch)` brings all parts forward and
-    the backward of a loss all of them back; `train_step` does both in the order of a schedule. Along the mesh's other axes there are
-    pipelines that see other batches, and shard the weights of their stages (FSDP), or have copies of them.
+    A batch passes through the stages in parts, so that they compute at the same time, in the order of a schedule of torch's:
+    `train_step` trains, and `model(batch)` has the output alone. Along the mesh's other axes there are pipelines that see other
+    batches, and shard the weights of their stages (FSDP), or have copies of them.
     """
 
     axes = ("pp", "dp_shard", "dp_replicate")
@@ -117,6 +113,7 @@ class PipelineParallel(ShardedStrategy):
         ranks = schedule.stage_ranks
         layers = plan_stages(model, len(ranks), self._handler.split_points, self._handler.example_inputs)
         pipeline = self._along()
+        in_world = self.world.mesh.ranks_along(self.world.rank, "pp")
         own = [stage for stage, rank in enumerate(ranks) if rank == pipeline.rank]
         held_by_several = shared_by_stages(layers, model)
         shared = self._shared(model, held_by_several, ranks, pipeline)
@@ -135,7 +132,7 @@ class PipelineParallel(ShardedStrategy):
         found = PipelinedModel(
             staged,
             stages,
-            StageExchange(self.world.device, pipeline.group, self.world.mesh.ranks_along(self.world.rank, "pp"), ranks),
+            StageRanks(self.world.device, pipeline.group, [in_world[rank] for rank in ranks]),
             schedule,
             self._handler.num_microbatches or self.world.mesh.pp,
             shared,
@@ -204,26 +201,6 @@ class PipelineParallel(ShardedStrategy):
 
     # A step
 
-    @contextmanager
-    def _sharing(self, model: Module, enabled: bool) -> Iterator[None]:
-        stages = model.stages.values() if isinstance(model, PipelinedModel) else ()
-        before = [stage.shares_gradients for stage in stages]
-        for stage in stages:
-            stage.shares_gradients = enabled
-        try:
-            yield
-        finally:
-            for stage, value in zip(stages, before, strict=True):
-                stage.shares_gradients = value
-
-    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
-        """A block whose backwards exchange no gradients between copies or shards of a stage."""
-        return self._sharing(model, enabled=False)
-
-    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
-        """A block whose backward exchanges gradients, those that were held among them."""
-        return self._sharing(model, enabled=True)
-
     def train_step(
         self,
         model: Module,
@@ -237,13 +214,13 @@ class PipelineParallel(ShardedStrategy):
         """Forward, loss and backward of a batch, its parts in the order of the schedule."""
         if not isinstance(model, PipelinedModel):
             return super().train_step(model, inputs, targets, loss_of, steps=steps, is_boundary=is_boundary)
-        with self._sharing(model, enabled=is_boundary):
-            return model.train_step(inputs, targets, loss_of, lambda loss: self.precision.scale(loss / steps))
+        # a scaler begins with the first loss, which other stages do not see
+        self.precision.scale(torch.zeros((), device=self.world.device))
+        return model.train_step(inputs, targets, loss_of, lambda loss: self.precision.scale(loss / steps))
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
-        """This process's parts of the gradients of a window; what shards have held is averaged for it, and stays held."""
-        stages = model.stages.values() if isinstance(model, PipelinedModel) else ()
-        return window_gradients.window_gradients(self.unwrap(model), stages)
+        """This process's parts of the gradients of a window."""
+        return window_gradients.window_gradients(self.unwrap(model))
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have these parts of gradients, and no others."""
@@ -281,7 +258,7 @@ class PipelineParallel(ShardedStrategy):
         if found.is_meta:
             found = found.new_empty(found.shape, device=self.world.device)
         found = found.detach().clone(memory_format=torch.contiguous_format)
-        model.exchange.broadcast(found, stage)
+        model.ranks.broadcast(found, stage)
         return found
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.strategies.pipeline.absent_tensor import AbsentTensor, absent_in
+from accelerate_nb.runtime.strategies.pipeline.staged_model import AbsentTensor, absent_in
 
 CPU = torch.device("cpu")
 
