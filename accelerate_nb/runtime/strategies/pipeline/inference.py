@@ -51,8 +51,8 @@ def prepare_pippy(
     _place(model, layers, world)
     stages, ranks = {world.rank: Stage(staged, world.rank)}, StageRanks(world.device, world.group, range(world.size))
     names = [layer.name for layer in layers]
-    begins = [layer.stage for layer in layers]
-    model.hf_split_points = [names[begins.index(stage)] for stage in range(1, world.size)]  # type: ignore[assignment]
+    stage_of_layers = [layer.stage for layer in layers]
+    model.hf_split_points = [names[stage_of_layers.index(stage)] for stage in range(1, world.size)]  # type: ignore[assignment]
     own_forward = model.forward
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
