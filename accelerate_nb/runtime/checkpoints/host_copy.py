@@ -78,10 +78,10 @@ class DeviceToHost:
 
     def finish(self) -> None:
         """Bring the numbers."""
-        tensors = [tensor for tensor, _ in self._coming.values()]
-        for copied, (_, waiting) in zip(
-            to_cpu([item.detach() for item in tensors]), self._coming.values(), strict=True
-        ):
+        if not self._coming:
+            return
+        tensors = [tensor.detach() for tensor, _ in self._coming.values()]
+        for copied, (_, waiting) in zip(to_cpu(tensors), self._coming.values(), strict=True):
             for item in waiting:
                 item.data = copied
         self._coming.clear()
