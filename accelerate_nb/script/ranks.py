@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import atexit
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -92,10 +93,10 @@ def _set_missing_variables(settings: Mapping[str, Any]) -> None:
     known = {setting.name for setting in all_settings()}
     # as in a file: the environment wins
     config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
-    variables = {**config.training.environ()}
-    if "cpu" in settings:
-        variables |= config.launching.environ()
-    for name, value in variables.items():
+    for name, value in {
+        **config.training.environ(),
+        **(config.launching.environ() if "cpu" in settings else {}),
+    }.items():
         os.environ.setdefault(name, value)
 
 
@@ -125,12 +126,9 @@ def _refuse_in_a_notebook(file: str) -> None:
 
 
 def _become(words: list[str]) -> NoReturn:
-    """Go on as another program, in the same process where the system can: its exit code and its signals are this one's."""
+    """Go on as another program in the same process: its exit code and its signals are this one's."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if os.name == "nt":
-        # there `exec` starts another process, and the shell does not wait for it
-        sys.exit(subprocess.call(words))
     os.execv(words[0], words)
 
 
@@ -348,28 +346,24 @@ class ScriptRanks:
             return
         import torch
 
-        lengths = [len(memoryview(entry).cast("B")) for entry in entries]
-        head = torch.tensor([len(lengths)], dtype=torch.int64)
-        sizes = torch.tensor(lengths, dtype=torch.int64)
-        parts = [torch.frombuffer(bytearray(entry), dtype=torch.uint8) for entry in entries if memoryview(entry)]
-        for part in (head, sizes, *parts):
+        # writable where it arrives: tensors are made on it
+        message = torch.frombuffer(
+            bytearray(pickle.dumps([bytearray(entry) for entry in entries], 5)), dtype=torch.uint8
+        )
+        for part in (torch.tensor([message.numel()]), message):
             (self._group.broadcast(part, 0) if to is None else self._group.send([part], to, 0)).wait()
 
     def _received(self, rank: int) -> list[Bytes] | None:
         """What a rank sends: the first to all, others to the first. `None` at the end."""
         import torch
 
-        def receive(tensor: Any) -> Any:
+        def receive(tensor: torch.Tensor) -> Any:
             (self._group.broadcast(tensor, 0) if self.rank > 0 else self._group.recv([tensor], rank, 0)).wait()
             return tensor
 
-        count = int(receive(torch.zeros(1, dtype=torch.int64)))
-        if count == 0:
-            return None
-        lengths = receive(torch.zeros(count, dtype=torch.int64)).tolist()
-        return [
-            memoryview(receive(torch.empty(length, dtype=torch.uint8)).numpy()) if length else b"" for length in lengths
-        ]
+        length = int(receive(torch.zeros(1, dtype=torch.int64)))
+        entries: list[Bytes] = pickle.loads(receive(torch.empty(length, dtype=torch.uint8)).numpy()) if length else []
+        return entries or None
 
 
 _current: ContextVar[ScriptRanks | None] = ContextVar("accelerate_nb_script_ranks", default=None)

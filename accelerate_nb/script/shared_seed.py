@@ -6,9 +6,9 @@ import hashlib
 import os
 import random
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from getopt import GetoptError, getopt
 from typing import NoReturn
 
 from accelerate_nb.config.environment import already_launched
@@ -16,19 +16,12 @@ from accelerate_nb.rank.import_hook import after_import
 
 _HASHES = "PYTHONHASHSEED"
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-# Python's options with a value of their own, and those that run something else than a file.
-_WITH_VALUE, _NO_FILE = "WX", "cm"
-_LONG_WITH_VALUE = "--check-hash-based-pycs"
+# Python's own; those before a colon have a value.
+_OPTIONS, _LONG_OPTIONS = "bBdEhiIOPqRsStuvVxW:X:c:m:", ["check-hash-based-pycs="]
 
 
-@dataclass
-class _FirstRun:
-    """Whether this process has begun: a script that runs another one goes on with its own numbers."""
-
-    has_begun: bool = field(default=False)
-
-
-_once: ContextVar[_FirstRun] = ContextVar("begun", default=_FirstRun())  # noqa: B039 - one for all threads and tasks
+# Whether this process has begun, in all threads and tasks: a script that runs another one goes on with its own numbers.
+_begun = threading.Event()
 
 
 def alike(file: str) -> None:
@@ -46,12 +39,12 @@ def alike(file: str) -> None:
 
     >>> alike("train.py")
     """
-    if not already_launched(os.environ) or os.environ["WORLD_SIZE"] == "1" or _once.get().has_begun:
+    if not already_launched(os.environ) or os.environ["WORLD_SIZE"] == "1" or _begun.is_set():
         return
     number = number_of(os.environ)
     if _has_random_hashes() and can_begin_again(file, sys.orig_argv, sys.argv):
         _begin_again(number)
-    _once.get().has_begun = True
+    _begun.set()
     random.seed(number)
     after_import("numpy.random", lambda module: module.seed(number))
     after_import("torch", lambda module: module.manual_seed(number))
@@ -69,31 +62,17 @@ def number_of(environment: Mapping[str, str]) -> int:
 
 def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -> bool:
     """Whether these arguments started a Python that runs this file, and nothing around it."""
-    options, program = words[1 : -len(arguments)], words[-len(arguments) :]
-    if list(program) != list(arguments) or os.path.abspath(program[0]) != os.path.abspath(file):
+    try:
+        options, program = getopt(list(words[1:]), _OPTIONS, _LONG_OPTIONS)
+    except GetoptError:
         return False
-    waiting = iter(options)
-    for word in waiting:
-        if word == _LONG_WITH_VALUE:
-            next(waiting, None)
-        elif not word.startswith("-") or word == "-":
-            return False
-        elif not word.startswith("--"):
-            chars = word[1:]
-            first = next((position for position, char in enumerate(chars) if char in _WITH_VALUE + _NO_FILE), None)
-            if first is None:
-                continue
-            if chars[first] in _NO_FILE:
-                return False
-            if first == len(chars) - 1:
-                next(waiting, None)
-    return True
+    runs_file = program == list(arguments) and os.path.abspath(program[0]) == os.path.abspath(file)
+    return runs_file and not {"-c", "-m"} & {name for name, _ in options}
 
 
 def _has_random_hashes() -> bool:
     can_be_set = not sys.flags.ignore_environment and _HASHES not in os.environ
-    # on Windows `exec` starts another process, and who waits for this one would not know it
-    return bool(sys.flags.hash_randomization) and can_be_set and os.name != "nt" and sys.gettrace() is None
+    return bool(sys.flags.hash_randomization) and can_be_set and sys.gettrace() is None
 
 
 def _begin_again(number: int) -> NoReturn:

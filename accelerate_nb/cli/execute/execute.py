@@ -73,10 +73,7 @@ def parameter_values(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]
         raise ConfigurationError(
             f"{words[0]!r} was given, but {name} has no parameters: give the cell that sets them the tag `parameters`."
         )
-    parsed = read_options(words, name, name, options)
-    return {
-        item.name: item.type.whole(parsed.values[item.name]) for item in parsed.options if item.name in parsed.values
-    }
+    return dict(read_options(words, name, name, options).values)
 
 
 def source_of(values: Mapping[str, Any]) -> str:
