@@ -13,10 +13,10 @@ from typing import Any
 from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.export.magics import MAGICS, ExportOptions, PlainCell, Remark, plain
+from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain
 from accelerate_nb.export.main_guard import without_annotations
 from accelerate_nb.export.notebook import NotebookCell
-from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
+from accelerate_nb.export.parameters import TAG, Parameter, Parameters, parameters_of
 from accelerate_nb.export.python_source import bound, hoisted, looked_up
 
 # Settings that a session adopts from the next cell on, without a restart.
@@ -62,21 +62,13 @@ class NotebookTranslation:
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
         found = [(cell.number, problem) for cell in self.cells.values() for problem in cell.plain.problems]
-        found += [
-            *self.session_problems,
-            *self._second_parameters(),
-            *self._past_results(),
-            *self._magics_like_python(),
-        ]
-        return sorted(found, key=_position)
-
-    def _second_parameters(self) -> Iterator[tuple[int, Remark]]:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
-        for number in tagged[1:]:
-            text = f"cell {tagged[0]} is tagged `{TAG}` already; a script has its options from one cell."
-            yield number, Remark(1, text)
+        second = "is tagged `parameters` already; a script has its options from one cell."
+        found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
+        return sorted([*found, *self.session_problems, *self._names_of_ipython()], key=_position)
 
-    def _past_results(self) -> Iterator[tuple[int, Remark]]:
+    def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
+        """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
         sound = [cell for cell in self.cells.values() if not cell.plain.problems]
         defined = {name for item in sound for name in bound(item.tree.body)}
         for item in sound:
@@ -84,19 +76,13 @@ class NotebookTranslation:
                 if name not in defined:
                     what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
                     yield item.number, Remark(line, f"{what}.")
-
-    def _magics_like_python(self) -> Iterator[tuple[int, Remark]]:
-        """A cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`."""
-        sound = [cell for cell in self.cells.values() if not cell.plain.problems]
-        defined = {name for item in sound for name in bound(item.tree.body)}
-        for item in sound if "*" not in defined else ():
+            # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
             source = item.plain.source.strip()
-            word = re.match(r"\w+", source)
-            if word is None or "\n" in source or word[0] in defined or hasattr(builtins, word[0]):
-                continue
-            if word[0] in MAGICS and word[0] in looked_up(item.tree.body):
+            word = re.split(r"\W", source, maxsplit=1)[0]
+            is_magic = word in MAGICS and "\n" not in source and word in looked_up(item.tree.body)
+            if is_magic and not {word, "*"} & defined and not hasattr(builtins, word):
                 line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
-                yield item.number, Remark(line, f"nothing is called `{word[0]}`, so it is a magic: write `%{source}`.")
+                yield item.number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
 
 
 def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
@@ -110,17 +96,17 @@ def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
     return lines
 
 
-def translated(cells: Sequence[NotebookCell], export_options: ExportOptions) -> NotebookTranslation:
+def translated(cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> NotebookTranslation:
     """Translate the code cells among these; nothing is raised, problems are kept."""
-    found = {cell.number: _translated(cell, export_options) for cell in cells if cell.number is not None}
+    found = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
     return NotebookTranslation(found, *_session_of(found.values()))
 
 
-def _translated(cell: NotebookCell, export_options: ExportOptions) -> TranslatedCell:
+def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
     if RAISES in cell.tags:
         note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
         return TranslatedCell(cell, PlainCell(cell.source, notes=(note,), left_out=True))
-    found = plain(cell.source, export_options)
+    found = plain(cell.source, keep_installs=keep_installs)
     if found.left_out or found.problems:
         return TranslatedCell(cell, found)
     try:
@@ -181,14 +167,12 @@ def _checked(cell: NotebookCell, found: PlainCell) -> TranslatedCell:
     """The cell as the script has it; `SyntaxError` where Python could not run it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-        with_future = hoisted(found.source)
-        compile(with_future.source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        source = without_annotations(with_future.source)
-        options = parameters_of(source) if TAG in cell.tags else None
-    if options is None:
-        return TranslatedCell(cell, replace(found, source=source), with_future.names)
+        source, futures = hoisted(found.source)
+        compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        source = without_annotations(source)
+        options = parameters_of(source) if TAG in cell.tags else Parameters()
     problems = (*found.problems, *options.problems)
-    return TranslatedCell(cell, replace(found, source=source, problems=problems), with_future.names, options.found)
+    return TranslatedCell(cell, replace(found, source=source, problems=problems), futures, options.found)
 
 
 def _position(remark: tuple[int, Remark]) -> tuple[int, int]:

@@ -6,18 +6,12 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from accelerate_nb.config.magic_args import names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """Options of an export."""
-
-    keep_installs: bool = False  # `%pip install` and its like are run by the script too
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +109,7 @@ _PIP = re.compile(rf"\s*(?:{_PYTHON})?pip[\d.]*\s+(?P<arguments>(?:(?!\$\()[^|;&
 
 # ------------------------------------------------------------------------------------------------------ reading as IPython
 
-_Kind = Literal["line", "system", "getoutput", "usage"]
+_Kind = Literal["line", "cell", "system", "getoutput", "usage"]
 # The calls that IPython puts in place of its own syntax.
 _METHODS: dict[str, _Kind] = {
     "run_line_magic": "line",
@@ -144,7 +138,7 @@ class SyntaxPiece:
     """
     One piece of IPython's syntax: it begins after `before` in line `first` and ends with line `last`; lines count from 1.
 
-    `name` is that of a magic, and `text` what follows it, or a command.
+    `name` is that of a magic, and `text` what follows it on its line, or a command.
     """
 
     first: int
@@ -156,20 +150,11 @@ class SyntaxPiece:
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCellMagic:
-    """A cell magic: its name, its arguments `rest`, and its line, from 1; the cell's text follows it."""
-
-    line: int
-    name: str
-    rest: str
-
-
-def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ranks: bool = False) -> PlainCell:
+def plain(source: str, *, keep_installs: bool = False, on_ranks: bool = False) -> PlainCell:
     """
     A cell as Python with exactly as many lines, with notes for the user.
 
-    A cell that is `on_ranks` is the text of one of %%accelerate.
+    With `keep_installs` the script runs `%pip install` and its like too. A cell that is `on_ranks` is the text of one of %%accelerate.
 
     >>> plain("files = !ls data").source
     'files = nb_shell.capture("ls data")'
@@ -179,30 +164,28 @@ def plain(source: str, export_options: ExportOptions = ExportOptions(), *, on_ra
     if is_too_deep(source):
         return PlainCell(source, problems=(_TOO_DEEP,))
     originals = source.split("\n")
+    translator = _CellTranslator(originals, keep_installs=keep_installs, on_ranks=on_ranks)
     tree = parsed(source)
     if tree is not None and not _PROMPT.search(source):
-        if "get_ipython" not in source:
-            return PlainCell(source)
-        return _CellTranslator(originals, export_options, on_ranks=on_ranks).lines(
-            originals, list(_calls_of_ipython(tree, originals))
+        return (
+            translator.lines(originals, _calls_of_ipython(tree, originals))
+            if "get_ipython" in source
+            else PlainCell(source)
         )
     lines = _cleaned(originals)
-    magic = cell_magic(lines)
-    translator = _CellTranslator(originals, export_options, on_ranks=on_ranks)
-    if magic is not None:
+    if (magic := cell_magic(lines)) is not None:
         return translator.cell(magic, lines)
     lines, calls = transformed(lines)
     if not calls and (line := _automagic(lines)) is not None:
-        return plain(line, export_options, on_ranks=on_ranks)
+        return plain(line, keep_installs=keep_installs, on_ranks=on_ranks)
     return translator.lines(lines, calls)
 
 
 def parsed(source: str) -> ast.Module | None:
     """The cell's statements; None if it is no Python."""
-    try:
+    with suppress(SyntaxError, ValueError, RecursionError):
         return _parsed(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    return None
 
 
 def _parsed(source: str) -> ast.Module:
@@ -231,16 +214,16 @@ def is_too_deep(source: str) -> bool:
     return bool(level)
 
 
-def cell_magic(lines: Sequence[str]) -> FoundCellMagic | None:
+def cell_magic(lines: Sequence[str]) -> SyntaxPiece | None:
     """
-    The cell magic of a cell, in its first line that is not empty.
+    The cell magic of a cell, in its first line that is not empty; the cell's text follows it.
 
-    >>> cell_magic(["%%accelerate -n 2", "print(rank)"])
-    FoundCellMagic(line=1, name='accelerate', rest='-n 2')
+    >>> cell_magic(["%%accelerate -n 2", "print(rank)"]).name
+    'accelerate'
     """
     number, first = next(((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     magic = _CELL_MAGIC.fullmatch(first.rstrip())
-    return FoundCellMagic(number, magic["name"], magic["rest"] or "") if magic else None
+    return SyntaxPiece(number, number, "", "cell", magic["name"], magic["rest"] or "") if magic else None
 
 
 def _cleaned(lines: Sequence[str]) -> list[str]:
@@ -337,10 +320,9 @@ class _LeftOut(Exception):  # noqa: N818 - no error of the program
 class _CellTranslator:
     """One cell while it is translated."""
 
-    def __init__(self, originals: Sequence[str], export_options: ExportOptions, *, on_ranks: bool) -> None:
+    def __init__(self, originals: Sequence[str], *, keep_installs: bool, on_ranks: bool) -> None:
         self._originals = originals
-        self._export_options = export_options
-        self._on_ranks = on_ranks
+        self._keep_installs, self._on_ranks = keep_installs, on_ranks
         self._of_session: list[Remark] = []
 
     def lines(self, lines: Sequence[str], calls: Iterable[SyntaxPiece]) -> PlainCell:
@@ -382,8 +364,9 @@ class _CellTranslator:
     def _replacement(self, call: SyntaxPiece) -> str:
         if call.kind == "usage":
             raise _LeftOut(f"? was left out: {_SHOWS}")
-        is_line = call.kind == "line"
-        return self._line(call) if is_line else self._command(call.text, is_captured=call.kind == "getoutput")
+        if call.kind == "line":
+            return self._line(call)
+        return self._command(call.text, is_captured=call.kind == "getoutput")
 
     def _line(self, call: SyntaxPiece) -> str:
         name, text = call.name, call.text
@@ -407,7 +390,7 @@ class _CellTranslator:
             raise _Refused(f"%run -d starts a debugger. {_OTHERWISE}")
         if name in _INSTALLERS:
             self._check_install(f"%{name} {text}", f"{name} {text}")
-        if name == "time" and (problems := plain(text, self._export_options).problems):
+        if name == "time" and (problems := plain(text, keep_installs=self._keep_installs).problems):
             raise _Refused(problems[0].text)
         return f"nb_shell.line({_quoted(name)}, {_quoted(text)})"
 
@@ -454,44 +437,44 @@ class _CellTranslator:
     def _check_install(self, shown: str, command: str) -> None:
         """Leave a command out of whose parts each installs packages."""
         parts = [part for part in re.split(r"&&|\|\||;|\n", command) if part.strip() and part.lstrip()[:1] != "#"]
-        if parts and all(map(_INSTALLS.match, parts)) and not self._export_options.keep_installs:
+        if parts and all(map(_INSTALLS.match, parts)) and not self._keep_installs:
             raise _LeftOut(f"{' '.join(shown.split())} was left out: {_NO_INSTALL}")
 
     def _check_magic(self, shown: str, name: str) -> None:
         if name in _INTERACTIVE:
             raise _Refused(f"{shown} means nothing outside of a notebook. {_OTHERWISE}")
 
-    def cell(self, magic: FoundCellMagic, lines: Sequence[str]) -> PlainCell:
+    def cell(self, magic: SyntaxPiece, lines: Sequence[str]) -> PlainCell:
         """The cell where a cell magic begins it."""
-        above, below = list(lines[: magic.line - 1]), list(lines[magic.line :])
+        above, below = list(lines[: magic.first - 1]), list(lines[magic.first :])
         shown = f"%%{magic.name}"
         # editors take what begins with `# %%` for a cell
-        comments = [*above, f"# was: {shown} {magic.rest}".rstrip(), *(f"# {line}".rstrip() for line in below)]
+        comments = [*above, f"# was: {shown} {magic.text}".rstrip(), *(f"# {line}".rstrip() for line in below)]
         left_out = PlainCell("\n".join(comments), left_out=True)
         try:
             inner = self._below(magic, below, shown)
         except _LeftOut as why:
-            return replace(left_out, notes=(Remark(magic.line, str(why)),) if str(why) else ())
+            return replace(left_out, notes=(Remark(magic.first, str(why)),) if str(why) else ())
         except _Refused as why:
-            return replace(left_out, problems=(Remark(magic.line, str(why)),))
-        notes = tuple(Remark(note.line + magic.line, note.text) for note in inner.notes)
-        problems = tuple(Remark(problem.line + magic.line, problem.text) for problem in inner.problems)
+            return replace(left_out, problems=(Remark(magic.first, str(why)),))
+        notes = tuple(Remark(note.line + magic.first, note.text) for note in inner.notes)
+        problems = tuple(Remark(problem.line + magic.first, problem.text) for problem in inner.problems)
         if problems:
             return PlainCell("\n".join(lines), problems=problems)
         if magic.name in _OF_CODE and not ast.parse(inner.source).body:
             # nothing is left of it
-            return PlainCell("\n".join([*comments[: magic.line], inner.source]), notes=notes)
+            return PlainCell("\n".join([*comments[: magic.first], inner.source]), notes=notes)
         opening, closing = _text_over_lines(inner.source)
-        opening = f"nb_shell.cell({_quoted(magic.name)}, {_quoted(magic.rest)}, {opening}"
+        opening = f"nb_shell.cell({_quoted(magic.name)}, {_quoted(magic.text)}, {opening}"
         source = "\n".join([*above, opening, f"{closing})"])
-        lines_of_session = tuple(replace(item, line=item.line + magic.line) for item in inner.on_ranks)
+        lines_of_session = tuple(replace(item, line=item.line + magic.first) for item in inner.on_ranks)
         if magic.name == ACCELERATE:
-            lines_of_session = (Remark(magic.line, f"%%{magic.rest}"),)
+            lines_of_session = (Remark(magic.first, f"%%{magic.text}"),)
         return PlainCell(source, tuple(dict.fromkeys((SHELL, *inner.imports))), notes, on_ranks=lines_of_session)
 
-    def _below(self, magic: FoundCellMagic, below: Sequence[str], shown: str) -> PlainCell:
+    def _below(self, magic: SyntaxPiece, below: Sequence[str], shown: str) -> PlainCell:
         """What the magic is given: code as the script can run it, and any other text as it is."""
-        if magic.name == ACCELERATE and _HELP & {*magic.rest.split()}:
+        if magic.name == ACCELERATE and _HELP & {*magic.text.split()}:
             raise _LeftOut
         if not any(line.strip() for line in below):
             raise _Refused(f"{shown} has nothing below it. {_OTHERWISE}")
@@ -501,20 +484,20 @@ class _CellTranslator:
         text = "\n".join(below)
         if magic.name in {"bash", "sh"}:
             self._check_install(shown, text)
-        if magic.name == "time" and magic.rest.replace("--no-raise-error", "").strip():
+        if magic.name == "time" and magic.text.replace("--no-raise-error", "").strip():
             raise _Refused(f"%%time takes no statement in its own line when there is code below it. {_OTHERWISE}")
         if magic.name not in {*_OF_CODE, ACCELERATE}:
             return PlainCell(text)
         notes = self._notes_on_flags(magic) if magic.name == ACCELERATE else ()
-        inner = plain(text, self._export_options, on_ranks=self._on_ranks or magic.name == ACCELERATE)
+        inner = plain(text, keep_installs=self._keep_installs, on_ranks=self._on_ranks or magic.name == ACCELERATE)
         return replace(
             inner, notes=(*notes, *inner.notes), problems=inner.problems or tuple(_wrong_python(inner.source))
         )
 
-    def _notes_on_flags(self, magic: FoundCellMagic) -> tuple[Remark, ...]:
+    def _notes_on_flags(self, magic: SyntaxPiece) -> tuple[Remark, ...]:
         """The flags of `%%accelerate` that a script has no use for."""
         try:
-            options, _ = read_cell_line(magic.rest)
+            options, _ = read_cell_line(magic.text)
         except AccelerateNbError as error:
             raise _Refused(str(error)) from None
         unused = {

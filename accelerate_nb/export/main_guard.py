@@ -141,11 +141,6 @@ def is_async(nodes: Sequence[ast.stmt]) -> bool:
     return bool(code.co_flags & inspect.CO_COROUTINE) or any(part in _NEEDS_LOOP for part in _called(nodes))
 
 
-def globals_of(nodes: Sequence[ast.stmt]) -> tuple[str, ...]:
-    """The names that a function of these statements has to declare global, to assign the names of the script."""
-    return tuple(sorted(bound(nodes)))
-
-
 def without_annotations(source: str) -> str:
     """An asynchronous cell that annotates no variables: what a function declares global can't be annotated in it."""
     body = ast.parse(source).body
@@ -277,8 +272,9 @@ class _ScriptLayout:
         self._functions += 1
         function = f"_cell_{self._number}" + (f"_{self._functions}" if self._functions > 1 else "")
         self.written.append(added(f"async def {function}():"))
-        if names := globals_of(nodes):
-            self.written.append(added(f"{INDENT}global {', '.join(names)}"))
+        # it assigns names of the script
+        if names := bound(nodes):
+            self.written.append(added(f"{INDENT}global {', '.join(sorted(names))}"))
         self._write(run[-1].last, INDENT)
         self.written += [added(GUARD), added(f"{INDENT}{self._waits()}({function}())")]
 

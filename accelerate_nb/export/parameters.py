@@ -12,8 +12,6 @@ from accelerate_nb.export.magics import Remark
 from accelerate_nb.export.python_source import end_of
 
 TAG = "parameters"
-# What `--help` or `--no-...` mean already.
-_TAKEN = "help"
 _SCALARS = ("int", "float", "bool", "str", "Path")
 _MANY = {"list": "list", "List": "list", "Sequence": "list", "tuple": "tuple", "Tuple": "tuple"}
 _CAN_BE = (
@@ -83,49 +81,48 @@ def _of_statement(node: ast.stmt, source: str, comment: str) -> Iterator[Paramet
 
 def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
     first = {node.id: node.lineno for node in reversed(list(ast.walk(ast.parse(source)))) if isinstance(node, ast.Name)}
-    flags = {name.replace("_", "-").strip("-") or name: name for name in found}
-    for name in found:
-        flag = name.replace("_", "-").strip("-") or name
+    flag_of = {name: name.replace("_", "-").strip("-") or name for name in found}
+    flags = {flag: name for name, flag in flag_of.items()}
+    for name, flag in flag_of.items():
         other = flags.get(flag.removeprefix("no-"), "")
-        if flag == _TAKEN:
+        if flag == "help":
             text = "`--help` lists the options, so it can be none of them; give `help` another name."
-            yield Remark(first[name], text)
         elif flags[flag] != name:
-            yield Remark(first[name], f"`{name}` and `{flags[flag]}` would be the same option; rename one.")
+            text = f"`{name}` and `{flags[flag]}` would be the same option; rename one."
         elif flag.startswith("no-") and other and found[other].type.startswith("bool"):
-            yield Remark(first[name], f"`--{flag}` is how `{other}` is turned off; give `{name}` another name.")
+            text = f"`--{flag}` is how `{other}` is turned off; give `{name}` another name."
+        else:
+            continue
+        yield Remark(first[name], text)
 
 
 def _comments(source: str) -> dict[int, str]:
-    """The comment of each line."""
+    """The comment of each line, without Colab's `#@param {type: "number"}`, which describes a form field."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {token.start[0]: _comment_text(token.string) for token in tokens if token.type == tokenize.COMMENT}
-
-
-def _comment_text(comment: str) -> str:
-    """The text of a comment, without Colab's `#@param {type: "number"}`, which describes a form field."""
-    text = comment.lstrip("#: ").rstrip()
-    return "" if text.startswith("@param") else text
+    texts = {token.start[0]: token.string.lstrip("#: ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
+    return {line: text for line, text in texts.items() if not text.startswith("@param")}
 
 
 def _type_of(value: ast.expr) -> str | None:
     """The type of a literal; None for what isn't one."""
-    if isinstance(value, ast.Constant):
-        name = type(value.value).__name__
-        return "str | None" if value.value is None else name if name in _SCALARS else None
-    if isinstance(value, ast.UnaryOp) and isinstance(value.op, (ast.USub, ast.UAdd)):
-        return number if (number := _type_of(value.operand)) in ("int", "float") else None
-    if isinstance(value, ast.BinOp):
-        return _type_of_sum(value)
-    if isinstance(value, (ast.List, ast.Tuple)):
-        return _collection("list" if isinstance(value, ast.List) else "tuple", _common(value.elts))
-    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("Path", "pathlib.Path") and not value.keywords:
-        return "Path" if all(_type_of(arg) in ("str", "Path") for arg in value.args) else None
+    match value:
+        case ast.Constant(value=None):
+            return "str | None"
+        case ast.Constant(value=constant):
+            return name if (name := type(constant).__name__) in _SCALARS else None
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            return number if (number := _type_of(operand)) in ("int", "float") else None
+        case ast.BinOp(left=left, right=right):
+            return _type_of_sum(value, _type_of(left), _type_of(right))
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            types = {_type_of(element) for element in elements}
+            return _collection(type(value).__name__.lower(), {"float"} if types == {"int", "float"} else types)
+        case ast.Call(func=function, args=args, keywords=[]) if ast.unparse(function) in ("Path", "pathlib.Path"):
+            return "Path" if all(_type_of(arg) in ("str", "Path") for arg in args) else None
     return None
 
 
-def _type_of_sum(value: ast.BinOp) -> str | None:
-    left, right = _type_of(value.left), _type_of(value.right)
+def _type_of_sum(value: ast.BinOp, left: str | None, right: str | None) -> str | None:
     if left == "Path" and isinstance(value.op, ast.Div):
         return "Path" if right in ("str", "Path") else None
     if left == right == "str" and isinstance(value.op, ast.Add):
@@ -136,18 +133,12 @@ def _type_of_sum(value: ast.BinOp) -> str | None:
     return "float" if "float" in (left, right) or isinstance(value.op, ast.Div) or below_one else "int"
 
 
-def _common(elements: Sequence[ast.expr]) -> str | None:
-    types = {_type_of(element) for element in elements}
-    if types == {"int", "float"}:
-        return "float"
-    if len(types) > 1:
+def _collection(kind: str, types: set[str | None]) -> str | None:
+    """The type of a list or a tuple of values of one type; without values, it is one of texts."""
+    of, *others = types or {"str"}
+    if others or of not in _SCALARS:
         return None
-    common = next(iter(types), "str")
-    return common if common in _SCALARS else None
-
-
-def _collection(kind: str, of: str | None) -> str | None:
-    return None if of is None else f"{kind}[{of}]" if kind == "list" else f"{kind}[{of}, ...]"
+    return f"{kind}[{of}]" if kind == "list" else f"{kind}[{of}, ...]"
 
 
 def _annotated(annotation: ast.expr, literal: str) -> tuple[str, str]:
@@ -175,26 +166,15 @@ def _spelled(annotation: ast.expr) -> str | None:
     if name in ("Any", "object") and not arguments:
         return "str"
     if name in _MANY:
-        return _collection(_MANY[name], _element(arguments))
+        return _collection(_MANY[name], {_spelled(item) for item in arguments if ast.unparse(item) != "..."})
     if name == "Literal" and arguments:
         return f"Literal[{', '.join(map(ast.unparse, arguments))}]"
-    return _optional(name, arguments, annotation)
-
-
-def _optional(name: str, arguments: Sequence[ast.expr], annotation: ast.expr) -> str | None:
     every = [*arguments] if name in ("Optional", "Union") else []
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         every = [annotation.left, annotation.right]
     some = [item for item in every if not (isinstance(item, ast.Constant) and item.value is None)]
     spelled = _spelled(some[0]) if len(some) == 1 else None
     return None if spelled is None or (name != "Optional" and len(some) == len(every)) else f"{spelled} | None"
-
-
-def _element(arguments: Sequence[ast.expr]) -> str | None:
-    ellipsis = [argument for argument in arguments if isinstance(argument, ast.Constant) and argument.value is ...]
-    types = {_spelled(argument) for argument in arguments if argument not in ellipsis}
-    common = next(iter(types), "str")
-    return common if len(types) <= 1 and common in _SCALARS else None
 
 
 def _subscript(annotation: ast.expr) -> tuple[str, Sequence[ast.expr]]:

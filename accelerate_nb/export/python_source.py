@@ -252,25 +252,17 @@ def _is_silent(value: ast.expr) -> bool:
     return function in _SILENT or is_cell
 
 
-@dataclass(frozen=True, slots=True)
-class HoistedImports:
-    """A cell without its imports from the future, and the names that it imports from there."""
-
-    source: str
-    names: tuple[str, ...] = ()
-
-
-def hoisted(source: str) -> HoistedImports:
+def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
     """
-    Take the imports from the future out of a cell; its other lines stay where they are.
+    A cell without its imports from the future, its other lines where they are, and the names that it imports from there.
 
-    >>> hoisted("from __future__ import annotations").source
-    '# from __future__ import annotations'
+    >>> hoisted("from __future__ import annotations")
+    ('# from __future__ import annotations', ('annotations',))
     """
     imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
     found = [node for node in imports if node.module == "__future__"]
     edits = [edit for node in found for edit in _without(node, source.split("\n"))]
-    return HoistedImports(edited(source, edits), tuple(alias.name for node in found for alias in node.names))
+    return edited(source, edits), tuple(alias.name for node in found for alias in node.names)
 
 
 def _without(node: ast.ImportFrom, lines: list[str]) -> list[Edit]:

@@ -12,14 +12,12 @@ from accelerate_nb import __version__
 from accelerate_nb.config.formats import literal
 from accelerate_nb.errors import ExportError
 from accelerate_nb.export.cell_translator import NotebookTranslation, TranslatedCell, translated
-from accelerate_nb.export.magics import ExportOptions, Remark
+from accelerate_nb.export.magics import Remark
 from accelerate_nb.export.main_guard import GUARD, INDENT, DefinitionFinder, guarded
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import Parameter
 from accelerate_nb.export.python_source import bound, edited, mentioned, result_of, showing
 from accelerate_nb.sources.script_lines import added, first_line, marker, table
-
-__all__ = ["ExportedScript", "ExportOptions", "as_script"]
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
 _NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameters"})
@@ -37,16 +35,18 @@ class ExportedScript:
     parameters: tuple[Parameter, ...] = ()
 
 
-def as_script(notebook: Notebook, export_options: ExportOptions = ExportOptions()) -> ExportedScript:  # noqa: B008 - frozen
+def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScript:
     """
     The notebook as a script; `ExportError` names every cell and line that can't be in one.
+
+    With `keep_installs` the script runs `%pip install` and its like too.
 
     >>> as_script(read("train.ipynb")).text
     """
     name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
     kept = (cell for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
     cells = tuple(replace(cell, source=cell.source.rstrip()) for cell in kept)
-    translation = translated(cells, export_options)
+    translation = translated(cells, keep_installs=keep_installs)
     if problems := translation.problems():
         raise ExportError(_refusal(name, problems))
     text = _ScriptWriter(name, cells, translation).text()
@@ -100,9 +100,12 @@ class _ScriptWriter:
         if self._uses_display():
             self._imports["from accelerate_nb.script.display import display"] = None
         body = [line for cell in self._cells for line in self._lines(cell)]
-        imports = [*self._futures(), *_merged(self._imports)]
+        futures = {name: None for cell in self._translation.cells.values() for name in cell.futures}
+        from_future = [f"from __future__ import {', '.join(futures)}"] if futures else []
+        imports = [*from_future, *_merged(self._imports)]
         # a wrong option is an error before the script begins, and before it starts processes
-        top = [*self._header(), *map(added, [*imports, *options]), *_below_guard(begins)]
+        below_guard = (added(INDENT + line) for line in begins)
+        top = [*self._header(), *map(added, [*imports, *options, GUARD]), *below_guard]
         return "\n".join([*top, *body]) + "\n"
 
     def _header(self) -> Iterator[str]:
@@ -119,11 +122,6 @@ class _ScriptWriter:
         yield from (f"#     {command:{widest}}    {meaning}" for command, meaning in ways)
         yield "#"
         yield '# Lines that end in "# +" are none of the notebook\'s.'
-
-    def _futures(self) -> Iterator[str]:
-        names = {name: None for cell in self._translation.cells.values() for name in cell.futures}
-        if names:
-            yield f"from __future__ import {', '.join(names)}"
 
     def _lines(self, cell: NotebookCell) -> Iterator[str]:
         if cell.kind == "markdown" and cell.source.strip():
@@ -185,10 +183,6 @@ class _ScriptWriter:
             if "display" in mentioned(cell.tree):
                 return True
         return False
-
-
-def _below_guard(lines: Iterable[str]) -> list[str]:
-    return [added(GUARD), *(added(INDENT + line) for line in lines)]
 
 
 def _names(cells: Iterable[TranslatedCell]) -> set[str]:

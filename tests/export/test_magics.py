@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from accelerate_nb.export.cell_translator import translated
-from accelerate_nb.export.magics import ExportOptions, plain
+from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import NotebookCell
 
 # Plain Python for IPython too: not a character of it changes.
@@ -344,7 +344,7 @@ def test_packages_are_installed_by_a_script_on_request(cell: str, kept: str) -> 
     left_out = plain(cell)
     assert "left out" in left_out.notes[0].text
     assert ast.parse(left_out.source).body == []
-    assert plain(cell, ExportOptions(keep_installs=True)).source == kept
+    assert plain(cell, keep_installs=True).source == kept
 
 
 @pytest.mark.parametrize("command", ["pip list", "pip install x && python x.py", "echo pip install", "conda env list"])
@@ -385,7 +385,7 @@ def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too
         NotebookCell("code", "%%accelerate -n 2\nprint(rank)", 1),
         NotebookCell("code", f"{above}x = {'+'.join('1' * 3000)}", 2),
     ]
-    ((number, problem),) = translated(cells, ExportOptions()).problems()
+    ((number, problem),) = translated(cells).problems()
     assert number == 2
     assert "nested too deeply" in problem.text
 

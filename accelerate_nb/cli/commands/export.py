@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the script, then print notes on it and how to run it to standard error."""
     from accelerate_nb.export.notebook import read
-    from accelerate_nb.export.script import ExportOptions, as_script
+    from accelerate_nb.export.script import as_script
 
     notebook: Path = arguments.notebook
     if arguments.execute:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
-    script = as_script(content, ExportOptions(keep_installs=arguments.keep_installs))
+    script = as_script(content, keep_installs=arguments.keep_installs)
     if output is not None and not arguments.force:
         _refuse_to_hide_a_module(output, notebook, script.text)
     if output is None:
