@@ -31,7 +31,7 @@ _HOMES: dict[str, str] = {
     "DDPCommunicationHookType": "accelerate_nb.runtime.compat.enums",
     "DistributedType": "accelerate_nb.runtime.compat.enums",
     "ProfileKwargs": "accelerate_nb.runtime.observability.profiling",
-    "DeepSpeedPlugin": "accelerate_nb.runtime.strategies.deepspeed.config.plugin",
+    "DeepSpeedPlugin": "accelerate_nb.runtime.strategies.deepspeed.plugin",
     "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.strategies.fsdp.plugin",
     "ParallelismConfig": "accelerate_nb.runtime.parallelism_config",
     "prepare_pippy": "accelerate_nb.runtime.strategies.pipeline.inference",
@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
     from accelerate_nb.runtime.strategies.base import Strategy as Strategy
     from accelerate_nb.runtime.strategies.ddp import DDP as DDP
-    from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin as DeepSpeedPlugin
+    from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
     from accelerate_nb.runtime.strategies.fsdp.plugin import (
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )

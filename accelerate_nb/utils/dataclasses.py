@@ -51,7 +51,7 @@ from accelerate_nb.runtime.precision.fp8_recipes import (
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
     TERecipeKwargs as TERecipeKwargs,
 )
-from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin as DeepSpeedPlugin
+from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
 )

@@ -62,4 +62,4 @@ from accelerate_nb.runtime.compat.packages import (
     is_xpu_available as is_xpu_available,
     torchao_required as torchao_required,
 )
-from accelerate_nb.runtime.strategies.deepspeed.hf_functions import deepspeed_required as deepspeed_required
+from accelerate_nb.runtime.strategies.deepspeed.plugin import deepspeed_required as deepspeed_required

@@ -46,8 +46,7 @@ from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
-from accelerate_nb.runtime.strategies.deepspeed.config.plugin_choice import choose_plugins
+from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin, choose_plugins
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.registry import choose_strategy

@@ -10,7 +10,7 @@ from torch import nn
 
 from accelerate_nb import Accelerator
 from accelerate_nb.runtime.checkpoints import folders, writer
-from accelerate_nb.runtime.strategies.deepspeed import engine_files
+from accelerate_nb.runtime.strategies.deepspeed import checkpoint
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.checkpoints.test_kills import make_deadly
@@ -18,7 +18,7 @@ from tests.runtime.checkpoints.test_kills import make_deadly
 LIMIT = 110.0
 # Each moment: the module and the name of what is called then, at which call, on which rank, and whether the save returns at once.
 MOMENTS = {
-    "before an engine gives its state": (engine_files, "_engines", 1, 1, True),
+    "before an engine gives its state": (checkpoint, "_engines", 1, 1, True),
     "while the other rank's part is written": (writer, "sync", 1, 1, True),
     "while parts are written in the background": (writer, "sync", 2, 0, False),
     "before the new one is there": (folders, "commit", 1, 0, True),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import glob
 import logging
 import os
+import shutil
+import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.packages import is_deepspeed_available
-from accelerate_nb.runtime.strategies.deepspeed.operators import announce_builds
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World
 
@@ -43,9 +50,50 @@ def load(world: World) -> ModuleType:
             f"The training is on {world.device.type}, but DeepSpeed was imported for {found} ({_CHOSEN}="
             f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
         )
-    announce_builds(world)
+    _prepare_builds()
     _connect(world, deepspeed)
     return deepspeed  # type: ignore[no-any-return]  # the package has no types
+
+
+def _prepare_builds() -> None:
+    """
+    Have DeepSpeed compile its operators in C++ one process at a time, and find a ninja that stands beside this Python.
+
+    torch marks a folder with a file while it builds, and waits for ever for one that a killed process has left behind: such a file
+    is removed.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils import cpp_extension
+
+    build = OpBuilder.jit_load
+    if hasattr(build, "__wrapped__"):
+        return
+    beside = str(Path(sys.executable).parent)
+    if shutil.which("ninja") is None and shutil.which("ninja", path=beside) is not None:
+        os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), beside]))
+
+    @functools.wraps(build)
+    def alone(builder: Any, verbose: bool = True) -> Any:
+        folder = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
+        with open(folder / ".building", "w", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_open(folder / "lock"):
+                (folder / "lock").unlink(missing_ok=True)
+            return build(builder, verbose)
+
+    OpBuilder.jit_load = alone
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process has a file open, as a build has its mark; elsewhere than on Linux that is taken for granted."""
+    if not sys.platform.startswith("linux"):
+        return True
+    target = str(path.resolve())
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(descriptor) == target:
+                return True
+    return False
 
 
 def _describe(world: World) -> None:

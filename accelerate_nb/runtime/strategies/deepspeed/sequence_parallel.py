@@ -17,7 +17,6 @@ from accelerate_nb.runtime.compat.packages import compare_versions
 from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
 from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
 from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart, refuse_recurrent
-from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
 from accelerate_nb.runtime.world.world import World
 
 # The first version with the functions that Accelerate calls.
@@ -71,7 +70,9 @@ class SequenceParallel:
                 f"sp_size={self._size} was requested, and DeepSpeed's configuration has no train_micro_batch_size_per_gpu, which the "
                 "split needs. Write it there, or 'auto' for the loader's batch_size."
             )
-        functions = hf_transformers.attention_functions()
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        functions: Any = ALL_ATTENTION_FUNCTIONS
         whole = functions[attention]
         self._replaced, self._batch_size = (attention, whole), batch_size
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
@@ -165,7 +166,9 @@ class SequenceParallel:
         if self._replaced is None:
             return
         name, function = self._replaced
-        hf_transformers.attention_functions()[name] = function
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS[name] = function
         for hook in self._hooks:
             hook.remove()
         self._replaced = self._batch_size = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,22 +16,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from accelerate_nb.devices import async_io
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.operations.nested import convert_to_fp32, recursively_apply
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
+from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.deepspeed import engine_files, gathered_weights, operators, package
-from accelerate_nb.runtime.strategies.deepspeed.config import auto_values
-from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
-from accelerate_nb.runtime.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
-from accelerate_nb.runtime.strategies.deepspeed.placeholders import DummyOptim, DummyScheduler
-from accelerate_nb.runtime.strategies.deepspeed.precision import EnginePrecision
+from accelerate_nb.runtime.strategies.deepspeed import auto_values, checkpoint, package
+from accelerate_nb.runtime.strategies.deepspeed.optimizers import (
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+    DummyOptim,
+    DummyScheduler,
+    map_pytorch_optim_to_deepspeed,
+)
+from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
-from accelerate_nb.runtime.strategies.deepspeed.wrappers import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
@@ -38,7 +45,34 @@ from accelerate_nb.runtime.training.repoint import original_name
 from accelerate_nb.runtime.training.unwrap import ENGINES
 from accelerate_nb.runtime.world.world import World
 
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Plugins = DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin]
+
+
+class EnginePrecision(BF16):
+    """The engine's own type: a model gets its inputs in it, and returns float32, as in other strategies."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.dtype = name, _DTYPES[name]
+        super().__init__(device)
+
+    def _check(self) -> None:
+        """DeepSpeed says itself whether a device has the type."""
+
+    def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Nothing to choose: weights are in the type already."""
+        return nullcontext()
+
+    def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def mixed(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = recursively_apply(self._cast, (args, kwargs))
+            return convert_to_fp32(forward(*args, **kwargs))
+
+        return mixed
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 class DeepSpeed(Strategy):
@@ -144,8 +178,7 @@ class DeepSpeed(Strategy):
         optimizers = [request for request in requests if not isinstance(request.value, Module)]
         trained = [request for request in models if request.is_trained and (optimizers or self.stage == 3)]
         self._check(models, trained, optimizers)
-        with operators.own_errors():
-            engine: Any = self._engine(trained[0], optimizers[0].value if optimizers else None) if trained else None
+        engine: Any = self._engine(trained[0], optimizers[0].value if optimizers else None) if trained else None
         return [
             engine.optimizer
             if not isinstance(request.value, Module)
@@ -182,7 +215,7 @@ class DeepSpeed(Strategy):
 
     def _engine(self, request: PrepareRequest, optimizer: Any) -> Any:
         plugin, call, state = self.deepspeed_plugin, self._call, GradientState()
-        operators.check_disk(plugin, self._computes_in_fp16())
+        self._check_disk(plugin)
         schedules = self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
         scheduler = next((item for item in call.objects if self.moves(item)), None)
         steps = auto_values.choose_accumulation(plugin, state.num_steps)
@@ -211,6 +244,21 @@ class DeepSpeed(Strategy):
             self._schedules[id(scheduler)] = schedule
         self._compile(request.compiling)
         return self.engine
+
+    def _check_disk(self, plugin: DeepSpeedPlugin) -> None:
+        """Raise `ConfigurationError` where a configuration has weights or states of an optimizer on a disk, and they can't be there."""
+        optimizer, weights = (
+            plugin.get_value(f"zero_optimization.offload_{part}.device") == "nvme" for part in ("optimizer", "param")
+        )
+        if (optimizer or weights) and (complaint := async_io.missing_library()):
+            raise ConfigurationError(complaint)
+        has_16_bits = any(plugin.get_value(f"{dtype}.enabled") is True for dtype in ("bf16", "fp16"))
+        if weights and not has_16_bits and not self._computes_in_fp16():
+            # zero.Init._set_dtype (0.19.8): `dtype or float16 if is_fp16_supported() else bfloat16`
+            raise ConfigurationError(
+                "Offload of weights in 32 bits to NVMe was requested on a device without fp16, where DeepSpeed writes them in bf16 "
+                "all the same. Pass mixed_precision='bf16', or offload_param_device='cpu'."
+            )
 
     def _own_optimizer(self, optimizer: Optimizer, plugin: DeepSpeedPlugin) -> Optimizer:
         offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
@@ -321,12 +369,12 @@ class DeepSpeed(Strategy):
 
     def gathered(self, weights: Any, modifier_rank: int | None, forward_module: Any) -> AbstractContextManager[Any]:
         """A block in which weights of stage 3 are whole on every process."""
-        return gathered_weights.gathered(weights, modifier_rank, forward_module)
+        return checkpoint.gathered(weights, modifier_rank, forward_module)
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
         inner = self.unwrap(model)
-        state = gathered_weights.complete_state(inner, is_kept=self.world.is_local_main)
+        state = checkpoint.complete_state(inner, is_kept=self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
 
     def files(
@@ -339,7 +387,7 @@ class DeepSpeed(Strategy):
         safe: bool,
     ) -> list[FileToWrite]:
         """The files of the engine, in a folder under Accelerate's name."""
-        return engine_files.files(models)
+        return checkpoint.files(models)
 
     def load(
         self,
@@ -350,7 +398,7 @@ class DeepSpeed(Strategy):
         model_options: Mapping[str, Any],
     ) -> list[LoadedFile]:
         """The engine's state, by however many processes it was written."""
-        found = engine_files.load(self.world, folder, models, model_options)
+        found = checkpoint.load(self.world, folder, models, model_options)
         return [replace(file, receive=partial(self._receive, file)) for file in found]
 
     def _receive(self, file: LoadedFile, content: Any) -> None:

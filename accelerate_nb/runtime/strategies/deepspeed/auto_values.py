@@ -9,8 +9,8 @@ from typing import Any
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
-from accelerate_nb.runtime.strategies.deepspeed.placeholders import DummyOptim, DummyScheduler
+from accelerate_nb.runtime.strategies.deepspeed.optimizers import DummyOptim, DummyScheduler
+from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall
 from accelerate_nb.user_warnings import warn_user
 

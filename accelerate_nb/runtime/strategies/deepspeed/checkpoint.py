@@ -1,21 +1,70 @@
-"""The files of an engine's checkpoint, under the names that Accelerate gives them."""
+"""An engine's complete weights, and the files of its checkpoint under the names that Accelerate gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, SharedSetting, read
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.strategies.deepspeed import universal
+from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.world.world import World
+
+
+def is_in_parts(weight: Any) -> bool:
+    """Whether a weight is one of stage 3's."""
+    return hasattr(weight, "ds_id")
+
+
+def gathered(
+    weights: Iterable[Tensor] | Tensor, modifier_rank: int | None = None, fwd_module: Module | None = None
+) -> AbstractContextManager[Any]:
+    """
+    A block in which weights are whole on every process; all processes enter it.
+
+    What `modifier_rank` changes in them is on all processes after it; without one, changes are lost.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
+    found = [weights] if isinstance(weights, Tensor) else list(weights)
+    return GatheredParameters(  # type: ignore[no-any-return]  # the package has no types
+        [weight for weight in found if is_in_parts(weight)], modifier_rank=modifier_rank, fwd_module=fwd_module
+    )
+
+
+def complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
+    """
+    A model's complete weights and buffers by name, copied to the CPU where they are in parts, and `is_kept`; all processes call it.
+
+    One module's weights are whole at a time. Where nothing is in parts it is the model's own `state_dict`.
+    """
+    if not any(map(is_in_parts, model.parameters())):
+        return model.state_dict()
+    own = model.state_dict(keep_vars=True)
+    found: dict[str, Any] = {}
+    for _, group in itertools.groupby(own, lambda name: name.rpartition(".")[0]):
+        names = list(group)
+        weights = [own[name] for name in names]
+        with gathered(weights):
+            if is_kept:
+                for name, weight in zip(names, weights, strict=True):
+                    value = weight.detach() if isinstance(weight, Tensor) else weight
+                    found[name] = value.cpu().clone() if is_in_parts(weight) else value
+    return {name: found[name] for name in own if name in found}
+
 
 _EXPECTED = "a part of DeepSpeed's engine"
 
@@ -107,8 +156,13 @@ def _load(world: World, folder: Path, index: int, engine: Any, options: Mapping[
 
     def receive(content: dict[Path, Any]) -> None:
         if is_otherwise:
-            with universal.converted(world, folder, tag) as other, universal.expected_by(engine), _collecting(engine):
-                engine.load_checkpoint(str(other), tag, **options)
+            with _converted(world, folder, tag) as other, _collecting(engine):
+                config = engine._config
+                before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
+                try:
+                    engine.load_checkpoint(str(other), tag, **options)
+                finally:
+                    config.load_universal_checkpoint = before
         else:
             with _collecting(engine, content):
                 engine.load_checkpoint(str(folder), tag, **options)
@@ -145,3 +199,36 @@ def _known() -> Any:
 
 
 _harmless = SharedSetting(_known)
+
+
+@contextmanager
+def _converted(world: World, folder: Path, tag: str) -> Iterator[Path]:
+    """A folder beside `folder` with its engine in the universal form, until the block ends; all processes enter it."""
+    other = folder.with_name(f".{folder.name}.universal")
+    complaint = _convert(folder / tag, other / tag) if world.is_main else None
+    try:
+        complaint = next((text for text in gather_object([complaint]) if text is not None), None)
+        if complaint is not None:
+            raise CheckpointError(complaint)
+        yield other
+    finally:
+        world.barrier()
+        if world.is_main:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _convert(source: Path, target: Path) -> str | None:
+    """Convert with DeepSpeed's own script; returns what went wrong."""
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.mkdir(parents=True)
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    command += ["--input_folder", str(source), "--output_folder", str(target)]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return None
+    last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+    return (
+        f"{source} was saved by another number of processes, and DeepSpeed could not convert it to its universal form ({last}). "
+        "It converts what Adam and AdamW remember. Load it with as many processes as saved it."
+    )

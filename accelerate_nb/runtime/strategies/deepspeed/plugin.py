@@ -1,23 +1,123 @@
-"""The settings of DeepSpeed, under Accelerate's name: arguments, variables `ACCELERATE_*`, and DeepSpeed's configuration."""
+"""The settings of DeepSpeed under Accelerate's names: its plugin, and DeepSpeed's own configuration, read by dotted keys."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from torch.nn import Module
 
 from accelerate_nb.config.options import deepspeed
+from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief, parse_json
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.compat.packages import is_rocm_available, is_transformers_available
-from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
-from accelerate_nb.runtime.strategies.deepspeed.config.hf_config import HfDeepSpeedConfig
-from accelerate_nb.runtime.strategies.deepspeed.leaf_modules import set_leaf_modules
+from accelerate_nb.runtime.training.unwrap import requested_class
+from accelerate_nb.runtime.world.state import AcceleratorState, is_initialized
 from accelerate_nb.user_warnings import warn_user
+
+
+class HfDeepSpeedConfig:
+    """
+    DeepSpeed's configuration, read by dotted keys: of a dictionary, a JSON file, or JSON as text, plain or in base 64.
+
+    >>> config = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})
+    >>> config.get_value("zero_optimization.stage"), config.is_zero3(), config.is_offload()
+    (3, True, False)
+    """
+
+    def __init__(self, config_file_or_dict: Any) -> None:
+        # a copy: "auto" is replaced in it, and a person's own dictionary may be used again
+        self.config: dict[str, Any] = (
+            deepcopy(config_file_or_dict) if isinstance(config_file_or_dict, dict) else _read(config_file_or_dict)
+        )
+        self.set_stage_and_offload()
+
+    def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
+        """The dictionary that a dotted key's last part stands in, with that part; `None` where there is no such dictionary."""
+        *nodes, key = ds_key_long.split(".")
+        found: Any = self.config
+        for node in nodes:
+            found = found.get(node)
+            if found is None:
+                return None, key
+        return found, key
+
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """The value of a dotted key, or `default` where it is not set."""
+        node, key = self.find_config_node(ds_key_long)
+        return default if node is None else node.get(key, default)
+
+    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
+        """Take a dotted key out, with all below it; with `must_exist`, `ConfigurationError` where it is not set."""
+        node, key = self.find_config_node(ds_key_long)
+        if node is not None and node.get(key) is not None:
+            del node[key]
+        elif must_exist:
+            raise ConfigurationError(
+                f"{ds_key_long} was to be taken out of DeepSpeed's configuration, which has no such entry: {self.config}"
+            )
+
+    def is_true(self, ds_key_long: str) -> bool:
+        """Whether a key is set to something that counts as true."""
+        return bool(self.get_value(ds_key_long))
+
+    def is_false(self, ds_key_long: str) -> bool:
+        """Whether a key is set, to something that counts as false."""
+        value = self.get_value(ds_key_long)
+        return value is not None and not value
+
+    def is_zero2(self) -> bool:
+        """Whether gradients and optimizer states are in parts."""
+        return bool(self._stage == 2)
+
+    def is_zero3(self) -> bool:
+        """Whether weights are in parts, too."""
+        return bool(self._stage == 3)
+
+    def is_offload(self) -> bool:
+        """Whether optimizer states or weights are kept in host memory, or on a disk."""
+        return self._offload
+
+    def set_stage_and_offload(self) -> None:
+        """Read the stage and whether something is offloaded anew, after the configuration was changed."""
+        self._stage = self.get_value("zero_optimization.stage", -1)
+        devices = {self.get_value(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")}
+        self._offload = self._stage in {2, 3} and not devices.isdisjoint({"cpu", "nvme"})
+
+
+def _read(source: Any) -> dict[str, Any]:
+    text = _text(source)
+    try:
+        found = parse_json(text)
+    except ValueError:
+        try:
+            found = parse_json(base64.urlsafe_b64decode(text).decode("utf-8"))
+        except (ValueError, binascii.Error):
+            found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"DeepSpeed's configuration was given as {brief(source)}, which is no file that exists, and no JSON with keys of at most "
+            f"{LONGEST_TEXT:,} characters and {DEEPEST_NESTING} levels. Pass the path of a ds_config.json, or a dictionary."
+        )
+    return found
+
+
+def _text(source: Any) -> str:
+    try:
+        path = Path(source)
+        return path.read_text(encoding="utf-8") if path.exists() else str(source)
+    except (OSError, TypeError, ValueError):  # a text that is too long for the name of a file, or none at all
+        return str(source)
+
 
 # The key of DeepSpeed's configuration that an argument stands for.
 _KEYS = {
@@ -228,8 +328,13 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
                 config[key] = 1
         if config.get("train_batch_size") == "auto":
             del config["train_batch_size"]
-        # transformers keeps a weak reference to it
-        self.dschf = hf_transformers.announce(config) if is_transformers_available() else None
+        if is_transformers_available():
+            from transformers.integrations import deepspeed as untyped
+
+            integration: Any = untyped
+            integration.unset_hf_deepspeed_config()
+            # transformers keeps a weak reference to it
+            self.dschf = integration.HfDeepSpeedConfig(config)
 
     def is_zero3_init_enabled(self) -> bool:
         """Whether models are made in parts."""
@@ -251,9 +356,17 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: Module) -> None:
-        """Have stage 3 gather the weights of mixtures of experts as a whole; the classes are `transformer_moe_cls_names`."""
+        """
+        Have stage 3 gather the weights of mixtures of experts as a whole; the classes are `transformer_moe_cls_names`.
+
+        Which experts a batch goes through differs between ranks, and a rank that gathers weights waits for the others.
+        `ConfigurationError` names a class that the model doesn't have.
+        """
         if self.transformer_moe_cls_names is not None:
-            set_leaf_modules(model, self.transformer_moe_cls_names.split(","))
+            from deepspeed.utils import set_z3_leaf_modules
+
+            names = [name.strip() for name in self.transformer_moe_cls_names.split(",")]
+            set_z3_leaf_modules(model, [requested_class(model, name, "transformer_moe_cls_names") for name in names])
 
     # One of several
 
@@ -282,3 +395,58 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
     def unselect(self) -> None:
         """Another plugin is in force."""
         self._selected = False
+
+
+def choose_plugins(plugin: Any, plugins: Any, state: Any, is_requested: bool) -> Any:
+    """
+    The plugin that was given, or several by name; `None` for a training without DeepSpeed.
+
+    Without one they are those of this process's first `Accelerator`, which `state` has, or, where a launcher requests DeepSpeed, one
+    of its variables.
+    """
+    if plugin is not None and plugins is not None:
+        raise ConfigurationError("deepspeed_plugin and deepspeed_plugins were both given. Leave one of them out.")
+    given = plugins if plugin is None else plugin
+    known = state.deepspeed_plugins
+    if given is None:
+        return known or (DeepSpeedPlugin() if is_requested else None)
+    if known is not None and known is not given:
+        raise ConfigurationError(
+            "A deepspeed_plugin was given to this process's second Accelerator, and the first has one already. Give the first "
+            "deepspeed_plugins={name: plugin, ...}, and call accelerator.state.select_deepspeed_plugin(name) before prepare."
+        )
+    items = list(given.values()) if isinstance(given, Mapping) else [given]
+    if not items or not all(isinstance(item, DeepSpeedPlugin) for item in items):
+        raise ConfigurationError(
+            f"`deepspeed_plugin` must be a DeepSpeedPlugin object, or several by name, but is {given!r}. Pass one, or "
+            "strategy='deepspeed'."
+        )
+    return given
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def get_active_deepspeed_plugin(state: Any) -> Any:
+    """The plugin in force; `ConfigurationError` where the state is not one of DeepSpeed's."""
+    if state.distributed_type != DistributedType.DEEPSPEED:
+        raise ConfigurationError(
+            "The active DeepSpeed plugin was requested, but this run doesn't use DeepSpeed. "
+            "Read it only where the state's distributed_type is DEEPSPEED."
+        )
+    return state.deepspeed_plugin
+
+
+def deepspeed_required(func: F) -> F:
+    """A decorator: the function raises `ConfigurationError` where an `Accelerator` was made without DeepSpeed."""
+
+    @functools.wraps(func)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if is_initialized() and AcceleratorState().distributed_type != DistributedType.DEEPSPEED:
+            raise ConfigurationError(
+                f"{func.__name__} needs DeepSpeed, and the Accelerator of this process was made without it. "
+                "Call it only in a run that uses DeepSpeed."
+            )
+        return func(*args, **kwargs)
+
+    return cast("F", checked)

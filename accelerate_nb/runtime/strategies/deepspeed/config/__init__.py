@@ -1,1 +1,0 @@
-"""DeepSpeed's configuration: Accelerate's plugin, and the values in the place of "auto"."""
