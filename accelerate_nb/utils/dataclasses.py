@@ -35,7 +35,12 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
     KwargsHandler as KwargsHandler,
     ProjectConfiguration as ProjectConfiguration,
 )
-from accelerate_nb.runtime.compat.unsupported import parse_glm4_moe_config as parse_glm4_moe_config
+from accelerate_nb.runtime.compat.unsupported import (
+    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+    parse_bert_config as parse_bert_config,
+    parse_glm4_moe_config as parse_glm4_moe_config,
+    parse_t5_config as parse_t5_config,
+)
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
 from accelerate_nb.runtime.parallelism_config import (
@@ -55,14 +60,11 @@ from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin as
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
 )
-from accelerate_nb.runtime.strategies.megatron.model_parsers import (
+from accelerate_nb.runtime.strategies.megatron.plugin import (
     MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
-    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-    parse_bert_config as parse_bert_config,
+    MegatronLMPlugin as MegatronLMPlugin,
     parse_gpt2_config as parse_gpt2_config,
     parse_llama_config as parse_llama_config,
-    parse_t5_config as parse_t5_config,
 )
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.training.unwrap import get_module_class_from_name as get_module_class_from_name

@@ -1,6 +1,7 @@
 """The import path `accelerate.utils.megatron_lm`: Megatron-LM's classes under Hugging Face's module name."""
 
-from accelerate_nb.runtime.strategies.megatron.conversion.convert import (
+from accelerate_nb.runtime.compat.unsupported import BertTrainStep as BertTrainStep, T5TrainStep as T5TrainStep
+from accelerate_nb.runtime.strategies.megatron.conversion import (
     megatron_from_transformers as megatron_from_transformers,
     megatron_to_transformers as megatron_to_transformers,
 )
@@ -8,30 +9,24 @@ from accelerate_nb.runtime.strategies.megatron.engine.arguments import (
     finish_mpu_init as finish_mpu_init,
     get_args as get_args,
     initialize as initialize,
-)
-from accelerate_nb.runtime.strategies.megatron.engine.bert_step import BertTrainStep as BertTrainStep
-from accelerate_nb.runtime.strategies.megatron.engine.datasets import (
-    MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
+    model_provider_func as model_provider_func,
 )
 from accelerate_nb.runtime.strategies.megatron.engine.engine import MegatronEngine as MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.engine.losses import (
-    avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
+from accelerate_nb.runtime.strategies.megatron.engine.placeholders import (
+    MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
+    MegatronLMDummyScheduler as MegatronLMDummyScheduler,
+    MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
+    MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
 )
-from accelerate_nb.runtime.strategies.megatron.engine.model_provider import model_provider_func as model_provider_func
 from accelerate_nb.runtime.strategies.megatron.engine.preparation import (
     prepare_data_loader as prepare_data_loader,
     prepare_model_optimizer_scheduler as prepare_model_optimizer_scheduler,
     prepare_optimizer as prepare_optimizer,
     prepare_scheduler as prepare_scheduler,
 )
-from accelerate_nb.runtime.strategies.megatron.engine.t5_step import T5TrainStep as T5TrainStep
 from accelerate_nb.runtime.strategies.megatron.engine.train_steps import (
     AbstractTrainStep as AbstractTrainStep,
     GPTTrainStep as GPTTrainStep,
-)
-from accelerate_nb.runtime.strategies.megatron.engine.wrappers import (
-    MegatronLMDummyScheduler as MegatronLMDummyScheduler,
-    MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
-    MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
+    avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
 )

@@ -15,6 +15,7 @@ import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import NotYetError
 from accelerate_nb.inference import build_pipeline, pippy_forward
+from accelerate_nb.utils import dataclasses
 from accelerate_nb.utils.deepspeed import get_active_deepspeed_plugin
 from tests.peers import Peer, under_both
 
@@ -28,7 +29,11 @@ SETTINGS = [
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
 ]
-UNSUPPORTED = [ours.ensure_weights_retied, ours.parse_glm4_moe_config, build_pipeline, pippy_forward]
+UNSUPPORTED = [
+    *(ours.ensure_weights_retied, build_pipeline, pippy_forward),
+    *(dataclasses.parse_glm4_moe_config, dataclasses.parse_bert_config, dataclasses.parse_t5_config),
+    *(ours.add_model_config_to_megatron_parser, ours.BertTrainStep, ours.T5TrainStep),
+]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,10 @@ class MegatronOptions:
 
 OPTIONS = Entries(prefix=_PREFIX, known=entries_of(MegatronOptions, _PREFIX, f"{_WORD}_"))
 # What nothing reads: the default is the only value that is offered.
-_FIXED = (
+NOT_READ = (
     *("use_custom_fsdp", "no_load_optim", "overlap_cpu_optimizer_d2h_h2d", "no_save_optim", "optimizer_cpu_offload"),
     *("use_precision_aware_optimizer", "attention_backend", "calculate_per_token_loss"),
     "use_rotary_position_embeddings",
-)
-# What the engine of a transformers model reads; another model has it in its `TransformerConfig`.
-_OF_ENGINE = (
-    *("eod_mask_loss", "decoder_last_pipeline_num_layers", "recompute_activations", "recompute_granularity"),
-    *("recompute_method", "recompute_num_layers", "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32"),
 )
 
 
@@ -82,23 +77,8 @@ def not_offered(options: Mapping[str, Any]) -> list[str]:
     >>> not_offered({"megatron_lm_tp_degree": 2, "megatron_lm_no_save_optim": True, "use_custom_fsdp": False})
     ['no_save_optim']
     """
-    return _changed(options, _FIXED)
-
-
-def of_engine(options: Mapping[str, Any]) -> list[str]:
-    """
-    The options that change the training of a transformers model alone; with or without the prefix of files.
-
-    >>> of_engine({"megatron_lm_tp_degree": 2, "megatron_lm_hidden_dropout": 0.1, "recompute_num_layers": 1})
-    ['hidden_dropout']
-    """
-    return _changed(options, _OF_ENGINE)
-
-
-def _changed(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The options of these names that have another value than their default."""
     given = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
-    return [name for name in given if name in names and given[name] != OPTIONS.known[_PREFIX + name].default]
+    return [name for name in NOT_READ if name in given and given[name] != OPTIONS.known[_PREFIX + name].default]
 
 
 def processes(options: Mapping[str, Any]) -> int:

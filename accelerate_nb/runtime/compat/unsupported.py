@@ -37,8 +37,9 @@ def refuse(owner: str, **given: Any) -> None:
 
 
 _fsdp1 = _unsupported("FSDP's first version", "Leave it out: its second version keeps tied weights.")
-_glm4 = _unsupported(
-    "a GLM-4 mixture of experts in Megatron-LM", "Add a parser of your own with add_model_config_to_megatron_parser."
+_other_model = _unsupported(
+    "a model of transformers in Megatron that is neither GPT-2 nor Llama",
+    "Build the model of megatron-core and pass strategy='megatron', or train this one with strategy='fsdp'.",
 )
 _traced = _unsupported("a traced pipeline", "Use `prepare_pippy`, which splits a model without tracing it.")
 
@@ -47,8 +48,34 @@ _traced = _unsupported("a traced pipeline", "Use `prepare_pippy`, which splits a
 def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any: ...
 
 
-@_glm4
+@_other_model
 def parse_glm4_moe_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> Any: ...
+
+
+@_other_model
+def parse_bert_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> Any: ...
+
+
+@_other_model
+def parse_t5_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> Any: ...
+
+
+@_other_model
+def add_model_config_to_megatron_parser(model_type: str) -> Any: ...
+
+
+class BertTrainStep:
+    """The step of a BERT in Megatron, which can't be made."""
+
+    @_other_model
+    def __init__(self, accelerator: Any, args: Any) -> None: ...
+
+
+class T5TrainStep:
+    """The step of a T5 in Megatron, which can't be made."""
+
+    @_other_model
+    def __init__(self, accelerator: Any, args: Any) -> None: ...
 
 
 @_traced

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import accelerate.utils as theirs
 import pytest
 import torch
 
-import accelerate_nb.utils as ours
-from accelerate_nb.runtime.strategies.megatron.engine.masks import left_to_right
-from accelerate_nb.runtime.strategies.megatron.engine.sampling import choose
+from accelerate_nb.runtime.strategies.megatron.engine.engine import choose
+from accelerate_nb.runtime.strategies.megatron.engine.train_steps import left_to_right
 
 END = 9
-
-
-def test_masks_of_texts_that_are_read_and_written_are_accelerates() -> None:
-    is_read = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    found, wanted = ours.T5TrainStep, theirs.T5TrainStep
-    assert torch.equal(found.attn_mask_postprocess(is_read), wanted.attn_mask_postprocess(is_read))
-    assert torch.equal(found.get_decoder_mask(4, "cpu"), wanted.get_decoder_mask(4, "cpu"))
-    assert torch.equal(found.get_enc_dec_mask(is_read, 2, "cpu"), wanted.get_enc_dec_mask(is_read, 2, "cpu"))
 
 
 def test_a_token_sees_itself_and_what_stands_before_it() -> None:

@@ -11,10 +11,9 @@ import torch
 
 import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator, ConfigurationError
-from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.errors import MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.packages import is_installed
-from accelerate_nb.runtime.strategies.megatron.engine.architectures import architecture
-from accelerate_nb.runtime.strategies.megatron.model_parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS
+from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
 
 GIVEN: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {}),
@@ -75,15 +74,30 @@ def test_a_missing_package_names_its_extra(requested: dict[str, Any]) -> None:
         Accelerator(cpu=True, **requested)
 
 
-@pytest.mark.parametrize("kind", ["code_llama", "longt5", "mpt"])
+@pytest.mark.parametrize("kind", ["megatron-bert", "t5", "code_llama"])
 def test_a_type_that_no_engine_builds_is_refused_by_name(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=kind):
-        architecture(SimpleNamespace(model_type=kind))
+        ours.MegatronLMPlugin().set_network_size_args(SimpleNamespace(config=SimpleNamespace(model_type=kind)))
 
 
-def test_a_parser_of_a_persons_own_gives_all_about_a_model() -> None:
-    @ours.add_model_config_to_megatron_parser("mpt")
-    def parse(plugin: Any, model: Any, batch_data: Any) -> None: ...
+@pytest.mark.parametrize(
+    "settings",
+    [{"hidden_dropout": 0.1}, {"train_iters": 100}, {"custom_loss_function": print}, {"optimizer_cpu_offload": True}],
+)
+def test_a_setting_that_nothing_reads_is_named(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(NotYetError, match=rf"MegatronLMPlugin\({name}=\.\.\.\) was requested"):
+        refuse_unused(ours.MegatronLMPlugin(**settings))
 
-    assert architecture(SimpleNamespace(model_type="mpt")) == {}
-    del MODEL_CONFIGS_TO_MEGATRON_PARSERS["mpt"]
+
+def test_those_that_a_step_reads_are_let_through() -> None:
+    refuse_unused(ours.MegatronLMPlugin())
+    refuse_unused(
+        ours.MegatronLMPlugin(
+            tp_degree=2, pp_degree=2, num_micro_batches=4, gradient_clipping=0.5, sequence_parallelism=True
+        )
+    )
+    refuse_unused(
+        ours.MegatronLMPlugin(use_distributed_optimizer=True, hidden_dropout=0.0, recompute_granularity="full")
+    )
+    refuse_unused(ours.MegatronLMPlugin(hidden_dropout=0.1, train_iters=10), by_engine=True)

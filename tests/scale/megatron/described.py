@@ -19,10 +19,6 @@ class Described(Linear):
         self.config = SimpleNamespace(return_dict=False, vocab_size=VOCABULARY, initializer_range=0.02, **config)
 
 
-class MaskedLM(Described):
-    """The name by which Accelerate knows that a BERT predicts masked words."""
-
-
 def gpt2(**changes: Any) -> Described:
     sizes = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": LENGTH, "n_inner": None}
     described = {
@@ -36,31 +32,6 @@ def gpt2(**changes: Any) -> Described:
         **dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1),
     }
     return Described(model_type="gpt2", **{**sizes, **described, **changes})
-
-
-def bert() -> Described:
-    sizes = {"num_hidden_layers": 2, "hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": 2 * WIDTH}
-    return MaskedLM(
-        model_type="megatron-bert",
-        max_position_embeddings=LENGTH,
-        hidden_act="gelu",
-        layer_norm_eps=1e-12,
-        num_labels=2,
-        **sizes,
-    )
-
-
-def t5() -> Described:
-    sizes = {"num_layers": 2, "num_decoder_layers": 1, "d_model": WIDTH, "num_heads": HEADS, "d_ff": 2 * WIDTH}
-    return Described(
-        model_type="t5",
-        d_kv=WIDTH // HEADS,
-        n_positions=LENGTH,
-        layer_norm_epsilon=1e-6,
-        dense_act_fn="relu",
-        is_gated_act=False,
-        **sizes,
-    )
 
 
 def llama() -> Described:
@@ -83,12 +54,7 @@ def llama() -> Described:
 
 
 def samples(tokens: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """Tokens, each of which is a label, too, in one of three places."""
-    masked = tokens.where(torch.arange(LENGTH) % 3 == 0, -100)
-    return [
-        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": labels}
-        for row, labels in zip(tokens, masked, strict=True)
-    ]
+    return [{"input_ids": row} for row in tokens]
 
 
 def tokens() -> torch.Tensor:

@@ -1,29 +1,321 @@
-"""The complete state of models of megatron-core and their optimizers, in the format of Megatron's distributed checkpoints."""
+"""The complete weights of models of megatron-core, and their checkpoints with optimizers in the format of Megatron's distributed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, is_main_replica
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factory_merges,
+    is_main_replica,
+)
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
+from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import CheckpointError, NotYetError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
-from accelerate_nb.runtime.checkpoints.shards import ShardIndex
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite
-from accelerate_nb.runtime.strategies.megatron import model_parallel, weight_states
-from accelerate_nb.runtime.strategies.megatron.complete_state import parts_of, sharded_state
+from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
+from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
+from accelerate_nb.runtime.strategies.megatron import model_parallel
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
 from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronStep
-from accelerate_nb.runtime.strategies.megatron.sharded_files import COMMON, folder_files, list_folder, read_tree
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
+
+_NAMED_FIRST = 8
+
+
+def parts_of(model: Module) -> list[Any]:
+    """The consecutive parts of a model on this process: several where stages are interleaved."""
+    return list(model) if isinstance(model, ModuleList) else [model]
+
+
+def sharded_state(part: Any) -> Any:
+    """The weights of a part of a model on this process, with their places in the whole."""
+    # layers have their numbers in their names, whichever stage they are on; Megatron adds its groups to the dictionary
+    return part.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+
+
+def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
+    """
+    The complete weights, on the CPU of the processes that keep them, and an empty dictionary on the others.
+
+    All processes call it; one weight at a time is gathered from those that have parts of it.
+    """
+    own: dict[str, list[ShardedTensor]] = {}
+    for part in parts_of(model):
+        prepared, _, _ = load_preprocess(sharded_state(part))
+        for value in nested_values(prepared):
+            if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id):
+                own.setdefault(value.key, []).append(value)
+    state: dict[str, Tensor] = {}
+    for name in _names(own):
+        pieces = [(value.global_shape, value.global_slice(), value.data.detach().cpu()) for value in own.get(name, ())]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, pieces)
+        if is_kept:
+            state[name] = _joined([piece for found in gathered for piece in found])
+    return state
+
+
+def _names(own: Mapping[str, Any]) -> list[str]:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, list(own))
+    return list(dict.fromkeys(name for names in gathered for name in names))
+
+
+def _joined(pieces: list[tuple[Any, Any, Tensor]]) -> Tensor:
+    shape, _, first = pieces[0]
+    whole = torch.empty(shape, dtype=first.dtype)
+    for _, place, piece in pieces:
+        whole[place] = piece
+    return whole
+
+
+def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
+    """Give each process its parts of complete weights; `CheckpointError` where some are missing, or of other shapes."""
+    for part in parts_of(model):
+        prepared, _, factories = load_preprocess(sharded_state(part))
+        missing = [
+            value.key
+            for value in nested_values(prepared)
+            if isinstance(value, ShardedTensor) and value.key not in state
+        ]
+        if missing:
+            names = ", ".join(missing[:_NAMED_FIRST])
+            raise CheckpointError(
+                f"Complete weights were given to a {type(part).__name__}, but {len(missing)} of its weights are not among them: {names}. "
+                "Give it weights of a model of the same configuration, by Megatron's names."
+            )
+        loaded = dict_list_map_outplace(lambda value: _own_piece(value, state), prepared)
+        part.load_state_dict(apply_factory_merges(loaded, factories), strict=False)
+
+
+def _own_piece(value: Any, state: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, ShardedObject):
+        return value.data
+    if not isinstance(value, ShardedTensor):
+        return value
+    whole = state[value.key]
+    if tuple(whole.shape) != tuple(value.global_shape):
+        raise CheckpointError(
+            f"{value.key} has the shape {tuple(whole.shape)}, but {tuple(value.global_shape)} was expected. Give weights of a model of "
+            "the same configuration."
+        )
+    return whole[value.global_slice()]
+
+
+COMMON = "common.pt"
+# By this Megatron recognises its checkpoints.
+_FORMAT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+
+
+def folder_files(
+    world: World, name: str, tree: dict[Any, Any], numbers: Mapping[str, Tensor], common: dict[str, Any]
+) -> list[FileToWrite]:
+    """
+    The files of this process for a folder of this name; all processes call it.
+
+    `tree` is nested, with what `sharded_state_dict` returns as its leaves; `numbers` and `common` are equal on all processes.
+    """
+    prepared, _, _ = load_preprocess(tree)
+    own = [value for value in _sharded(prepared) if is_main_replica(value.replica_id)]
+    files = files_of_parts(world, name, {**_containers(own), **numbers})
+    if world.is_main:
+        files.append(FileToWrite(f"{name}/{COMMON}", common))
+        files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
+    return files
+
+
+def list_folder(folder: Path, expected: str) -> ShardIndex:
+    """The content of a folder, without its numbers; `CheckpointError` where it is none of Megatron's."""
+    if not (folder / LIST).is_file():
+        raise CheckpointError(
+            f"{folder / LIST} does not exist, and {expected} was expected in its folder. Load a checkpoint that was saved in a "
+            "training by Megatron, with the same objects prepared."
+        )
+    return list_shards(folder)
+
+
+def read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
+    """The tree with this process's parts of the values, on the CPU; what is no tensor stays as it is."""
+    prepared, _, factories = load_preprocess(tree)
+    empty = dict_list_map_outplace(_without_numbers, prepared)
+    shards.load_into(_containers(_sharded(empty)))
+    loaded = dict_list_map_outplace(
+        lambda value: value.data if isinstance(value, (ShardedTensor, ShardedObject)) else value, empty
+    )
+    return apply_factory_merges(loaded, factories)
+
+
+def _without_numbers(value: Any) -> Any:
+    if not isinstance(value, ShardedTensor):
+        return value
+    return replace(value, data=torch.empty(value.local_shape, dtype=value.dtype))
+
+
+def _sharded(tree: Any) -> list[ShardedTensor]:
+    return [value for value in nested_values(tree) if isinstance(value, ShardedTensor)]
+
+
+def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
+    """The parts by their keys, as torch.distributed.checkpoint takes them."""
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        found.setdefault(value.key, []).append(CheckpointableShardedTensor.from_sh_ten(_in_all_axes(value)))
+    return {key: LocalShardsContainer(parts) for key, parts in found.items()}
+
+
+def _in_all_axes(value: ShardedTensor) -> ShardedTensor:
+    """A part in as many axes as the whole has: one of several experts has less."""
+    if value.prepend_axis_num == 0:
+        return value
+    shape = (1,) * value.prepend_axis_num + tuple(value.local_shape)
+    return replace(value, data=value.data.view(shape), local_shape=shape, prepend_axis_num=0)
+
+
+# The 32-bit copy of a weight of 16 bits, as Megatron calls it.
+COPY = "fp32_param"
+# The tensor that an optimizer updates, and the part of the flat weight that it is.
+Kept = tuple[Tensor, slice]
+
+
+def options_of(inner: Any) -> list[dict[str, Any]]:
+    """The settings of each group of weights, such as its learning rate."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in _groups(inner)]
+
+
+def states_of(inner: Any, weights: Sequence[Tensor], is_written: Sequence[bool]) -> list[dict[str, Tensor]]:
+    """
+    The tensors of each weight by their names: of its shape, or single numbers.
+
+    Where copies have parts, all of them call it, and those get numbers that write the weight. `NotYetError` for an optimizer that
+    remembers something else.
+    """
+    kept = _kept(inner)
+    own = [_own_states(inner, weight, kept.get(id(weight))) for weight in weights]
+    if not isinstance(inner, DistributedOptimizer):
+        return own
+    group = inner.data_parallel_group
+    facts = [{name: value.item() if value.dim() == 0 else None for name, value in values.items()} for values in own]
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, facts, group)
+    merged = [dict(chain.from_iterable(found[index].items() for found in gathered)) for index in range(len(weights))]
+    return [
+        {
+            name: _whole(weight, kept.get(id(weight)), values.get(name), group, is_kept=is_kept)
+            if number is None
+            else torch.tensor(number, dtype=torch.float32)
+            for name, number in sorted(names.items())
+        }
+        for weight, values, names, is_kept in zip(weights, own, merged, is_written, strict=True)
+    ]
+
+
+def set_states(
+    inner: Any, weights: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], options: Sequence[dict[str, Any]]
+) -> None:
+    """Have what `states_of` and `options_of` returned, and nothing else."""
+    kept, numbers = _kept(inner), _numbers(inner)
+    state: dict[int, dict[str, Tensor]] = {}
+    for weight, values in zip(weights, states, strict=True):
+        found = kept.get(id(weight))
+        if found is None:
+            continue
+        main, part = found
+        own = {
+            name: value if value.dim() == 0 else value.flatten()[part].clone().view(main.shape)
+            for name, value in values.items()
+        }
+        if (copy := own.pop(COPY, None)) is not None:
+            main.data.copy_(copy)
+        if own:
+            state[numbers[id(main)]] = own
+    indices = iter(range(len(numbers)))
+    groups = [
+        {**saved, "params": [next(indices) for _ in group["params"]]}
+        for saved, group in zip(options, _groups(inner), strict=True)
+    ]
+    inner.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _groups(inner: Any) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = inner.optimizer.param_groups
+    return groups
+
+
+def _numbers(inner: Any) -> dict[int, int]:
+    """The number of each tensor that the optimizer updates, as torch counts them."""
+    return {
+        id(main): number for number, main in enumerate(main for group in _groups(inner) for main in group["params"])
+    }
+
+
+def _kept(inner: Any) -> dict[int, Kept]:
+    """By each weight's identity what this process's optimizer updates of it."""
+    if isinstance(inner, DistributedOptimizer):
+        found = {}
+        for weight, (group, number) in inner.model_param_group_index_map.items():
+            part = inner._get_model_param_range_map(weight)["param"]
+            found[id(weight)] = (_groups(inner)[group]["params"][number], slice(part.start, part.end))
+        return found
+    own = {id(main): (main, slice(None)) for group in _groups(inner) for main in group["params"]}
+    weights = chain.from_iterable(getattr(inner, "float16_groups", ()))
+    copies = chain.from_iterable(getattr(inner, "fp32_from_float16_groups", ()))
+    return {**own, **{id(weight): (copy, slice(None)) for weight, copy in zip(weights, copies, strict=True)}}
+
+
+def _own_states(inner: Any, weight: Tensor, kept: Kept | None) -> dict[str, Tensor]:
+    if kept is None:
+        return {}
+    main = kept[0]
+    found: dict[str, Any] = {
+        name: value for name, value in inner.optimizer.state.get(main, {}).items() if value is not None
+    }
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or (value.dim() > 0 and value.shape != main.shape):
+            raise NotYetError(
+                f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
+                "the weight's shape nor a single number, which are what checkpoints of Megatron keep here so far. Train with AdamW, SGD "
+                "or the like, or save the weights with accelerator.save_model(model, folder)."
+            )
+    if weight.dtype != torch.float32:
+        found[COPY] = main
+    return {
+        name: value.detach().view(weight.shape) if value.numel() == weight.numel() and value.dim() > 0 else value
+        for name, value in found.items()
+    }
+
+
+def _whole(weight: Tensor, kept: Kept | None, value: Tensor | None, group: Any, *, is_kept: bool) -> Tensor:
+    """A tensor of the weight's shape, put together from the parts of all copies, each of which has zeros elsewhere."""
+    whole = torch.zeros(weight.numel(), device=weight.device)
+    if kept is not None and value is not None:
+        whole[kept[1]] = value.flatten()
+    dist.all_reduce(whole, group=group)
+    return whole.view(weight.shape).cpu() if is_kept else torch.zeros(()).expand(weight.shape)
+
 
 # As Megatron names what an optimizer remembers: `optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight`.
 _PREFIX = "optimizer.state."
@@ -85,7 +377,7 @@ def _learning(step: MegatronStep) -> tuple[list[Tensor], list[Any]]:
 
 def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
     weights, places = _learning(step)
-    states = weight_states.states_of(step.inner, weights, [is_main_replica(place.replica_id) for place in places])
+    states = states_of(step.inner, weights, [is_main_replica(place.replica_id) for place in places])
     tree: dict[Any, Any] = {}
     numbers: dict[str, Tensor] = {}
     for index, (place, values) in enumerate(zip(places, states, strict=True)):
@@ -96,7 +388,7 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
                 tree.setdefault(index, {})[key] = _beside(place, key, value)
     scaler = step.loss_scaler
     common = {
-        "param_groups": weight_states.options_of(step.inner),
+        "param_groups": options_of(step.inner),
         "grad_scaler": None if scaler is None else scaler.state_dict(),
     }
     return folder_files(world, name, tree, numbers, common)
@@ -118,7 +410,7 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
     numbers = _read_numbers(shards, places)
     states = [{**tensors.get(number, {}), **numbers[number]} for number in range(len(weights))]
     common = read(path / COMMON, f"the settings of optimizer {index}")
-    count = len(weight_states.options_of(step.inner))
+    count = len(options_of(step.inner))
     if len(common["param_groups"]) != count:
         raise CheckpointError(
             f"{path / COMMON} holds the settings of {len(common['param_groups'])} groups of weights, and optimizer {index} has {count}. "
@@ -159,8 +451,8 @@ def _pieces(place: Any) -> list[ShardedTensor]:
 
 def _receive(step: MegatronStep, weights: Sequence[Tensor], content: dict[str, Any]) -> None:
     inner, states = step.inner, content["states"]
-    weight_states.set_states(inner, weights, states, content["param_groups"])
-    if not any(weight_states.COPY in values for values in states):
+    set_states(inner, weights, states, content["param_groups"])
+    if not any(COPY in values for values in states):
         inner.reload_model_params()
     if step.loss_scaler is not None and content["grad_scaler"] is not None:
         step.loss_scaler.load_state_dict(content["grad_scaler"])

@@ -69,6 +69,12 @@ def degrees() -> dict[str, int]:
     }
 
 
+def settings() -> dict[str, int]:
+    """The degrees in which a model is split, as a `TransformerConfig` has them."""
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    return {f"{names[axis]}_parallel_size": degree for axis, degree in degrees().items()}
+
+
 def random_states() -> dict[str, Any]:
     """Where the random numbers of Megatron's layers stand on this process."""
     return dict(tensor_parallel.get_cuda_rng_tracker().get_states())

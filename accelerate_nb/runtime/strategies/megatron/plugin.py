@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from accelerate_nb.config.options import megatron
-from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.megatron.model_parsers import parse_config
+from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.user_warnings import warn_user
 
 # The names that Megatron-LM gives to these settings, as Accelerate passes them on.
@@ -35,6 +35,13 @@ _OF_SCHEDULES = (
     *("lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style", "start_weight_decay", "end_weight_decay"),
     "min_lr",
 )
+# What the training of a model of megatron-core reads; another setting is in its `TransformerConfig`, or of the engine.
+_READ_BY_STEPS = (
+    *("tp_degree", "pp_degree", "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+    *("num_micro_batches", "gradient_clipping", "sequence_parallelism", "use_distributed_optimizer"),
+)
+# Of Megatron-LM's own loop and logs, which nothing here has.
+_OF_ITS_LOOP = ("pipeline_model_parallel_split_rank", "tensorboard_dir", "set_all_logging_options")
 
 
 @dataclass
@@ -114,8 +121,14 @@ class MegatronLMPlugin(megatron.MegatronOptions):
             )
 
     def set_network_size_args(self, model: Any, batch_data: Any = None) -> None:
-        """Take layers, widths and the length of sequences of a transformers model; `ConfigurationError` for an unknown kind."""
-        parse_config(self, model, batch_data)
+        """Take layers, widths and the length of sequences of a GPT-2 or a Llama of transformers; `ConfigurationError` for another type."""
+        kind = model.config.model_type
+        if kind not in MODEL_CONFIGS_TO_MEGATRON_PARSERS:
+            raise ConfigurationError(
+                f"A model of the type {kind!r} was given to Megatron, which trains {' and '.join(MODEL_CONFIGS_TO_MEGATRON_PARSERS)} of "
+                "transformers. Build the model of megatron-core and pass strategy='megatron', or train this one with strategy='fsdp'."
+            )
+        MODEL_CONFIGS_TO_MEGATRON_PARSERS[kind](self, model, batch_data)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Compute in this type."""
@@ -171,3 +184,61 @@ class MegatronLMPlugin(megatron.MegatronOptions):
 
     def set_tensorboard_logging_options(self) -> None:
         """Log whatever can be logged; an `Accelerator`'s trackers do, so that there is nothing to set here."""
+
+
+def refuse_unused(plugin: MegatronLMPlugin, *, by_engine: bool = False) -> None:
+    """Raise `NotYetError` for a setting that was given and that is not read: by the engine, or for a model that is built in a cell."""
+    defaults = {item.name: item.metadata["entry"].default if item.metadata else item.default for item in fields(plugin)}
+    given = [name for name, default in defaults.items() if getattr(plugin, name) != default]
+    not_read = (*megatron.NOT_READ, *_OF_ITS_LOOP)
+    names = [name for name in given if (name in not_read if by_engine else name not in _READ_BY_STEPS)]
+    if names:
+        instead = "Leave it out." if by_engine else "Write it in the model's TransformerConfig where that has it."
+        raise NotYetError(
+            f"MegatronLMPlugin({', '.join(f'{name}=...' for name in names)}) was requested, which nothing reads in this training. {instead}"
+        )
+
+
+def _length(plugin: Any, batch_data: Any, longest: int) -> int:
+    """The length of sequences: the plugin's, a batch's, or the longest that the model takes."""
+    if plugin.seq_length is not None and plugin.decoder_seq_length is not None:
+        warn_user("Both `seq_length` and `decoder_seq_length` are set. Using `decoder_seq_length`. Pass one of them.")
+    given = plugin.decoder_seq_length or plugin.seq_length
+    return int(given or (longest if batch_data is None else batch_data["input_ids"].shape[1]))
+
+
+def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
+    """Read the sizes of a GPT-2."""
+    config = model.config
+    megatron_lm_plugin.seq_length = _length(megatron_lm_plugin, batch_data, config.n_positions)
+    sizes = (config.n_layer, config.n_embd, config.n_head, config.n_positions)
+    _take_sizes(megatron_lm_plugin, config, sizes, "GPT2BPETokenizer")
+
+
+def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
+    """Read the sizes of a Llama."""
+    config = model.config
+    longest = config.max_position_embeddings
+    if megatron_lm_plugin.seq_length is None:
+        own = getattr(config, "max_sequence_length", None)
+        megatron_lm_plugin.seq_length = own or _length(megatron_lm_plugin, batch_data, longest)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, longest)
+    _take_sizes(megatron_lm_plugin, config, sizes, "Llama2Tokenizer")
+
+
+def _take_sizes(plugin: Any, config: Any, sizes: tuple[int, int, int, int], tokenizer: str) -> None:
+    names = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+    plugin.megatron_lm_default_args.update(
+        seq_length=plugin.seq_length,
+        return_logits=plugin.return_logits,
+        tokenizer_type=tokenizer,
+        model_type_name="gpt",
+        pretraining_flag=True,
+        orig_vocab_size=config.vocab_size,
+        model_return_dict=config.return_dict,
+        **dict(zip(names, sizes, strict=True)),
+    )
+
+
+# Hugging Face's name: what reads the sizes of a model, by its type.
+MODEL_CONFIGS_TO_MEGATRON_PARSERS = MappingProxyType({"gpt2": parse_gpt2_config, "llama": parse_llama_config})

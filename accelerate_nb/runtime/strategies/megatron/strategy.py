@@ -24,19 +24,17 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.megatron import checkpoint, model_checks, model_parallel
-from accelerate_nb.runtime.strategies.megatron.complete_state import complete_state, load_complete, parts_of
+from accelerate_nb.runtime.strategies.megatron import checkpoint, model_parallel
+from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
 from accelerate_nb.runtime.strategies.megatron.engine.engine import MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.engine.engine_objects import EngineObjects
-from accelerate_nb.runtime.strategies.megatron.engine.wrappers import (
+from accelerate_nb.runtime.strategies.megatron.engine.placeholders import (
     MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper,
 )
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
-from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronStep, is_of_expert
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
-from accelerate_nb.runtime.strategies.megatron.precision import MegatronPrecision
-from accelerate_nb.runtime.strategies.megatron.unused_settings import refuse_unused
+from accelerate_nb.runtime.strategies.megatron.engine.preparation import EngineObjects
+from accelerate_nb.runtime.strategies.megatron.model import MegatronModel, check
+from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronPrecision, MegatronStep, is_of_expert
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
@@ -156,7 +154,7 @@ class MegatronParallel(Strategy):
         """The model with the first copy's weights on all copies, and with memory for its gradients."""
         refuse_unused(self.megatron_lm_plugin)
         parts = parts_of(request.value)
-        model_checks.check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
+        check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
         if request.compiling.backend != DynamoBackend.NO:
             raise ConfigurationError(
                 "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."

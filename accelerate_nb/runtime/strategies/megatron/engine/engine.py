@@ -1,26 +1,125 @@
-"""The engine that trains a model by Megatron's schedules, where `model(**batch)` makes a whole step."""
+"""The engine that trains a model by Megatron's schedules, where a call of the model makes a whole step."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.nn import ModuleList
+from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args
-from accelerate_nb.runtime.strategies.megatron.engine.bert_step import BertTrainStep
-from accelerate_nb.runtime.strategies.megatron.engine.generation import generate
-from accelerate_nb.runtime.strategies.megatron.engine.losses import avg_losses_across_data_parallel_group
-from accelerate_nb.runtime.strategies.megatron.engine.model_provider import innermost
-from accelerate_nb.runtime.strategies.megatron.engine.t5_step import T5TrainStep
-from accelerate_nb.runtime.strategies.megatron.engine.train_steps import GPTTrainStep
+from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args, innermost
+from accelerate_nb.runtime.strategies.megatron.engine.train_steps import (
+    GPTTrainStep,
+    avg_losses_across_data_parallel_group,
+    left_to_right,
+)
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
 
-_STEPS: dict[str, Any] = {"bert": BertTrainStep, "gpt": GPTTrainStep, "t5": T5TrainStep}
+
+def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_p: float | None) -> Tensor:
+    """
+    A token for each row of `logits`, of the shape (samples, words): the likeliest, or one that is drawn.
+
+    One is drawn where `temperature`, `top_k` or `top_p` is given: among the `top_k` likeliest, or among the likeliest that have
+    `top_p` of the probability together (Holtzman et al., https://arxiv.org/abs/1904.09751).
+
+    >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), temperature=None, top_k=None, top_p=None)
+    tensor([1])
+    """
+    if (temperature is None and not top_k and not top_p) or top_k == 1 or temperature == 0:
+        return logits.argmax(dim=-1)
+    logits = logits / (1.0 if temperature is None else temperature)
+    ordered, order = logits.sort(dim=-1, descending=True)
+    if top_k:
+        ordered[:, top_k:] = float("-inf")
+    if top_p:
+        probabilities = ordered.softmax(dim=-1)
+        # what the likelier ones have together
+        ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= top_p, float("-inf"))
+    drawn = torch.multinomial(ordered.softmax(dim=-1), 1)
+    return order.gather(1, drawn).squeeze(1)
+
+
+def generate(
+    engine: Any,
+    inputs: Tensor,
+    lengths: Tensor,
+    longest: int,
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> Tensor:
+    """
+    The tokens of `inputs`, of the shape (samples, length), going on after `lengths` tokens each until all have `longest` or have ended.
+
+    Every token computes the whole of its text again. The end of a text fills what comes after it.
+    """
+    from megatron.core import parallel_state
+
+    args = get_args()
+    _check(engine, longest)
+    group = parallel_state.get_model_parallel_group()
+    end = args.eos_token_id
+    fill = 0 if end is None else end
+    tokens = torch.full((len(inputs), longest), fill, dtype=torch.long, device=torch.cuda.current_device())
+    tokens[:, : inputs.shape[1]] = inputs[:, :longest]
+    has_ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    for position in range(int(lengths.min()), longest):
+        logits = _next_logits(engine, tokens[:, :position])[:, : args.orig_vocab_size]
+        chosen = choose(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+        # numbers that are drawn differ between processes
+        dist.broadcast(chosen, dist.get_global_rank(group, 0), group)
+        is_written = position >= lengths
+        tokens[:, position] = torch.where(is_written & ~has_ended, chosen, tokens[:, position])
+        tokens[:, position] = torch.where(is_written & has_ended, fill, tokens[:, position])
+        if end is not None:
+            has_ended |= is_written & (chosen == end)
+        if bool(has_ended.all()):
+            return tokens[:, : position + 1]
+    return tokens
+
+
+def _next_logits(engine: Any, tokens: Tensor) -> Tensor:
+    """The logits of the token after these, of the shape (samples, words), on all processes of the model."""
+    from megatron.core import tensor_parallel
+
+    mask, _, positions = left_to_right(tokens, end_of_document=None, pad=None)
+
+    def last_logits(output: Tensor, **_: Any) -> Tensor:
+        own = output[:, -1].float().contiguous()
+        gathered: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(own)
+        return gathered
+
+    def forward_step(iterator: Iterator[Any], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+        return chunk(next(iterator), positions, mask), last_logits
+
+    found = engine.run_schedule(forward_step, [tokens], (tokens.shape[1], len(tokens)), True, collects=True)
+    logits: Tensor = engine._from_last(found[0] if found else None)
+    return logits
+
+
+def _check(engine: Any, longest: int) -> None:
+    args = get_args()
+    if engine.config.sequence_parallel:
+        raise NotYetError(
+            "megatron_generate was called with sequence_parallelism=True, whose parts of sequences a growing text does not divide into. "
+            "Leave it out."
+        )
+    if len(engine.chunks) > 1:
+        raise NotYetError(
+            "megatron_generate was called with interleaved stages. Leave num_layers_per_virtual_pipeline_stage out."
+        )
+    if longest > args.max_position_embeddings:
+        raise ConfigurationError(
+            f"megatron_generate was asked for {longest} tokens, but the model has {args.max_position_embeddings} positions. Pass a smaller "
+            "max_length or max_new_tokens."
+        )
 
 
 class MegatronEngine(MegatronModel):
@@ -43,13 +142,8 @@ class MegatronEngine(MegatronModel):
         self.optimizer, self.scheduler = optimizer, scheduler
         if plugin.custom_train_step_class is not None:
             self.train_step_handler = plugin.custom_train_step_class(args, **(plugin.custom_train_step_kwargs or {}))
-        elif args.model_type_name in _STEPS:
-            self.train_step_handler = _STEPS[args.model_type_name](accelerator, args)
         else:
-            raise ConfigurationError(
-                f"Unsupported model type: {args.model_type_name}. Megatron's steps are for {', '.join(_STEPS)}; pass a "
-                "custom_train_step_class for another."
-            )
+            self.train_step_handler = GPTTrainStep(accelerator, args)
         self.iteration = 0
         accelerator.strategy.adopt(self)
 

@@ -1,4 +1,4 @@
-"""The step on a batch of tokens that are read from left to right, and the base of such steps."""
+"""The step on a batch of tokens that are read from left to right, the base of such steps, and losses of copies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,76 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.operations.nested import send_to_device
+from accelerate_nb.runtime.operations.nested import send_to_device, tensors_of, with_leaves
 from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args
-from accelerate_nb.runtime.strategies.megatron.engine.losses import avg_losses_across_data_parallel_group
-from accelerate_nb.runtime.strategies.megatron.engine.masks import left_to_right
+
+
+def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Tensor:
+    """The means of losses (each a number) over the copies of a model, one tensor of the shape `(len(losses),)`, without a graph."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group()
+    summed = torch.stack([loss.detach().reshape(()).clone() for loss in losses])
+    dist.all_reduce(summed, group=group)
+    return summed.div_(float(group.size()))
+
+
+def gather_across_data_parallel_groups(tensor: Any) -> Any:
+    """The tensors of all copies of a model, joined along dimension 0; nested in lists, tuples or mappings."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group()
+
+    def gathered(item: Tensor) -> Tensor:
+        own = (item[None] if item.ndim == 0 else item).contiguous()
+        found = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(found, own, group=group)
+        return torch.cat(found)
+
+    return with_leaves(tensor, map(gathered, tensors_of("gather", tensor)))
+
+
+def left_to_right(
+    tokens: Tensor,
+    *,
+    end_of_document: int | None,
+    pad: int | None,
+    reset_position_ids: bool = False,
+    reset_attention_mask: bool = False,
+    masks_ends: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    The attention mask, the loss mask and the positions of `tokens`, of the shape (samples, length).
+
+    The attention mask is true where nothing is attended to, of the shape (1 or samples, 1, length, length); the loss mask, float32, is
+    0 at padding, and at ends of documents with `masks_ends`. Documents in a sample see nothing of each other with
+    `reset_attention_mask`, and are counted from 0 with `reset_position_ids`. As Megatron-LM's `get_ltor_masks_and_position_ids`.
+    """
+    samples, length = tokens.shape
+    sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None]
+    positions = torch.arange(length, device=tokens.device).expand(samples, length).clone()
+    loss_mask = torch.ones(samples, length, dtype=torch.float32, device=tokens.device)
+    if pad is not None:
+        loss_mask[tokens == pad] = 0.0
+    if masks_ends and end_of_document is not None:
+        loss_mask[tokens == end_of_document] = 0.0
+    if end_of_document is not None and (reset_position_ids or reset_attention_mask):
+        # an end belongs to the document that it ends
+        ends = (tokens == end_of_document).long()
+        documents = ends.cumsum(1) - ends
+        if reset_attention_mask:
+            sees = sees & (documents[:, :, None] == documents[:, None, :])
+        if reset_position_ids:
+            is_first = torch.ones_like(ends, dtype=torch.bool)
+            is_first[:, 1:] = ends[:, :-1].bool()
+            starts = torch.where(is_first, positions, 0).cummax(1).values
+            positions = positions - starts
+    return ~sees[:, None], loss_mask, positions
 
 
 class AbstractTrainStep:

@@ -1,4 +1,4 @@
-"""Megatron's own data sets, and the placeholder of a loader of them."""
+"""The loaders, optimizers and schedules of an engine under Accelerate's names, and the placeholders of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,74 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
+from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args
 from accelerate_nb.runtime.strategies.placeholder import Placeholder
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler
+
+
+class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
+    """An optimizer that its engine steps when it is called; its own `step` only notes that a step was made."""
+
+    def __init__(self, optimizer: Any, device_placement: bool = False, *args: Any, **kwargs: Any) -> None:
+        # Megatron has placed what the optimizer remembers
+        super().__init__(optimizer, False, *args, **kwargs)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine left its last step out because a gradient overflowed."""
+        return bool(getattr(self.optimizer, "skipped_iter", False))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as Accelerate's
+        """Nothing is left to do: `model(**batch)` has made the step."""
+        if self._strategy is not None:
+            super().step(closure)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Nothing: the engine throws gradients away before it computes new ones."""
+
+
+class MegatronLMDummyScheduler(Placeholder):
+    """
+    A placeholder of the schedule that Megatron-LM makes of a plugin's settings.
+
+    `total_num_steps` and `warmup_num_steps` are those of one process, as with Accelerate's schedules; each copy makes its part of them.
+
+    >>> MegatronLMDummyScheduler(None, total_num_steps=100).warmup_num_steps
+    0
+    """
+
+    made_by = "Megatron"
+
+    def __init__(
+        self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.kwargs = kwargs
+
+
+class MegatronLMSchedulerWrapper(AcceleratedScheduler):
+    """A schedule that its engine moves when it steps; its own `step` does nothing."""
+
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
+        # without the notice that it moves once for every process
+        super().__init__(scheduler, optimizers, split_batches=True)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the engine moves it when it steps."""
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates in force."""
+        return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the schedule its state back."""
+        # Megatron's moves on by the steps that it finds
+        self.scheduler.num_steps = 0
+        self.scheduler.load_state_dict(state_dict)
+
 
 _SPLITS = 3
 
@@ -40,14 +105,7 @@ class MegatronLMDummyDataLoader(Placeholder):
     def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Callable[[Sequence[int]], Any]:
         """The plugin's function of three numbers of samples that returns three data sets, or that of Megatron's for a GPT."""
         own = accelerator.state.megatron_lm_plugin.custom_megatron_datasets_provider_function
-        if own is not None:
-            return own  # type: ignore[no-any-return]  # a function of a person's own
-        if get_args().model_type_name != "gpt":
-            raise NotYetError(
-                f"MegatronLMDummyDataLoader was given for a model of the type {get_args().model_type_name}, whose data sets are not offered "
-                "here yet. Pass MegatronLMPlugin(custom_megatron_datasets_provider_function=...)."
-            )
-        return _gpt_datasets
+        return _gpt_datasets if own is None else own
 
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, Any, Any]:
         """Iterators over the three data sets; `None` for one that there is not."""

@@ -1,0 +1,530 @@
+"""GPT-2 and Llama of transformers as models of megatron-core, and the complete weights of such models back; both ways are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, ModuleList, functional
+
+from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateError
+from accelerate_nb.runtime.training.unwrap import bare
+
+
+class Layout:
+    """The same tensor in both."""
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Megatron's tensor, of those of transformers."""
+        return tensors[0]
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of transformers, of Megatron's."""
+        return [tensor]
+
+
+class Transposed(Layout):
+    """A weight of shape (inputs, outputs), as `Conv1D` of GPT-2 has it; Megatron has (outputs, inputs)."""
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        return tensors[0].t()
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.t()]
+
+
+@dataclass(frozen=True)
+class Words(Layout):
+    """
+    A row for each word, by so many names where input and output share them.
+
+    Megatron may have rows beyond `size`, so that ranks get equal parts. They repeat the last word's, as Megatron-LM's converters
+    have it: rows of zeros would win over words whose logits are all negative, as those of GPT-2 are.
+    """
+
+    size: int
+    padded_size: int
+    names: int = 1
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        words = tensors[0]
+        padding = self.padded_size - words.shape[0]
+        return torch.cat([words, words[-1:].expand(padding, -1)]) if padding else words
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.shape[0] < self.size:
+            raise ConfigurationError(
+                f"A configuration with vocab_size={self.size} was passed, but the model of Megatron has {tensor.shape[0]} words. Pass the "
+                "configuration of the model that it was made of."
+            )
+        return [tensor[: self.size]] * self.names
+
+
+@dataclass(frozen=True)
+class QueriesKeysValues(Layout):
+    """
+    Weights or biases of queries, keys and values: one after the other in transformers, in one tensor or in three.
+
+    Megatron has a group of heads after the other, each with its queries, its key and its value.
+    """
+
+    heads: int
+    groups: int
+    channels: int
+    is_one: bool = False
+    is_transposed: bool = False
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        found = [tensor.t() if self.is_transposed else tensor for tensor in tensors]
+        if self.is_one:
+            found = list(found[0].split(self._rows))
+        return torch.cat([tensor.view(self.groups, -1, *tensor.shape[1:]) for tensor in found], 1).flatten(0, 1)
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.shape[0] != sum(self._rows):
+            raise ConfigurationError(
+                f"A configuration with {self.heads} heads of {self.channels} channels and {self.groups} of keys was passed, which are "
+                f"{sum(self._rows)} rows, but a layer of the model of Megatron has {tensor.shape[0]}. Pass the configuration of the model "
+                "that it was made of."
+            )
+        rows = [count // self.groups for count in self._rows]
+        parts = tensor.view(self.groups, -1, *tensor.shape[1:]).split(rows, 1)
+        found = [part.flatten(0, 1) for part in parts]
+        if self.is_one:
+            found = [torch.cat(found)]
+        return [part.t() if self.is_transposed else part for part in found]
+
+    @property
+    def _rows(self) -> list[int]:
+        return [count * self.channels for count in (self.heads, self.groups, self.groups)]
+
+
+class GateAndUp(Layout):
+    """Two layers of a gated perceptron, one after the other in Megatron."""
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(tensors))
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.chunk(2))
+
+
+SAME = Layout()
+
+
+@dataclass(frozen=True)
+class ConvertedWeight:
+    """A complete weight of Megatron by its name, and the names in transformers of what it is made of."""
+
+    name: str
+    sources: tuple[str, ...]
+    layout: Layout = SAME
+
+
+def weights_of_words(config: Any, embeddings: str, words: int) -> Iterator[ConvertedWeight]:
+    """The weights that have a row for each word: the embeddings of this name, and the head, which may be the same."""
+    name, head = "embedding.word_embeddings.weight", "lm_head.weight"
+    if config.tie_word_embeddings:
+        yield ConvertedWeight(name, (embeddings, head), Words(config.vocab_size, words, names=2))
+    else:
+        yield ConvertedWeight(name, (embeddings,), Words(config.vocab_size, words))
+        yield ConvertedWeight("output_layer.weight", (head,), Words(config.vocab_size, words))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "swish": functional.silu,
+    **dict.fromkeys(
+        ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh"), partial(functional.gelu, approximate="tanh")
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """
+    What a transformers configuration is in Megatron.
+
+    `settings` are those of a `TransformerConfig`, `arguments` those of a `GPTModel`; `weights` tells the complete weights for so many
+    rows of words.
+    """
+
+    settings: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    weights: Callable[[int], Sequence[ConvertedWeight]]
+    embedding_dropout: float = field(default=0.0)
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of an activation by its name in transformers."""
+    if name not in _ACTIVATIONS:
+        raise ConfigurationError(
+            f"A model with the activation {name!r} was to become one of Megatron, where {', '.join(_ACTIVATIONS)} are known here. Take a "
+            "model with one of them."
+        )
+    return _ACTIVATIONS[name]
+
+
+def refuse(kind: str, config: Any, refused: Mapping[str, bool]) -> None:
+    """Raise `ConfigurationError` that names the settings of a configuration for which Megatron has no counterpart."""
+    if names := [f"{name}={getattr(config, name, None)!r}" for name, is_refused in refused.items() if is_refused]:
+        raise ConfigurationError(
+            f"A {kind} with {', '.join(names)} was to become a model of Megatron, whose layers do not compute that. Take a model without "
+            "it, or train this one with strategy='fsdp' or 'tp'."
+        )
+
+
+def gpt2(config: Any) -> Architecture:
+    """The architecture of a `GPT2Config`; `ConfigurationError` names what Megatron does not compute."""
+    refused = {
+        "add_cross_attention": config.add_cross_attention,
+        "scale_attn_weights": not config.scale_attn_weights,
+        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
+    }
+    refuse("GPT-2", config, refused)
+    settings = {
+        "num_layers": config.n_layer,
+        "hidden_size": config.n_embd,
+        "num_attention_heads": config.n_head,
+        "ffn_hidden_size": config.n_inner or 4 * config.n_embd,
+        "activation_func": activation(config.activation_function),
+        "layernorm_epsilon": config.layer_norm_epsilon,
+        "hidden_dropout": config.resid_pdrop,
+        "attention_dropout": config.attn_pdrop,
+        "init_method_std": config.initializer_range,
+    }
+    arguments = {
+        "max_sequence_length": config.n_positions,
+        "position_embedding_type": "learned_absolute",
+        "share_embeddings_and_output_weights": config.tie_word_embeddings,
+    }
+    return Architecture(settings, arguments, lambda words: list(_gpt2_weights(config, words)), config.embd_pdrop)
+
+
+def _gpt2_weights(config: Any, words: int) -> Iterator[ConvertedWeight]:
+    yield from weights_of_words(config, "transformer.wte.weight", words)
+    yield ConvertedWeight("embedding.position_embeddings.weight", ("transformer.wpe.weight",))
+    for part in ("weight", "bias"):
+        yield ConvertedWeight(f"decoder.final_layernorm.{part}", (f"transformer.ln_f.{part}",))
+    for layer in range(config.n_layer):
+        yield from _gpt2_layer(config, f"decoder.layers.{layer}", f"transformer.h.{layer}")
+
+
+def _gpt2_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeight]:
+    for part in ("weight", "bias"):
+        is_weight = part == "weight"
+        plain = Transposed() if is_weight else SAME
+        attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
+        yield ConvertedWeight(f"{attention}.linear_qkv.layer_norm_{part}", (f"{source}.ln_1.{part}",))
+        yield ConvertedWeight(
+            f"{attention}.linear_qkv.{part}",
+            (f"{source}.attn.c_attn.{part}",),
+            QueriesKeysValues(
+                config.n_head, config.n_head, config.n_embd // config.n_head, is_one=True, is_transposed=is_weight
+            ),
+        )
+        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.attn.c_proj.{part}",), plain)
+        yield ConvertedWeight(f"{perceptron}.linear_fc1.layer_norm_{part}", (f"{source}.ln_2.{part}",))
+        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", (f"{source}.mlp.c_fc.{part}",), plain)
+        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.c_proj.{part}",), plain)
+
+
+# What Megatron computes with of Llama 3's scaling, whose factor alone is an argument of `GPTModel`.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def llama(config: Any) -> Architecture:
+    """The architecture of a `LlamaConfig`; `ConfigurationError` names what Megatron does not compute."""
+    refuse("Llama", config, {"attention_bias": config.attention_bias != config.mlp_bias})
+    settings = {
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_key_value_heads,
+        "kv_channels": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "ffn_hidden_size": config.intermediate_size,
+        "gated_linear_unit": True,
+        "activation_func": activation(config.hidden_act),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": config.rms_norm_eps,
+        "add_bias_linear": config.attention_bias,
+        "hidden_dropout": 0.0,
+        "attention_dropout": config.attention_dropout,
+        "init_method_std": config.initializer_range,
+    }
+    arguments = {
+        "max_sequence_length": config.max_position_embeddings,
+        "position_embedding_type": "rope",
+        "share_embeddings_and_output_weights": config.tie_word_embeddings,
+        **_rotation(config),
+    }
+    return Architecture(settings, arguments, lambda words: list(_llama_weights(config, words)))
+
+
+def _rotation(config: Any) -> dict[str, Any]:
+    """The arguments of rotary embeddings; transformers keeps them in `rope_parameters` from version 5 on."""
+    found = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    base = found.get("rope_theta") or config.rope_theta
+    kind = found.get("rope_type", "default")
+    if kind == "default":
+        return {"rotary_base": base}
+    if kind == "linear":
+        return {"rotary_base": base, "seq_len_interpolation_factor": found["factor"]}
+    if kind == "llama3" and all(found.get(name) == value for name, value in _LLAMA3.items()):
+        return {"rotary_base": base, "rope_scaling": True, "rope_scaling_factor": found["factor"]}
+    raise ConfigurationError(
+        f"A Llama with the rotary embeddings {found} was to become a model of Megatron, which computes 'default', 'linear', and 'llama3' "
+        f"with {_LLAMA3}. Take a model with one of these."
+    )
+
+
+def _llama_weights(config: Any, words: int) -> Iterator[ConvertedWeight]:
+    yield from weights_of_words(config, "model.embed_tokens.weight", words)
+    yield ConvertedWeight("decoder.final_layernorm.weight", ("model.norm.weight",))
+    for layer in range(config.num_hidden_layers):
+        yield from _llama_layer(config, f"decoder.layers.{layer}", f"model.layers.{layer}")
+
+
+def _llama_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeight]:
+    attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
+    yield ConvertedWeight(f"{attention}.linear_qkv.layer_norm_weight", (f"{source}.input_layernorm.weight",))
+    yield ConvertedWeight(f"{perceptron}.linear_fc1.layer_norm_weight", (f"{source}.post_attention_layernorm.weight",))
+    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = QueriesKeysValues(config.num_attention_heads, config.num_key_value_heads, channels)
+    for part in ("weight", "bias") if config.attention_bias else ("weight",):
+        sources = tuple(f"{source}.self_attn.{kind}_proj.{part}" for kind in "qkv")
+        yield ConvertedWeight(f"{attention}.linear_qkv.{part}", sources, heads)
+        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.self_attn.o_proj.{part}",))
+        sources = (f"{source}.mlp.gate_proj.{part}", f"{source}.mlp.up_proj.{part}")
+        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", sources, GateAndUp())
+        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.down_proj.{part}",))
+
+
+_NAMED_FIRST = 8
+
+
+class ConvertedWeights(Mapping[str, Tensor]):
+    """Weights of transformers by Megatron's names; each is put together when it is read, so that a model is never there twice."""
+
+    def __init__(self, weights: Sequence[ConvertedWeight], source: Mapping[str, Tensor]) -> None:
+        _compare({name for weight in weights for name in weight.sources}, source, "transformers")
+        self._weights = {weight.name: weight for weight in weights}
+        self._source = source
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        return weight.layout.join([self._source[source].detach() for source in weight.sources])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def by_transformers_names(weights: Sequence[ConvertedWeight], complete: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Complete weights of Megatron as tensors of their own, by the names of transformers."""
+    _compare({weight.name for weight in weights}, complete, "Megatron")
+    found: dict[str, Tensor] = {}
+    for weight in weights:
+        tensors = weight.layout.split(complete[weight.name])
+        made = {id(tensor): tensor.contiguous().clone() for tensor in tensors}
+        found |= {name: made[id(tensor)] for name, tensor in zip(weight.sources, tensors, strict=True)}
+    return found
+
+
+def _compare(wanted: set[str], found: Mapping[str, Tensor], library: str) -> None:
+    missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
+    if missing or unknown:
+        said = [
+            f"{word} {len(names)}, such as {', '.join(names[:_NAMED_FIRST])}"
+            for word, names in (("it lacks", missing), ("it has beyond them", unknown))
+            if names
+        ]
+        raise ConfigurationError(
+            f"A model of {library} was to be converted, whose weights are not those of its configuration: {', and '.join(said)}. Pass a "
+            "model without adapters or other layers of its own, and its own configuration."
+        )
+
+
+# By `model_type`: the class that is converted, and its architecture.
+_FAMILIES: dict[str, tuple[str, Callable[[Any], Architecture]]] = {
+    "gpt2": ("GPT2LMHeadModel", gpt2),
+    "llama": ("LlamaForCausalLM", llama),
+}
+
+
+def megatron_from_transformers(
+    model: Module, *, layer_spec: Any = None, make_vocab_size_divisible_by: int = 1, **settings: Any
+) -> Module:
+    """
+    This process's part of a `GPTModel` of megatron-core with the weights of a transformers model, which stays as it was.
+
+        accelerator = Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=2))
+        model = megatron_from_transformers(AutoModelForCausalLM.from_pretrained("gpt2"), attention_dropout=0.0)
+
+    A `GPT2LMHeadModel` or a `LlamaForCausalLM`, with the same weights on all processes, after the `Accelerator` was made. Called with
+    tokens, positions and a mask it returns logits of the shape (samples, length, words), of which each process along a layer's width
+    has some words unless `runtime_gather_output=True` is passed; with `labels` a loss for each token. `settings` are further ones of the
+    `TransformerConfig`, over those of the model's configuration; with `virtual_pipeline_model_parallel_size` the parts come as a
+    `ModuleList`. `layer_spec` is of megatron-core's own layers, unless another one is passed, such as one of Transformer Engine. Rows
+    for words are added up to a multiple of `make_vocab_size_divisible_by` times the processes along a layer's width; they repeat the
+    last word's. Raises `ConfigurationError` for a model that Megatron's layers do not compute, `StateError` before an `Accelerator`,
+    and `MissingExtraError` without megatron-core.
+    """
+    _check_installed()
+    from accelerate_nb.runtime.strategies.megatron import model_parallel
+    from accelerate_nb.runtime.strategies.megatron.checkpoint import load_complete
+
+    config: Any = getattr(model, "config", None)
+    architecture = architecture_of(config)
+    if not is_converted(model):
+        raise ConfigurationError(
+            f"A {type(model).__name__} was to become a model of Megatron, but a model that predicts words is converted: "
+            f"{_FAMILIES[config.model_type][0]}. Load it "
+            "with AutoModelForCausalLM."
+        )
+    if not model_parallel.has_groups():
+        raise StateError(
+            "A model was to become one of Megatron, but there are no groups of Megatron yet. Make the Accelerator with "
+            "strategy='megatron' or a MegatronLMPlugin before."
+        )
+    multiple = make_vocab_size_divisible_by * model_parallel.degrees()["tp"]
+    words = -(-config.vocab_size // multiple) * multiple
+    dtype = next(model.parameters()).dtype
+    found = build(architecture, words, {"params_dtype": dtype, "pipeline_dtype": dtype, **settings}, layer_spec)
+    load_complete(found, ConvertedWeights(architecture.weights(words), model.state_dict()))
+    return found
+
+
+def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
+    """
+    The complete weights by the names of transformers, on the main process's CPU; an empty dictionary on the others.
+
+        state = megatron_to_transformers(model, config)
+        if accelerator.is_main_process:
+            AutoModelForCausalLM.from_config(config).load_state_dict(state)
+
+    `model` is a model of megatron-core of such a configuration, prepared or not; all processes call it. Weights keep their dtype, and
+    rows that were added for equal parts are left out. Raises `ConfigurationError` where the weights are not those of `config`.
+    """
+    _check_installed()
+
+    from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state
+
+    architecture = architecture_of(config)
+    is_main = dist.get_rank() == 0
+    complete = complete_state(bare(model), is_kept=is_main)
+    if not is_main:
+        return {}
+    return by_transformers_names(architecture.weights(config.vocab_size), complete)
+
+
+def architecture_of(config: Any) -> Architecture:
+    """What a transformers configuration is in Megatron; `ConfigurationError` of a type that is not converted."""
+    kind = getattr(config, "model_type", None)
+    if kind not in _FAMILIES:
+        known = " and ".join(f"{name!r} ({model})" for name, (model, _) in _FAMILIES.items())
+        raise ConfigurationError(
+            f"A model of the type {kind!r} was to be converted for Megatron, where {known} can be. Take one of them, build the model of "
+            "megatron-core's layers yourself, or train this one with strategy='fsdp' or 'tp'."
+        )
+    return _FAMILIES[kind][1](config)
+
+
+def is_converted(model: Module) -> bool:
+    """Whether a transformers model of a known type is of the class whose weights are converted."""
+    return _FAMILIES[model.config.model_type][0] in {base.__name__ for base in type(model).__mro__}  # type: ignore[union-attr, index]  # transformers'
+
+
+def _check_installed() -> None:
+    if find_spec("megatron") is None:
+        raise MissingExtraError(
+            "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
+        )
+
+
+# This process's part of a model
+
+
+def build(architecture: Architecture, words: int, settings: Mapping[str, Any], layer_spec: Any) -> Module:
+    """
+    A part with weights that are random still; a `ModuleList` of parts where stages are interleaved.
+
+    Megatron takes `hidden_dropout` for embeddings, too, which have a probability of their own unless `settings` have one.
+    """
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from accelerate_nb.runtime.strategies.megatron import model_parallel
+
+    config = TransformerConfig(**{**architecture.settings, **model_parallel.settings(), **settings})
+    found = stages(
+        lambda is_first, is_last, vp_stage=None: part(
+            architecture.arguments, words, config, layer_spec, is_first, is_last, vp_stage
+        ),
+        config.virtual_pipeline_model_parallel_size,
+    )
+    first: Any = found[0]
+    if first.pre_process and "hidden_dropout" not in settings:
+        first.embedding.embedding_dropout.p = architecture.embedding_dropout
+    return first if len(found) == 1 else ModuleList(found)
+
+
+def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
+    """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
+
+    is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    if count is None:
+        return [provider(is_first, is_last)]
+    return [
+        provider(
+            is_first and is_vp_first_stage(stage, count), is_last and is_vp_last_stage(stage, count), vp_stage=stage
+        )
+        for stage in range(count)
+    ]
+
+
+def part(
+    arguments: Mapping[str, Any],
+    words: int,
+    config: Any,
+    layer_spec: Any,
+    is_first: bool,
+    is_last: bool,
+    vp_stage: int | None,
+) -> Module:
+    """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    if layer_spec is None:
+        cut = {"sequence_parallel": config.sequence_parallel, "context_parallel_size": config.context_parallel_size > 1}
+        if names := [name for name, is_cut in cut.items() if is_cut]:
+            raise ConfigurationError(
+                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Pass layer_spec with "
+                "those of Transformer Engine, get_gpt_layer_with_transformer_engine_spec(...), to Accelerate's engine "
+                "other_megatron_args={'transformer_impl': 'transformer_engine'}, or leave it out."
+            )
+        layer_spec = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
+    return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
+        config=config,
+        transformer_layer_spec=layer_spec,
+        vocab_size=words,
+        pre_process=is_first,
+        post_process=is_last,
+        vp_stage=vp_stage,
+        **arguments,
+    )

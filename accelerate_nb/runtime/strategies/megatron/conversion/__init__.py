@@ -1,1 +1,0 @@
-"""Models of transformers as models of megatron-core, and back."""
