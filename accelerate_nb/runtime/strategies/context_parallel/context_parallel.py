@@ -14,10 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.parallelism_config import TorchContextParallelConfig
-from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
-from accelerate_nb.runtime.strategies.context_parallel.heads import HeadExchange
-from accelerate_nb.runtime.strategies.context_parallel.ring import Ring
-from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart, refuse_recurrent
+from accelerate_nb.runtime.strategies.context_parallel.attention import HeadExchange, Ring
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import (
+    SequenceBatches,
+    SequencePart,
+    refuse_recurrent,
+)
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.runtime.world.world import World
 

@@ -15,8 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.compat.packages import compare_versions
 from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
-from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
-from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart, refuse_recurrent
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import (
+    SequenceBatches,
+    SequencePart,
+    refuse_recurrent,
+)
 from accelerate_nb.runtime.world.world import World
 
 # The first version with the functions that Accelerate calls.

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.strategies.context_parallel.ring import Ring
+from accelerate_nb.runtime.strategies.context_parallel.attention import Ring
 from accelerate_nb.utils import TorchContextParallelConfig, TorchDynamoPlugin
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import DDPWithoutMean
