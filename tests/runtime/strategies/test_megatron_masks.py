@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accelerate_nb.runtime.strategies.megatron.engine.engine import choose
-from accelerate_nb.runtime.strategies.megatron.engine.train_steps import left_to_right
+from accelerate_nb.runtime.strategies.megatron.engine import choose
+from accelerate_nb.runtime.strategies.megatron.train_steps import left_to_right
 
 END = 9
 

@@ -98,7 +98,7 @@ def without(reduction: str) -> AbstractContextManager[Any]:
         group = "megatron.core.distributed.param_and_grad_buffer._ParamAndGradBucketGroup"
         return mock.patch(f"{group}.start_grad_sync")
     if reduction == NORM:
-        return mock.patch("accelerate_nb.runtime.strategies.megatron.optimizer.get_grad_norm_fp32", _own_norm)
+        return mock.patch("accelerate_nb.runtime.strategies.megatron.model_parallel.get_grad_norm_fp32", _own_norm)
     if reduction == SUM:
         layers = "megatron.core.tensor_parallel.layers"
         return mock.patch(f"{layers}.reduce_from_tensor_model_parallel_region", lambda output, **_: output)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from accelerate_nb.runtime.strategies.placeholder import Placeholder
-from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler
+from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 
 
 class DummyOptim(Placeholder):
@@ -75,36 +74,14 @@ class DeepSpeedEngineWrapper:
         return norm.item() if isinstance(norm, Tensor) else norm
 
 
-class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
-    """An optimizer that its engine steps; by itself it does nothing."""
+class DeepSpeedOptimizerWrapper(EngineOptimizer):
+    """An optimizer that DeepSpeed's engine steps; by itself it does nothing."""
 
-    def __init__(self, optimizer: Any, device_placement: bool = False, *args: Any, **kwargs: Any) -> None:
-        # the engine has placed what the optimizer remembers
-        super().__init__(optimizer, False, *args, **kwargs)
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was left out because a gradient overflowed."""
-        return bool(getattr(self.optimizer, "overflow", False))
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as Accelerate's
-        """Have the engine step, if gradients are synchronised."""
-        if self._strategy is not None:
-            super().step(closure)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Nothing: the engine throws gradients away when it has stepped."""
+    skips = "overflow"
 
 
-class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
-    """A schedule that its engine moves; its own `step` does nothing."""
-
-    def __init__(self, scheduler: Any, optimizers: Any) -> None:
-        # without the notice that it moves once for every process
-        super().__init__(scheduler, optimizers, split_batches=True)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the engine moves it when it steps."""
+class DeepSpeedSchedulerWrapper(EngineSchedule):
+    """A schedule that DeepSpeed's engine moves; its own `step` does nothing."""
 
 
 def map_pytorch_optim_to_deepspeed(optimizer: Optimizer) -> Any:

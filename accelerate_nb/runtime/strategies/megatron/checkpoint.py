@@ -32,9 +32,13 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.strategies.megatron import model_parallel
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
-from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronStep
+from accelerate_nb.runtime.strategies.megatron.model_parallel import (
+    MegatronStep,
+    degrees,
+    random_states,
+    set_random_states,
+)
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
@@ -328,7 +332,7 @@ def files(world: World, models: Sequence[MegatronModel], steps: Sequence[Megatro
         found += folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {}, {})
     for index, step in enumerate(steps):
         found += _optimizer_files(world, f"{file_names.OPTIMIZER_NAME}_{index}", step)
-    content = {"degrees": model_parallel.degrees(), "states": model_parallel.random_states()}
+    content = {"degrees": degrees(), "states": random_states()}
     found.append(FileToWrite(file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank), content))
     return found
 
@@ -467,11 +471,11 @@ def _loaded_random_states(world: World, folder: Path) -> list[LoadedFile]:
         return []  # of fewer processes, of which a warning speaks already
     expected = "the random states of Megatron's layers"
     content = read(path, expected)
-    if content["degrees"] != model_parallel.degrees():
+    if content["degrees"] != degrees():
         if world.is_main:
             warn_user(
-                f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {model_parallel.degrees()}. Random numbers of "
+                f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {degrees()}. Random numbers of "
                 "layers go on from where they are."
             )
         return []
-    return [LoadedFile(path, expected, content["states"], model_parallel.set_random_states)]
+    return [LoadedFile(path, expected, content["states"], set_random_states)]

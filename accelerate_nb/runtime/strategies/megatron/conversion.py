@@ -384,8 +384,8 @@ def megatron_from_transformers(
     and `MissingExtraError` without megatron-core.
     """
     _check_installed()
-    from accelerate_nb.runtime.strategies.megatron import model_parallel
     from accelerate_nb.runtime.strategies.megatron.checkpoint import load_complete
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees, has_groups
 
     config: Any = getattr(model, "config", None)
     architecture = architecture_of(config)
@@ -395,12 +395,12 @@ def megatron_from_transformers(
             f"{_FAMILIES[config.model_type][0]}. Load it "
             "with AutoModelForCausalLM."
         )
-    if not model_parallel.has_groups():
+    if not has_groups():
         raise StateError(
             "A model was to become one of Megatron, but there are no groups of Megatron yet. Make the Accelerator with "
             "strategy='megatron' or a MegatronLMPlugin before."
         )
-    multiple = make_vocab_size_divisible_by * model_parallel.degrees()["tp"]
+    multiple = make_vocab_size_divisible_by * degrees()["tp"]
     words = -(-config.vocab_size // multiple) * multiple
     dtype = next(model.parameters()).dtype
     found = build(architecture, words, {"params_dtype": dtype, "pipeline_dtype": dtype, **settings}, layer_spec)
@@ -466,9 +466,9 @@ def build(architecture: Architecture, words: int, settings: Mapping[str, Any], l
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from accelerate_nb.runtime.strategies.megatron import model_parallel
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees_of_config
 
-    config = TransformerConfig(**{**architecture.settings, **model_parallel.settings(), **settings})
+    config = TransformerConfig(**{**architecture.settings, **degrees_of_config(), **settings})
     found = stages(
         lambda is_first, is_last, vp_stage=None: part(
             architecture.arguments, words, config, layer_spec, is_first, is_last, vp_stage

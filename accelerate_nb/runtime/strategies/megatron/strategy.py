@@ -24,17 +24,23 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.megatron import checkpoint, model_parallel
+from accelerate_nb.runtime.strategies.megatron import checkpoint
 from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
-from accelerate_nb.runtime.strategies.megatron.engine.engine import MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.engine.placeholders import (
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
+from accelerate_nb.runtime.strategies.megatron.model import MegatronModel, check
+from accelerate_nb.runtime.strategies.megatron.model_parallel import (
+    MegatronPrecision,
+    MegatronStep,
+    is_of_expert,
+    join_groups,
+    leave_groups,
+)
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
+from accelerate_nb.runtime.strategies.megatron.preparation import (
+    EngineObjects,
     MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper,
 )
-from accelerate_nb.runtime.strategies.megatron.engine.preparation import EngineObjects
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel, check
-from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronPrecision, MegatronStep, is_of_expert
-from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
@@ -96,7 +102,7 @@ class MegatronParallel(Strategy):
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision; Megatron's groups are made with it, since models are built in them."""
         self._check_degrees()
-        model_parallel.join_groups(self.world, self.megatron_lm_plugin)
+        join_groups(self.world, self.megatron_lm_plugin)
         self.precision = MegatronPrecision(name, options)
         return self.precision
 
@@ -384,7 +390,7 @@ class MegatronParallel(Strategy):
     def close(self) -> None:
         """The training is over, and Megatron's groups with it."""
         super().close()
-        model_parallel.leave_groups()
+        leave_groups()
 
 
 def _share_duplicates(part: Module) -> None:

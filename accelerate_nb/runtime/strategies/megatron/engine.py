@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args, innermost
-from accelerate_nb.runtime.strategies.megatron.engine.train_steps import (
+from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
+from accelerate_nb.runtime.strategies.megatron.train_steps import (
     GPTTrainStep,
     avg_losses_across_data_parallel_group,
+    get_args,
+    innermost,
     left_to_right,
 )
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
 
 
 def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_p: float | None) -> Tensor:

@@ -1,8 +1,10 @@
-"""The engine that becomes of the objects of one call of prepare, a torch optimizer's settings and a plugin's."""
+"""The loaders, optimizers and schedules of an engine under Accelerate's names, and the engine that becomes of one call of prepare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,22 +14,179 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.compat.enums import DynamoBackend
 from accelerate_nb.runtime.data.adapter import loader_arguments
+from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
-from accelerate_nb.runtime.strategies.megatron.engine.arguments import chunks, get_args, initialize, innermost
-from accelerate_nb.runtime.strategies.megatron.engine.engine import MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.engine.placeholders import (
-    MegatronLMDummyDataLoader,
-    MegatronLMDummyScheduler,
-    MegatronLMSchedulerWrapper,
-)
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
 from accelerate_nb.runtime.strategies.megatron.model import check
 from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
+from accelerate_nb.runtime.strategies.megatron.train_steps import chunks, get_args, initialize, innermost
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
+
+
+class MegatronLMOptimizerWrapper(EngineOptimizer):
+    """An optimizer that Megatron's engine steps when it is called; its own `step` only notes that a step was made."""
+
+    skips = "skipped_iter"
+
+
+class MegatronLMDummyScheduler(Placeholder):
+    """
+    A placeholder of the schedule that Megatron-LM makes of a plugin's settings.
+
+    `total_num_steps` and `warmup_num_steps` are those of one process, as with Accelerate's schedules; each copy makes its part of them.
+
+    >>> MegatronLMDummyScheduler(None, total_num_steps=100).warmup_num_steps
+    0
+    """
+
+    made_by = "Megatron"
+
+    def __init__(
+        self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.kwargs = kwargs
+
+
+class MegatronLMSchedulerWrapper(EngineSchedule):
+    """A schedule that Megatron's engine moves when it steps; its own `step` does nothing."""
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates in force."""
+        return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the schedule its state back."""
+        # Megatron's moves on by the steps that it finds
+        self.scheduler.num_steps = 0
+        self.scheduler.load_state_dict(state_dict)
+
+
+_SPLITS = 3
+
+
+class MegatronLMDummyDataLoader(Placeholder):
+    """
+    A placeholder of the loaders of Megatron's own data sets.
+
+    Give it to `prepare` up to three times: it becomes iterators over the data sets for training, for evaluation and for a test, each of
+    which yields batches for all parts of a step. `dataset_kwargs` are arguments of Megatron-LM for data, such as `data_path`, `split`,
+    `seq_length`, and `micro_batch_size`.
+
+    >>> MegatronLMDummyDataLoader(micro_batch_size=4).dataset_args["megatron_dataset_flag"]
+    True
+    """
+
+    made_by = "Megatron"
+
+    def __init__(self, **dataset_kwargs: Any) -> None:
+        self.dataset_args = {**dataset_kwargs, "megatron_dataset_flag": True}
+
+    def set_megatron_data_args(self) -> None:
+        """Have the training's arguments say what this placeholder does."""
+        vars(get_args()).update(self.dataset_args)
+
+    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Callable[[Sequence[int]], Any]:
+        """The plugin's function of three numbers of samples that returns three data sets, or that of Megatron's for a GPT."""
+        own = accelerator.state.megatron_lm_plugin.custom_megatron_datasets_provider_function
+        return _gpt_datasets if own is None else own
+
+    def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, Any, Any]:
+        """Iterators over the three data sets; `None` for one that there is not."""
+        args, plugin = get_args(), accelerator.state.megatron_lm_plugin
+        consumed = plugin.consumed_samples or [0] * _SPLITS
+        args.consumed_train_samples, args.consumed_valid_samples, args.consumed_test_samples = consumed
+        provider = self.get_train_valid_test_datasets_provider(accelerator)
+        found = provider(_numbers_of_samples(args))
+        replica = accelerator.strategy.data_replicas
+        first, second, third = (
+            None if dataset is None else iter(_loader(dataset, start, replica, accelerator.device))
+            for dataset, start in zip(found, consumed, strict=True)
+        )
+        return first, second, third
+
+
+def _numbers_of_samples(args: Namespace) -> list[int]:
+    """How many samples a training reads of each data set."""
+    size = args.global_batch_size
+    if not args.train_iters and not args.train_samples:
+        raise ConfigurationError(
+            "Megatron's data sets were requested without the number of steps. Give prepare a MegatronLMDummyScheduler with "
+            "total_num_steps, or pass MegatronLMPlugin(train_iters=...)."
+        )
+    train = args.train_samples or args.train_iters * size
+    evaluations = train // size // args.eval_interval + 1
+    return [train, evaluations * args.eval_iters * size, args.eval_iters * size]
+
+
+def _loader(dataset: Any, consumed: int, replica: tuple[int, int], device: torch.device) -> Iterator[Any]:
+    """The batches of this process's copy of the model, without end: each for all parts of a step."""
+    from accelerate_nb.runtime.operations.nested import send_to_device
+
+    args = get_args()
+    index, replicas = replica
+    size = args.micro_batch_size * args.num_micro_batches
+    if len(dataset) < size * replicas:
+        raise DataError(
+            f"A data set of {len(dataset)} samples was given for steps of {size * replicas}. Give a longer one, or a smaller batch size."
+        )
+    steps = len(dataset) // (size * replicas)
+    starts = [(step * replicas + index) * size for step in range(steps)]
+    first = consumed // (size * replicas) % steps
+    while True:
+        loader = DataLoader(
+            dataset,
+            batch_sampler=[list(range(start, start + size)) for start in starts[first:]],
+            num_workers=getattr(args, "num_workers", 0),
+            pin_memory=device.type == "cuda",
+        )
+        for batch in loader:
+            yield send_to_device(batch, device)
+        first = 0
+
+
+def _gpt_datasets(numbers: Sequence[int]) -> Any:
+    """Megatron's data sets of the tokens in indexed files (`data_path`), for training, evaluation and a test."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    args = get_args()
+    if args.data_path is None:
+        raise ConfigurationError(
+            "MegatronLMDummyDataLoader was given without data_path, the prefix of indexed files. Pass it, or a "
+            "custom_megatron_datasets_provider_function in the plugin."
+        )
+    paths = [args.data_path] if isinstance(args.data_path, str) else list(args.data_path)
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=get_blend_from_list(paths),
+        split=args.split,
+        path_to_cache=args.data_cache_path,
+        tokenizer=_Tokens(args.orig_vocab_size, args.eos_token_id),
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.reset_attention_mask,
+    )
+    return BlendedMegatronDatasetBuilder(GPTDataset, list(numbers), lambda: True, config).build()
+
+
+class _Tokens:
+    """What Megatron's data sets ask a tokenizer for, of files that have tokens already."""
+
+    def __init__(self, vocab_size: int, end: int | None) -> None:
+        self.vocab_size = vocab_size
+        self.eod = self.pad = -1 if end is None else end
+        self.unique_identifiers = {"class": type(self).__name__, "vocab_size": vocab_size, "eod": self.eod}
 
 
 def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Optimizer | None, Any]:
@@ -74,12 +233,15 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
 
 def _groups(model: Iterable[Module]) -> list[dict[str, Any]]:
     args = get_args()
-    no_decay = getattr(args, "no_wd_decay_cond", None) or _is_flat
+    no_decay = getattr(args, "no_wd_decay_cond", None) or (
+        lambda name, weight: name.endswith(".bias") or weight.ndim == 1
+    )
     scaled = getattr(args, "scale_lr_cond", None)
     found: dict[tuple[float, float], list[Tensor]] = {}
-    for name, weight in _named_weights(model):
-        factor = args.lr_mult if scaled is not None and scaled(name, weight) else 1.0
-        found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
+    for name, weight in chain.from_iterable(part.named_parameters() for part in model):
+        if weight.requires_grad:
+            factor = args.lr_mult if scaled is not None and scaled(name, weight) else 1.0
+            found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
     # in the same order on all processes
     return [
         {
@@ -92,17 +254,6 @@ def _groups(model: Iterable[Module]) -> list[dict[str, Any]]:
         }
         for decay, factor in sorted(found, reverse=True)
     ]
-
-
-def _named_weights(model: Iterable[Module]) -> Iterator[tuple[str, Tensor]]:
-    for part in model:
-        for name, weight in part.named_parameters():
-            if weight.requires_grad:
-                yield name, weight
-
-
-def _is_flat(name: str, weight: Tensor) -> bool:
-    return name.endswith(".bias") or weight.ndim == 1
 
 
 def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:  # noqa: ARG001  # Accelerate's
@@ -250,8 +401,13 @@ class EngineObjects:
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """The engine in the place of the model, and its optimizer in that of the optimizer."""
+        if self.engine is not None and requests:
+            raise ConfigurationError(
+                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made, which has one model and one "
+                "optimizer. Give both to one call of prepare."
+            )
         if self.engine is not None:
-            return self._later(requests)
+            return []
         objects, plugin = self._call.objects, self._plugin
         plugin.set_training_args(self._micro_batch_size(), self._accelerator.strategy.data_replicas[1])
         plugin.set_network_size_args(self._model, first_batch(objects))
@@ -268,17 +424,7 @@ class EngineObjects:
         initialize(self._accelerator, args_defaults=self._arguments())
         self.engine = MegatronEngine(self._accelerator, *prepare_model_optimizer_scheduler(self._accelerator))
         self._carry_weights()
-        made = {True: self.engine, False: self.engine.optimizer}
-        return [made[isinstance(request.value, Module)] for request in requests]
-
-    def _later(self, requests: Sequence[PrepareRequest]) -> list[Any]:
-        """What a later call gets, which has loaders alone."""
-        if requests:
-            raise ConfigurationError(
-                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made, which has one model and one "
-                "optimizer. Give both to one call of prepare."
-            )
-        return []
+        return [self.engine if isinstance(request.value, Module) else self.engine.optimizer for request in requests]
 
     def _carry_weights(self) -> None:
         """Give the engine the weights of a model that is converted exactly; those of others begin at random."""
@@ -315,13 +461,12 @@ class EngineObjects:
         }
 
     def _micro_batch_size(self) -> int:
-        placeholders = [item for item in self._call.objects if isinstance(item, MegatronLMDummyDataLoader)]
-        sizes = [
-            item.dataset_args["micro_batch_size"] for item in placeholders if "micro_batch_size" in item.dataset_args
-        ]
-        for loader in self._call.objects:
-            if isinstance(loader, DataLoader):
-                sizes.append(loader.batch_size or getattr(loader.batch_sampler or loader.sampler, "batch_size", None))
+        sizes: list[Any] = []
+        for item in self._call.objects:
+            if isinstance(item, MegatronLMDummyDataLoader):
+                sizes.append(item.dataset_args.get("micro_batch_size"))
+            elif isinstance(item, DataLoader):
+                sizes.append(item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None))
         known = [size for size in sizes if size is not None]
         if not known:
             raise ConfigurationError(
