@@ -312,7 +312,7 @@ def of_module(model: Module, source: str) -> ModelOutline:
     splits: Mapping[str, int] = {}
     if getattr(model, "tp_plan", None):
         # not before it is used: it loads what trains
-        from accelerate_nb.runtime.strategies.tensor_parallel.split_layers import split_dimensions
+        from accelerate_nb.runtime.strategies.tensor_parallel import split_dimensions
 
         splits = split_dimensions(model)
 

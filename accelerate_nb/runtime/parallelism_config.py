@@ -25,25 +25,20 @@ class TorchTensorParallelConfig:
     The split of layers along their width.
 
     `plan` has the ways to split by names of layers, with `*` for any part of a name: "colwise", "rowwise" and others, or objects of
-    torch's `ParallelStyle`; without it a model's own is taken, as those of transformers have one. With `sequence_parallel` each process
-    computes what is between split layers, such as norms, for a part of the sequences alone. With `loss_parallel` the output of the model's last
-    layer stays split, as a DTensor, and cross-entropy is computed of its parts.
-
-    What is `None` is read from the variables `PARALLELISM_CONFIG_TP_SEQUENCE_PARALLEL` and `PARALLELISM_CONFIG_TP_LOSS_PARALLEL`, and is
-    false without them.
+    torch's `ParallelStyle`; without it a model's own is taken, as those of transformers have one. With `loss_parallel` the
+    output of the model's last layer stays split, as a DTensor, and cross-entropy is computed of its parts; `None` is read from the
+    variable `PARALLELISM_CONFIG_TP_LOSS_PARALLEL`, and is false without it.
 
     >>> TorchTensorParallelConfig(plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})  # doctest: +SKIP
     """
 
     enable_async_tp: bool = False
     plan: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    sequence_parallel: bool = field(default=None, kw_only=True)  # type: ignore[assignment]  # a truth value once it is made
     loss_parallel: bool = field(default=None, kw_only=True)  # type: ignore[assignment]  # a truth value once it is made
 
     def __post_init__(self) -> None:
-        for name in ("sequence_parallel", "loss_parallel"):
-            if getattr(self, name) is None:
-                setattr(self, name, DEGREES.read(f"tp_{name}", os.environ))
+        if self.loss_parallel is None:
+            self.loss_parallel = DEGREES.read("tp_loss_parallel", os.environ)
 
 
 @dataclass

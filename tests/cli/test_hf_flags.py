@@ -109,7 +109,7 @@ def test_a_value_that_they_refuse_is_refused(flag: argparse.Action) -> None:
 
 def test_the_table_has_their_flags_and_no_others() -> None:
     # flags for keys of a mapping that Accelerate's does not have
-    keys = ("pp_size", "pp_schedule", "pp_num_microbatches", "cp_attention", "tp_sequence_parallel", "tp_loss_parallel")
+    keys = ("pp_size", "pp_schedule", "pp_num_microbatches", "cp_attention", "tp_loss_parallel")
     own = {f"parallelism_config_{key}" for key in keys}
     known = {item.name for item in hf_flags.FLAGS}
     assert own <= known

@@ -30,7 +30,6 @@ _KNOWN = dict([
     _entry("sp_seq_length_is_variable", Boolean(), True),
     _entry("sp_attn_implementation", Text()),
     # not of Accelerate
-    _entry("tp_sequence_parallel", Boolean(), False),
     _entry("tp_loss_parallel", Boolean(), False),
     _entry("cp_attention", OneOf(("ring", "heads")), "ring"),
     _entry("pp_size", Integer(1), 1),

@@ -97,7 +97,7 @@ def _suitable(
         return _sharded(world, fsdp)
     if name == "tp":
         # not before it is used: it takes half a second to load
-        from accelerate_nb.runtime.strategies.tensor_parallel.strategy import TensorParallel
+        from accelerate_nb.runtime.strategies.tensor_parallel import TensorParallel
 
         return TensorParallel(world)
     if name == "pp":

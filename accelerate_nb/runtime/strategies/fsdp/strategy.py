@@ -31,7 +31,7 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
-from accelerate_nb.runtime.strategies.tensor_parallel.split_layers import LayerSplitter
+from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import be_a_group

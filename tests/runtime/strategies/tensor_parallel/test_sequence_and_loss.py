@@ -1,18 +1,19 @@
-"""Parts of sequences between split layers, and losses of split outputs, give the numbers of one process."""
+"""Norms of sequences' parts in a plan, and losses of split outputs, give the numbers of one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
-from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.strategies.tensor_parallel import sequence_parts
+from accelerate_nb.runtime.strategies import tensor_parallel
 from accelerate_nb.utils import TorchTensorParallelConfig
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.tiny_llama import batches, llama
@@ -22,10 +23,6 @@ pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-
-
-def tied_llama() -> nn.Module:
-    return llama(tied=True)
 
 
 def qwen3() -> nn.Module:
@@ -84,24 +81,29 @@ PLAN = {
     "blocks.*.down": "rowwise",
     "head": "colwise_gather_output",
 }
+# norms, and what is between blocks, have parts of the sequences
+IN_PARTS = {
+    "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "blocks.*.norm": SequenceParallel(),
+    "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+    "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+    "norm": "sequence_parallel",
+    "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+}
 
 
-def keep_summand(weight: torch.Tensor) -> None:
+def own_summand(_placements: Any, gradient: DTensor) -> DTensor:
     """Each process's own summand of a gradient counts as the sum."""
-
-    def keep(gradient: DTensor) -> DTensor:
-        if not any(placement.is_partial() for placement in gradient.placements):
-            return gradient
-        return DTensor.from_local(gradient.to_local(), gradient.device_mesh, [Replicate()], run_check=False)
-
-    weight.register_hook(keep)
+    if not any(placement.is_partial() for placement in gradient.placements):
+        return gradient
+    return DTensor.from_local(gradient.to_local(), gradient.device_mesh, [Replicate()], run_check=False)
 
 
 def trained(
     make: Callable[[], nn.Module], degrees: dict[str, int], settings: dict[str, Any], without_sum: bool = False
 ) -> dict[str, Any]:
     if without_sum:
-        sequence_parts.share_gradient = keep_summand
+        tensor_parallel._placed_as = own_summand
     accelerator = Accelerator(
         cpu=True, parallelism_config=ParallelismConfig(**degrees, tp_handler=TorchTensorParallelConfig(**settings))
     )
@@ -143,7 +145,7 @@ def by_hand(make: Callable[[], nn.Module]) -> dict[str, Any]:
     return {"state": model.state_dict(), "norms": norms, "losses": losses, "logits": output.logits.detach()}
 
 
-SEQUENCE, LOSS = {"sequence_parallel": True}, {"loss_parallel": True}
+LOSS = {"loss_parallel": True}
 SPLIT, SHARDS = {"tp_size": 2}, {"dp_shard_size": 2, "tp_size": 2}
 slow = pytest.mark.slow
 
@@ -151,14 +153,12 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "degrees", "settings"),
     [
-        pytest.param(llama, SPLIT, SEQUENCE | LOSS, id="both"),
-        pytest.param(tied_llama, SPLIT, SEQUENCE, id="tied", marks=slow),
+        pytest.param(llama, SPLIT, LOSS, id="loss"),
         pytest.param(qwen3, SPLIT, {}, id="norms of heads"),
-        pytest.param(qwen3, SPLIT, SEQUENCE, id="norms of heads, parts", marks=slow),
-        pytest.param(gpt_neox, SPLIT, SEQUENCE | LOSS, id="biases", marks=slow),
-        pytest.param(plain, SPLIT, SEQUENCE | LOSS | {"plan": PLAN}, id="a plan by names"),
-        pytest.param(llama, SHARDS, SEQUENCE | LOSS, id="shards", marks=slow),
-        pytest.param(qwen3, SHARDS, SEQUENCE, id="shards with norms of heads", marks=slow),
+        pytest.param(gpt_neox, SPLIT, LOSS, id="biases", marks=slow),
+        pytest.param(plain, SPLIT, LOSS | {"plan": PLAN}, id="a plan by names", marks=slow),
+        pytest.param(plain, SPLIT, {"plan": IN_PARTS}, id="parts of sequences"),
+        pytest.param(llama, SHARDS, LOSS, id="shards", marks=slow),
     ],
 )
 def test_a_training_has_the_numbers_of_one_process(
@@ -180,31 +180,9 @@ def test_a_training_has_the_numbers_of_one_process(
 
 @slow
 def test_without_the_sum_of_gradients_it_ends_in_other_weights() -> None:
-    found, _ = run_on_ranks(trained, 2, llama, SPLIT, SEQUENCE, True)
-    expected = by_hand(llama)["state"]
+    found, _ = run_on_ranks(trained, 2, plain, SPLIT, {"plan": IN_PARTS}, True)
+    expected = by_hand(plain)["state"]
     assert max((found["state"][name] - weight).abs().max().item() for name, weight in expected.items()) > 1e-4
-
-
-def two_lists() -> nn.Module:
-    model = plain()
-    model.others = nn.ModuleList([Block(), Block()])
-    return model
-
-
-def recurrent() -> nn.Module:
-    model = plain()
-    model.last = nn.GRU(16, 16)
-    return model
-
-
-def odd(settings: dict[str, Any]) -> str:
-    accelerator = Accelerator(
-        cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(**settings))
-    )
-    model = accelerator.prepare(plain())
-    with pytest.raises(DataError) as caught:
-        model(torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.long))
-    return str(caught.value)
 
 
 def refused(make: Callable[[], nn.Module], settings: dict[str, Any]) -> str:
@@ -217,36 +195,16 @@ def refused(make: Callable[[], nn.Module], settings: dict[str, Any]) -> str:
 
 
 @slow
-def test_what_can_not_be_cut_is_refused_on_all_processes() -> None:
-    for text in run_on_ranks(odd, 2, {"plan": PLAN} | SEQUENCE):
-        assert "Sequences of 7 were given to a model that sequence_parallel=True cuts in 2 parts" in text
-    cases: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
-        (
-            recurrent,
-            {"plan": PLAN} | SEQUENCE,
-            "sequence_parallel=True was requested for Plain, which has recurrent layers: GRU (last)",
-        ),
-        (two_lists, {"plan": PLAN} | SEQUENCE, "Plain has 2 lists of equal blocks"),
-        (
-            plain,
-            {"plan": {"blocks.*.up": "colwise_gather_output"}} | SEQUENCE,
-            "does not say how blocks.0.down (Linear)",
-        ),
-        (
-            plain,
-            {"plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}} | LOSS,
-            "blocks.1.down last, by 'rowwise'",
-        ),
-        (tied_llama, LOSS, "model.layers.1.mlp.down_proj last"),
-    ]
-    for make, settings, text in cases:
-        assert all(text in found for found in run_on_ranks(refused, 2, make, settings))
+def test_a_loss_of_an_output_that_is_not_split_is_refused_on_all_processes() -> None:
+    plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    for found in run_on_ranks(refused, 2, plain, {"plan": plan} | LOSS):
+        assert "blocks.1.down last, by 'rowwise'" in found
+    for found in run_on_ranks(refused, 2, partial(llama, tied=True), LOSS):
+        assert "model.layers.1.mlp.down_proj last" in found
 
 
-def test_the_variables_choose_as_the_arguments_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TorchTensorParallelConfig().sequence_parallel is False
-    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SEQUENCE_PARALLEL", "true")
+def test_the_variable_chooses_as_the_argument_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TorchTensorParallelConfig().loss_parallel is False
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_LOSS_PARALLEL", "1")
-    found = TorchTensorParallelConfig()
-    assert (found.sequence_parallel, found.loss_parallel) == (True, True)
-    assert TorchTensorParallelConfig(sequence_parallel=False).sequence_parallel is False
+    assert TorchTensorParallelConfig().loss_parallel is True
+    assert TorchTensorParallelConfig(loss_parallel=False).loss_parallel is False

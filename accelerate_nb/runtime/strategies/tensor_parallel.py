@@ -1,14 +1,15 @@
-"""The split of a model's layers along their width, by a plan, with torch's `parallelize_module`."""
+"""The strategy that splits layers along their width, by a plan, with torch's `parallelize_module`: each process computes a part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -22,10 +23,12 @@ from torch.utils._pytree import tree_map
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.parallelism_config import TorchTensorParallelConfig
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.tensor_parallel.sequence_parts import SequenceParts, share_gradient
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
+from accelerate_nb.runtime.world.world import World
 
 # The ways to split a layer by their names in plans, most of which are those of transformers.
 STYLES: Mapping[str, Any] = {
@@ -43,6 +46,39 @@ STYLES: Mapping[str, Any] = {
 }
 _WHOLE_OUTPUTS = ("colwise_gather_output", "colwise_rep")
 _EXAMPLE = "TorchTensorParallelConfig(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'})"
+
+
+class TensorParallel(ShardedStrategy):
+    """Every process has a part of the width of each layer that a plan names, and all see the same batches."""
+
+    axes = ("tp",)
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._splitter = LayerSplitter()
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Split layers along the configuration's mesh, by its plan or the model's own."""
+        super().use_parallelism(config)
+        self._splitter = LayerSplitter(config.tp_handler)
+
+    def prepare_model(self, request: PrepareRequest) -> Module:
+        """The model with split layers, and the first process's weights on all."""
+        model: Module = request.value
+        self.accept(model)
+        model = self.precision.wrap_forward(model)
+        weights = InitialWeights(self.world, getattr(model, "_init_weights", None))
+        if self.world.size > 1:
+            if self.device_mesh is None:
+                self.device_mesh = init_device_mesh(self.world.device.type, (self.world.size,), mesh_dim_names=("tp",))
+            self._splitter.split(model, self.device_mesh["tp"], weights)
+        weights.bring(model)
+        return self.compile(model, request.compiling)
+
+    def close(self) -> None:
+        """The training is over."""
+        super().close()
+        self._splitter.close()
 
 
 class LayerSplitter:
@@ -64,18 +100,12 @@ class LayerSplitter:
             return
         _check_heads(model, mesh.size())
         styles = _styles(model, self._handler.plan, mesh.size())
-        sequences = SequenceParts(model, mesh, styles) if self._handler.sequence_parallel else None
         output = self._split_output(model, styles) if self._handler.loss_parallel else None
         for name, style in styles.items():
             made = _style(name, style)
             if name == output:
                 made = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-            if sequences is not None:
-                made = sequences.style(name, style, made)
             _split(name, model.get_submodule(name), mesh, made, weights)
-        if sequences is not None:
-            weights.bring(model)
-            sequences.attach()
 
     def _split_output(self, model: Module, styles: Mapping[str, Any]) -> str:
         """The name of the model's last layer, of whose output each process keeps its part for the loss."""
@@ -156,7 +186,13 @@ def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, wei
     parallelize_module(layer, mesh, style)
     for part, weight in layer.named_parameters():
         weight.requires_grad_(learns[part])
-        share_gradient(weight)
+        if weight.requires_grad and isinstance(weight, DTensor):
+            # gradients lie as weights do: what each process computed a summand of is added up, what is whole is cut
+            weight.register_hook(partial(_placed_as, weight.placements))  # type: ignore[no-untyped-call]  # torch gives none
+
+
+def _placed_as(placements: Sequence[Placement], gradient: DTensor) -> DTensor:
+    return gradient.redistribute(placements=placements)
 
 
 def _width(layer: Module, style: ParallelStyle) -> int | None:

@@ -1,1 +1,0 @@
-"""Layers that are split along their width."""
