@@ -44,7 +44,7 @@ def cleaned(text: str, width: int | None) -> str:
     return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
 
 
-def coloured(text: str, colour: int | None) -> str:
+def coloured(text: str, colour: int | str | None) -> str:
     """A line in one of a terminal's colours, if it has none of its own."""
     return text if colour is None or "\x1b[" in text else f"\x1b[{colour}m{text}{_RESET}"
 

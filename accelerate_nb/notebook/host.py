@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 import psutil
 
-from accelerate_nb.notebook.display.text_sinks import CellSink, PipeSink, TerminalSink, TextSink
+from accelerate_nb.notebook.display.text import standard_sink
+from accelerate_nb.notebook.display.text_sinks import CellSink, TextSink
 
 Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
 Reader: TypeAlias = Literal["page", "file", "console"]
@@ -46,8 +47,7 @@ def host(environment: Mapping[str, str]) -> NotebookHost:
     service = _service(shell, environment)
     if getattr(shell, "kernel", None) is not None:
         return NotebookHost("jupyter", service, CellSink, _reader(shell, environment))
-    screen = TerminalSink if _is_terminal(sys.stdout) else PipeSink
-    return NotebookHost("script" if shell is None else "ipython", service, screen)
+    return NotebookHost("script" if shell is None else "ipython", service, standard_sink)
 
 
 def _shell() -> Any:
@@ -97,11 +97,3 @@ def _command(process: str) -> list[str]:
         return psutil.Process(int(process)).cmdline()
     except (ValueError, OverflowError, psutil.Error):
         return []
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal that can move its cursor; a stream may be `None`, or closed."""
-    try:
-        return bool(stream.isatty()) and sys.platform != "win32"
-    except (AttributeError, ValueError):
-        return False

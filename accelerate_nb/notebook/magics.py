@@ -22,10 +22,10 @@ from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.flags import help_of
-from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.panel_output import CellHandle, PanelOutput
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.display.select import front_end
+from accelerate_nb.notebook.display.text_sinks import print_message
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.session.detached_cell import DetachedCell

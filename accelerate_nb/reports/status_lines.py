@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import IdleWarning, NodeRanks
-from accelerate_nb.events.rank_state import RankState, RankSummary
+from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line
@@ -140,27 +140,15 @@ class StatusLines:
 
 
 def summary(run: RunInfo) -> list[str]:
-    """The summary of a run that has ended, if it logged metrics: its state and time, and the course of each metric."""
+    """A run that has ended: its state and its time, of each rank where they differ, and the course of each metric if it has any."""
     ranks = [run.view.rank(rank) for rank in run.view.ranks]
-    lines = metric_lines(ranks)
-    causes = [f"  {cause}" for cause in step_causes(ranks, run.view.nodes, is_over=run.view.ended is not None)]
-    return [head_of(run, ranks), *lines, *causes] if run.view.ended is not None and lines else []
-
-
-def head_of(run: RunInfo, ranks: Sequence[RankState]) -> str:
-    """The state of a run that has ended, and its time; of each rank, where they differ."""
     states = {rank.state: ranks_text([other.rank for other in ranks if other.state == rank.state]) for rank in ranks}
     apart = f" ({', '.join(f'{state}: {which}' for state, which in states.items())})" if len(states) > 1 else ""
     lasted = time_text((run.view.ended or run.started) - run.started)
-    return ", ".join(
-        [f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}", *unread_text(run.view)]
-    )
-
-
-def metric_lines(ranks: Sequence[RankState]) -> list[str]:
-    """A line for the course of each metric."""
-    names = logged_names(names_of(ranks))
-    if not names:
-        return []
-    more = [f"… and {len(names) - _MOST_CURVES} more metrics"] if len(names) > _MOST_CURVES else []
-    return [*(f"  {line}" for line in aligned([*map(curve_text, curves_of(ranks, names[:_MOST_CURVES]))])), *more]
+    head = f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}"
+    lines = [", ".join([head, *unread_text(run.view)])]
+    if names := logged_names(names_of(ranks)):
+        lines += [f"  {line}" for line in aligned([*map(curve_text, curves_of(ranks, names[:_MOST_CURVES]))])]
+        lines += [f"… and {len(names) - _MOST_CURVES} more metrics"] if len(names) > _MOST_CURVES else []
+        lines += [f"  {cause}" for cause in step_causes(ranks, run.view.nodes, is_over=True)]
+    return lines

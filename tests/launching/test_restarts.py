@@ -170,9 +170,9 @@ def test_each_attempt_has_its_own_logs_and_all_lines_are_shown(again: Any, capfd
     logs = [run.folder / "attempt_0", run.folder / "attempt_1", run.folder]
     assert [(folder / "rank_0.log").read_text() for folder in logs] == [f"this is attempt {i}\n" for i in range(3)]
     assert run.logs(0) == "this is attempt 2\n"
-    shown = capfd.readouterr().out
+    shown, messages = capfd.readouterr()
     assert [shown.count(f"this is attempt {i}\n") for i in range(3)] == [1, 1, 1]
-    assert "restart 1 of 2, after 0.01 s: rank 0 stopped with ConnectionResetError: failure 0" in shown
+    assert "restart 1 of 2, after 0.01 s: rank 0 stopped with ConnectionResetError: failure 0" in messages
     (kept,) = kept_runs(run.folder.parent)
     assert (kept.restarts, kept.error) == (2, "")
 

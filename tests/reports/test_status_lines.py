@@ -21,7 +21,7 @@ from accelerate_nb.events.model import (
     StepProfile,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text import TextFrontEnd
 from tests.notebook.paper import Paper
 from tests.reports import stories
 
@@ -38,7 +38,7 @@ class StatusPaper(Paper):
         self.view = RunState(size)
         for rank in range(size):
             self.view.apply(StateChange(rank, "running", STARTED))
-        self.front_end = PlainText(lambda: self, clock=lambda: self.now)
+        self.front_end = TextFrontEnd(lambda: self, "[$rank] ", clock=lambda: self.now)
         self.run = SimpleNamespace(
             view=self.view, folder=Path("/runs/1"), name="train", why="2 processes", started=STARTED, done=False
         )
@@ -55,10 +55,6 @@ class StatusPaper(Paper):
         self.feed(StateChange(None, state, at))
         self.front_end.closed()
         return self.texts
-
-    @property
-    def texts(self):
-        return [line.text for line in self.lines]
 
 
 def bar(rank=0, label="epoch 1", done=4.0, total=10.0, *, closed=False, name="tqdm 0"):

@@ -33,7 +33,6 @@ LAYERS = {
     "cli": 9,
 }
 FORBIDDEN = [("launching", "runtime"), ("supervisor", "runtime"), ("notebook", "runtime")]
-FORBIDDEN += [("cli", "notebook")]
 # A worker, or a command that reads checkpoints itself, loads the runtime once it needs it.
 ONLY_IN_FUNCTIONS = [("worker", "runtime"), ("cli", "runtime")]
 # A folder above runtime, beside the front ends, that imports nothing of launching.

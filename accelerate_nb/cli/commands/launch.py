@@ -310,13 +310,14 @@ def _input_of(program: Program, *, is_on_hosts: bool) -> Iterator[Program]:
 
 
 def _front_end(request: LaunchRequest) -> FrontEnd:
-    from accelerate_nb.cli.terminal.front_end import terminal
+    from accelerate_nb.notebook.display.text import TextFrontEnd
 
     is_off = request.config.launching.panel == "off"
-    return terminal(
-        only_ranks=() if is_off else request.only_ranks,
+    return TextFrontEnd(
         prefix_template=request.config.launching.log_line_prefix_template,
+        only_ranks=() if is_off else request.only_ranks,
         quiet=request.quiet or is_off,
+        is_command=True,
     )
 
 

@@ -179,10 +179,10 @@ def _path(arguments: argparse.Namespace) -> int:
 
 def _attach(arguments: argparse.Namespace) -> int:
     """Show a run's output from its last lines on until it is over; gives its exit code."""
-    from accelerate_nb.cli.terminal.front_end import terminal
     from accelerate_nb.launching.detached.detached_run import DetachedRun
+    from accelerate_nb.notebook.display.text import TextFrontEnd
 
-    saved, front_end = _found_run(arguments), terminal()
+    saved, front_end = _found_run(arguments), TextFrontEnd(is_command=True)
     run = DetachedRun(saved, front_end)
     try:
         run.start().wait()

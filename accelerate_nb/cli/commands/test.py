@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.model import CheckResult
-from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, LineStyle, TextSink
 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with
@@ -26,7 +25,7 @@ _EXAMPLES = """examples:
 """
 # Where one of these fails, no worker could start.
 _NEEDED = {"settings", "torch", "folder", "port"}
-_COLOURS = {"passed": "32", "failed": "31", "running": "36", "left out": "2", "waiting": "2"}
+_MEANINGS: dict[str, LineStyle] = {"passed": "finished", "failed": "failed", "left out": "bar"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     given = given_settings(arguments, all_settings())
     if arguments.tpu:
         given = {"engine": "xla", **given}
-    screen = _SilentProgress() if arguments.json else _PrintedProgress()
-    checks = _CheckList(screen)
+    # not before the arguments are read: a help is to come at once
+    from accelerate_nb.notebook.display.text import standard_sink
+
+    checks = _CheckList(None if arguments.json else standard_sink())
     path: Path | None = None
     config: RunConfig | None = None
     try:
@@ -61,55 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         if config is not None:
             _make(config, checks)
     except KeyboardInterrupt:
-        screen.end("Interrupted. No process of the test is left.")
+        checks.end("Interrupted. No process of the test is left.")
         raise
     passed = checks.all_passed
     if arguments.json:
         print(json.dumps(_report(passed, path, config, checks), indent=2, ensure_ascii=False))
     else:
-        screen.end(_summary(passed, checks))
+        checks.end(_summary(passed, checks))
     return 0 if passed else 1
 
 
-class _SilentProgress:
-    """Shows nothing."""
-
-    def draw(self, done: CheckResult | None, waiting: list[CheckResult]) -> None:
-        """Shows nothing; the results are written elsewhere."""
-
-    def end(self, text: str) -> None:
-        """All is over."""
-
-
-class _PrintedProgress(_SilentProgress):
-    """Shows each check in a line; in a terminal the ones to come below it."""
-
-    def __init__(self) -> None:
-        self._streams = StandardStreams(sys.stdout, sys.stderr, os.environ)
-
-    def draw(self, done: CheckResult | None, waiting: list[CheckResult]) -> None:
-        lines = [] if done is None else [LabelledLine("stdout", text) for text in self._lines(done)]
-        self._streams.write(lines, [self._lines(item)[0] for item in waiting] if self._streams.draws else [])
-
-    def end(self, text: str) -> None:
-        self._streams.write([LabelledLine("stdout", text)], [])
-
-    def _lines(self, check: CheckResult) -> list[str]:
-        word = f"{check.state:<8}"
-        if self._streams.has_colours and self._streams.is_terminal("stdout"):
-            word = f"\x1b[{_COLOURS[check.state]}m{word}\x1b[0m"
-        first = f"{word}  {check.title}" + (f": {check.text}" if check.text else "")
-        lead = "to do: " if check.state == "failed" else "note: "
-        # the further lines of a check stay below it
-        lines = [*first.splitlines(), *([lead + check.advice] if check.advice else [])]
-        return [lines[0], *(f"          {line}" for line in lines[1:])]
-
-
 class _CheckList:
-    """Every check so far, each with its last state."""
+    """Every check so far, each with its last state; on a sink those that are over, and where it redraws those to come below them."""
 
-    def __init__(self, screen: _SilentProgress) -> None:
-        self._screen = screen
+    def __init__(self, sink: TextSink | None) -> None:
+        self._sink = sink
         self.found: dict[str, CheckResult] = {}
 
     @property
@@ -122,8 +89,25 @@ class _CheckList:
         is_new = self.found.get(check.name) != check
         self.found[check.name] = check
         is_done = check.state in {"passed", "failed", "left out"} and is_new
-        waiting = [item for item in self.found.values() if item.state in {"running", "waiting"}]
-        self._screen.draw(check if is_done else None, waiting)
+        if self._sink is not None:
+            self._sink.write(_lines(check) if is_done else [])
+            waiting = [item for item in self.found.values() if item.state in {"running", "waiting"}]
+            self._sink.show_open([line.label + line.text for item in waiting for line in _lines(item)[:1]])
+
+    def end(self, text: str) -> None:
+        """Nothing follows but this text."""
+        if self._sink is not None:
+            self._sink.show_open(())
+            self._sink.write([LabelledLine("stdout", text)])
+
+
+def _lines(check: CheckResult) -> list[LabelledLine]:
+    """A check in a line, and below it what it says beside its title."""
+    lead = "to do: " if check.state == "failed" else "note: "
+    lines = f"{check.title}: {check.text}".splitlines() if check.text else [check.title]
+    first, *more = [*lines, *([lead + check.advice] if check.advice else [])]
+    head = LabelledLine("stdout", first, _MEANINGS.get(check.state, ""), f"{check.state:<8}  ")
+    return [head, *(LabelledLine("stdout", f"          {line}") for line in more)]
 
 
 def _make(config: RunConfig, checks: _CheckList) -> None:

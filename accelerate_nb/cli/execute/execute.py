@@ -123,9 +123,8 @@ def run(request: ExecuteRequest) -> int:
             f"Executing a notebook needs {', '.join(missing)}, which is not installed here: "
             "pip install 'accelerate-nb[execute]'"
         )
-    from accelerate_nb.cli.execute.kernel_client import executed, kernel_for
+    from accelerate_nb.cli.execute.kernel_client import CellProgress, executed, kernel_for
     from accelerate_nb.cli.execute.notebook_file import sheet
-    from accelerate_nb.cli.execute.progress import CellProgress
 
     name = request.notebook.path.name
     made = sheet(request.notebook, source_of(request.values) if request.values else None)

@@ -22,13 +22,14 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
 from nbclient.util import ensure_async
 
-from accelerate_nb.cli.execute.progress import ESCAPES, CellProgress
 from accelerate_nb.errors import LaunchError
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SKIPPED = "skip-execution"
 # Seconds in which a kernel may start; where a machine is busy, or its disk is far away, that takes long.
 _START = 180
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_WIDTH = 60
 # The location of a frame in IPython's tracebacks, since 8.0.
 _LOCATION = re.compile(r"(?:Cell|Input) In ?\[(?P<cell>\d+)\](?:, line |, in <cell line: )(?P<line>\d+)")
 
@@ -159,7 +160,7 @@ class _Execution:
 
     def _failure(self, cell: Any, number: int, error: str) -> CellFailure:
         last = next((output for output in reversed(cell.outputs) if output.output_type == "error"), None)
-        text = ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
+        text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
         # IPython counts from the first line that holds something
         code = [item for item in self._content.cells if item.cell_type == "code"]
         above = {
@@ -209,6 +210,50 @@ class _Execution:
         task = asyncio.ensure_future(what)
         self._tasks.add(task)  # asyncio itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
+
+
+class CellProgress:
+    """
+    Prints the running cell to standard error, and passes on what it writes and shows, unless `quiet`.
+
+    >>> progress = CellProgress(quiet=False)
+    >>> progress.began(3, 12, "train()")
+    cell 3 of 12: train()
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._at_line_start = True
+
+    def began(self, number: int, of: int, source: str) -> None:
+        """A cell begins: the one with this number, of so many."""
+        first = next((line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+        shown = first if len(first) <= _WIDTH else f"{first[: _WIDTH - 3]}..."
+        self.report(f"cell {number} of {of}" + (f": {shown}" if shown else ""))
+
+    def wrote(self, stream: str, text: str) -> None:
+        """A cell has written something."""
+        if not self._quiet and text:
+            where = sys.stderr if stream == "stderr" else sys.stdout
+            where.write(text if where.isatty() else _ESCAPES.sub("", text))  # colours are for terminals
+            where.flush()
+            self._at_line_start = text.endswith(("\n", "\r"))
+
+    def ended(self, outputs: list[Any]) -> None:
+        """A cell is over: what it shows, as far as that is text, and the traceback of its error."""
+        for output in outputs:
+            if output["output_type"] == "error":
+                self._block("stderr", "\n".join(output["traceback"]))
+            elif text := output.get("data", {}).get("text/plain"):
+                self._block("stdout", text)
+
+    def report(self, line: str) -> None:
+        """A line of this command's own."""
+        self._block("stderr", line)
+
+    def _block(self, stream: str, text: str) -> None:
+        if text.strip():
+            self.wrote(stream, ("" if self._at_line_start else "\n") + text.rstrip("\n") + "\n")
 
 
 class _Client(NotebookClient):

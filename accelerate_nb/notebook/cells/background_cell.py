@@ -12,8 +12,7 @@ from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.cells.panel_output import PanelOutput
-from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.standard_streams import LabelledLine
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
 
 _POLL_INTERVAL = 0.05
 

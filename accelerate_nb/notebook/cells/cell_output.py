@@ -17,8 +17,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session
-from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.standard_streams import LabelledLine
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
 from accelerate_nb.reports.status_lines import undrawn
 from accelerate_nb.reports.summary import bar_text
 from accelerate_nb.reports.text_format import first_within, saved_size
@@ -172,16 +171,16 @@ class CellOutput:
         self._tail.extend(lines)
 
     def _lines(self, collapsed_output: CollapsedOutput) -> list[LabelledLine]:
-        item, label, width = collapsed_output.item, self._label(collapsed_output.ranks), self._screen.bound.width
+        item, label = collapsed_output.item, self._label(collapsed_output.ranks)
         if isinstance(item, Display):
             text = str(item.data.get("text/plain", ""))
             indent = " " * len(label)
             # one value over several lines keeps its shape
             return [
-                LabelledLine("stdout", (indent if number else label) + cleaned(part, width))
+                LabelledLine("stdout", (indent if number else label) + self._screen.clean(part, "stdout"))
                 for number, part in enumerate(text.splitlines())
             ]
-        text = cleaned(item.text, width)
+        text = self._screen.clean(item.text, item.stream)
         # a line of nothing but cursor movements is no line
         return [] if item.text and not text else [LabelledLine(item.stream, label + text, item.meaning)]
 

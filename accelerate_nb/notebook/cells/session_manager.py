@@ -17,7 +17,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.session.session import Session, check_not_launched
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells.background_cell import BackgroundCell
-from accelerate_nb.notebook.cells.messages import print_message
+from accelerate_nb.notebook.display.text_sinks import print_message
 
 # What a session follows from the next cell on, as it is: nothing of it is in the workers.
 _FOLLOWED = frozenset(

@@ -15,7 +15,7 @@ from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.background_refresh import keep_drawing
 from accelerate_nb.launching.front_end import FrontEnd, RunHandle
-from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.user_warnings import warn_user
 
@@ -82,7 +82,8 @@ def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd
     if way == "text":
         # what executes a notebook keeps its outputs: the report comes after the lines
         is_kept = mode.panel == "auto" and notebook_host.reader == "file"
-        return PlainText(notebook_host.screen, mode.log_line_prefix_template, report=is_kept)
+        template = mode.log_line_prefix_template
+        return TextFrontEnd(notebook_host.screen, "[$rank] " if template is None else template, report=is_kept)
     if way == "off":
         return FailureOnly()
     from accelerate_nb.notebook.display.run_display import RunDisplay
@@ -92,7 +93,7 @@ def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd
 
 def shows_at_once(front_end: FrontEnd) -> bool:
     """Whether a background run is shown under the cell that launched it by default."""
-    return not isinstance(front_end, PlainText)
+    return not isinstance(front_end, TextFrontEnd)
 
 
 class FailureOnly:

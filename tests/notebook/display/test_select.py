@@ -13,7 +13,7 @@ from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.select import FailureOnly, choose, display_settings, front_end, shows_at_once
-from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.notebook.host import NotebookHost
 
@@ -55,7 +55,7 @@ def test_without_widgets_a_notebook_is_shown_html():
 
 def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
     shown = front_end(LaunchingConfig(), {})
-    assert isinstance(shown, PlainText)
+    assert isinstance(shown, TextFrontEnd)
     assert not shows_at_once(shown)
     assert shows_at_once(front_end(LaunchingConfig(panel="off"), {}))
 

@@ -11,50 +11,21 @@ import pytest
 
 from accelerate_nb.events.model import Display, LogLine, StateChange
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_sinks import CellSink, OutputLimits
-from accelerate_nb.reports.standard_streams import LabelledLine
+from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")
-
-
-class Paper:
-    """A screen that keeps what is put on it."""
-
-    def __init__(self, bound: OutputLimits = OutputLimits(), redraws: bool = True):  # noqa: B008
-        self.bound = bound
-        self.redraws = redraws
-        self.lines: list[LabelledLine] = []
-        self.writes = 0
-        self.open: list[str] = []
-        self.opened: list[list[str]] = []
-        self.shown: list[dict] = []
-
-    def write(self, lines):
-        self.lines.extend(lines)
-        self.writes += bool(lines)
-
-    def show_open(self, texts):
-        self.open = list(texts)
-        self.opened.append(self.open)
-
-    def show(self, data, metadata):
-        self.shown.append(data)
-        self.lines.append(LabelledLine("stdout", "<shown>"))
-
-    @property
-    def texts(self):
-        return [line.text for line in self.lines]
 
 
 class Desk:
     """A front end on paper, with a clock that is moved by hand."""
 
-    def __init__(self, template=None, bound=OutputLimits(), **sizes):  # noqa: B008
+    def __init__(self, template="[$rank] ", bound=OutputLimits(), **sizes):  # noqa: B008
         self.now = 100.0
         self.paper = Paper(bound)
         self.view = RunState(**sizes)
-        self.front_end = PlainText(lambda: self.paper, template, clock=lambda: self.now)
+        self.front_end = TextFrontEnd(lambda: self.paper, template, clock=lambda: self.now)
         self.front_end.opened(SimpleNamespace(view=self.view, folder=FOLDER))
 
     def feed(self, *events):
@@ -281,7 +252,7 @@ def test_displays_are_bounded():
 
 def test_a_front_end_that_was_never_opened_is_quiet():
     paper = Paper()
-    front_end = PlainText(lambda: paper)
+    front_end = TextFrontEnd(lambda: paper)
     front_end.refresh()
     front_end.closed()
     assert paper.lines == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -15,13 +16,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.notebook.paper import on_screen
+
 FEED = """
 from pathlib import Path
 from types import SimpleNamespace
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.host import host
-from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text import TextFrontEnd
 import os
 
 def line(text, rank=0, stream="stdout", open=False):
@@ -29,8 +32,8 @@ def line(text, rank=0, stream="stdout", open=False):
 
 def start():
     view = RunState(size=2)
-    front_end = PlainText(host(os.environ).screen, interval=0.0)
-    front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1")))
+    front_end = TextFrontEnd(host(os.environ).screen, "[$rank] ", interval=0.0)
+    front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="train", started=1.0))
     return view, front_end
 """
 
@@ -161,7 +164,7 @@ def test_a_pipe_gets_every_line():
 
 
 def test_a_pipe_gets_the_text_of_something_rich():
-    assert run_in_pipe(FEED + RICH).stdout == "[1]\nbold\n"
+    assert run_in_pipe(FEED + RICH).stdout == "[1] bold\n"
 
 
 def run_in_terminal(source, columns=20, rows=24):
@@ -191,42 +194,29 @@ def run_in_terminal(source, columns=20, rows=24):
 
 
 def on_glass(received):
-    """The lines that stand on the terminal after all this, cursor movements done."""
-    lines = [""]
-    for part in received.replace("\x1b", "\n\x1b").split("\n"):
-        if part.startswith("\x1b[J"):
-            lines.append(part.removeprefix("\x1b[J"))
-        elif part.startswith("\x1b["):
-            up, _, rest = part.removeprefix("\x1b[").partition("A")
-            del lines[len(lines) - 1 - int(up) :]
-            assert rest == "\r"
-        else:
-            lines.append(part)
-    return [line for line in lines if line]
+    """The lines that stand on the terminal after all this, but for those of the board."""
+    board = re.compile(r"train  |\[.*\] [○●] ")
+    return [line.rstrip() for line in on_screen(received) if line and not board.match(line)]
 
 
 def test_a_terminal_draws_progress_over():
     received = run_in_terminal(FEED + BARS)
-    assert received.count("[0] 50%") == 1
-    assert on_glass(received) == ["[0] 100%", "[1] 100%"]
+    assert received.count(" 50%") == 1
+    assert on_glass(received) == ["[0-1] 100%"]
 
 
-def test_a_terminal_keeps_progress_below_the_lines():
-    middle = 'view.apply(line("news")); front_end.refresh(); print("<end>"); raise SystemExit'
-    received = run_in_terminal(FEED + BARS.replace("#middle", middle))
-    assert on_glass(received) == ["[0] news", "[0] 90%", "[1] 90%", "<end>"]
-
-
-def test_a_terminal_is_not_wrapped_by_long_progress():
-    source = (
-        'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("x" * 100, open=True)); front_end.refresh()'
+def test_a_terminal_keeps_progress_below_the_lines_and_above_what_others_write():
+    middle = (
+        'view.apply(line("news")); view.apply(line("news", 1)); front_end.refresh(); print("<end>"); raise SystemExit'
     )
-    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + "x" * 15]
+    received = run_in_terminal(FEED + BARS.replace("#middle", middle))
+    assert on_glass(received) == ["[0-1] news", "[0-1] 90%", "<end>"]
 
 
-def test_a_terminal_is_not_wrapped_by_wide_letters():
-    source = 'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("学" * 100, open=True)); front_end.refresh()'
-    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + "学" * 7]
+@pytest.mark.parametrize(("letter", "fitting"), [("x", 15), ("学", 7)])
+def test_a_terminal_is_not_wrapped_by_long_progress(letter, fitting):
+    source = f'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("{letter}" * 100, open=True)); front_end.refresh()'
+    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + letter * fitting]
 
 
 def test_a_terminal_holds_no_more_open_lines_than_it_has_rows():
@@ -234,10 +224,10 @@ def test_a_terminal_holds_no_more_open_lines_than_it_has_rows():
 view, front_end = start()
 for percent in range(3):
     for rank in range(20):
-        view.apply(line(f"{percent}%", rank, open=True))
+        view.apply(line(f"{percent}% of {rank}", rank, open=True))
     front_end.refresh()
 """
-    assert on_glass(run_in_terminal(FEED + source, rows=8)) == [f"[{rank}] 2%" for rank in range(7)]
+    assert on_glass(run_in_terminal(FEED + source, rows=8)) == [f"[{rank}] 2% of {rank}" for rank in range(7)]
 
 
 MEASURED = """
@@ -251,7 +241,6 @@ for step in range(3):
     for rank in range(2):
         view.apply(Metric(rank, "loss", 3.0 - step, step, 1.0))
     front_end.refresh()
-    #middle
 view.apply(StateChange(None, "finished", 3.0))
 front_end.closed()
 """
@@ -259,13 +248,8 @@ front_end.closed()
 SUMMED_UP = ["train finished after 00:02", "  loss  █▅▁  min 1  max 3  last 1 mean of 2  step 2"]
 
 
-def test_a_terminal_draws_metrics_below_the_lines_and_ends_with_a_summary():
-    middle = 'print("<end>"); raise SystemExit'
-    received = run_in_terminal(FEED + MEASURED.replace("#middle", middle))
-    assert on_glass(received) == ["[0] step 0", "[0] loss 3", "[1] loss 3", "<end>"]
-    received = run_in_terminal(FEED + MEASURED)
-    assert on_glass(received) == ["[0] step 0", "[0] step 1", "[0] step 2", *SUMMED_UP]
-
-
-def test_a_pipe_gets_the_summary_of_metrics():
-    assert run_in_pipe(FEED + MEASURED).stdout.splitlines() == ["[0] step 0", "[0] step 1", "[0] step 2", *SUMMED_UP]
+def test_a_terminal_and_a_pipe_get_the_summary_of_metrics():
+    assert on_glass(run_in_terminal(FEED + MEASURED)) == [*(f"[0] step {step}" for step in range(3)), *SUMMED_UP]
+    done = run_in_pipe(FEED + MEASURED)
+    assert done.stdout.splitlines() == [f"[0] step {step}" for step in range(3)]
+    assert done.stderr.splitlines() == SUMMED_UP

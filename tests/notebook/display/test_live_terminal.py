@@ -7,18 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pexpect
 import pytest
 
-from accelerate_nb.cli.terminal.front_end import TerminalFrontEnd
-from accelerate_nb.cli.terminal.status_board import StatusBoard
 from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, NodeRanks, Progress, StateChange
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
+from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines
+from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
+from accelerate_nb.notebook.display.text_sinks import LabelledLine
+from tests.notebook.paper import on_screen
 
 FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
@@ -51,8 +53,10 @@ class CapturedStreams:
         self.out, self.err = (item if isinstance(item, io.StringIO) else Screen(item) for item in (out, err))
         self.now, self.stop_requests = 100.0, []
         self.view = RunState(size)
-        streams = StandardStreams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
-        self.front_end = TerminalFrontEnd(streams, clock=lambda: self.now, **options)
+        variables = {"TERM": "xterm", **(environment or {})}
+        self.front_end = TextFrontEnd(
+            lambda: standard_sink(self.out, self.err, variables), is_command=True, clock=lambda: self.now, **options
+        )
         facts = {"view": self.view, "folder": FOLDER, "name": "train.py", "why": "", "started": BEGAN}
         self.front_end.opened(SimpleNamespace(**facts, request_stop=self.stop_requests.append))
 
@@ -91,11 +95,11 @@ def test_each_stream_holds_its_own_lines_with_their_ranks_and_standard_error_wha
     assert err == ["[1] b", "✔ train.py finished after 01:15", "All output: /runs/1"]
 
 
-@pytest.mark.parametrize("options", [{"size": 1}, {"size": 4, "only": (2,)}])
+@pytest.mark.parametrize("options", [{"size": 1}, {"size": 4, "only_ranks": (2,)}])
 def test_the_lines_of_one_rank_alone_are_what_it_wrote(options):
     captured = CapturedStreams(**options)
     captured.feed(*(line(str(rank), rank) for rank in range(captured.view.ranks[-1] + 1)))
-    assert captured.end()[0] == [str(options.get("only", (0,))[0])]
+    assert captured.end()[0] == [str(options.get("only_ranks", (0,))[0])]
 
 
 def test_a_prefix_template_is_filled_in():
@@ -105,7 +109,7 @@ def test_a_prefix_template_is_filled_in():
 
 
 def test_only_the_ranks_that_were_requested_are_shown():
-    captured = CapturedStreams(4, only=(0, 2))
+    captured = CapturedStreams(4, only_ranks=(0, 2))
     captured.feed(*(line("a", rank) for rank in range(4)))
     assert captured.end()[0] == ["[0] a", "[2] a"]
 
@@ -144,7 +148,7 @@ def test_every_line_is_flushed_when_it_comes():
 
 
 def test_a_quiet_run_has_its_lines_and_nothing_else():
-    captured = CapturedStreams(is_quiet=True)
+    captured = CapturedStreams(quiet=True)
     captured.feed(line("a"), bar(0, 1), Metric(0, "loss", 1.0, 1, BEGAN))
     assert captured.end() == (["[0] a"], [])
 
@@ -161,23 +165,6 @@ def test_whoever_reads_no_more_ends_the_run_quietly():
 # ------------------------------------------------------------------------------------------------------------- in a terminal
 
 
-def shown(text, rows=24):
-    """What a terminal shows in the end, with what has left it at its top."""
-    screen = [""]
-    for part in re.split(r"(\x1b\[\d+A\r\x1b\[J|\n)", text):
-        if part == "\n":
-            screen.append("")
-        elif part.startswith("\x1b["):
-            if moved := re.match(r"\x1b\[(\d+)A\r\x1b\[J$", part):
-                assert int(moved[1]) < rows
-                screen[-1 - int(moved[1]) :] = [""]
-            else:
-                screen[-1] += part
-        else:
-            screen[-1] += part
-    return [re.sub(r"\x1b\[[\d;]*m", "", item) for item in screen]
-
-
 class TwoStreams(CapturedStreams):
     """Both streams on one terminal."""
 
@@ -187,7 +174,7 @@ class TwoStreams(CapturedStreams):
 
     @property
     def screen(self):
-        return shown(self.out.getvalue())
+        return on_screen(self.out.getvalue())
 
 
 def test_equal_lines_of_all_ranks_stand_once_and_others_behind_their_ranks():
@@ -221,7 +208,7 @@ def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
     for _ in range(3):
         captured.feed(bar(0, 3), drawn, line("Downloading 40%", open=True))
     assert [item for item in captured.screen if "3/10" in item] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
-    assert "[0] Downloading 40%" in captured.screen
+    assert "Downloading 40%" in captured.screen
 
 
 def test_errors_and_warnings_have_their_colours_in_a_terminal_and_none_in_a_pipe():
@@ -270,7 +257,7 @@ def test_standard_output_in_a_pipe_is_plain_while_the_board_is_drawn_on_standard
     captured.feed(line("\x1b[31ma\x1b[0m", 1), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
     captured.feed()
     assert captured.out.getvalue() == "[1] a\n"
-    assert any("3/10" in item for item in shown(captured.err.getvalue()))
+    assert any("3/10" in item for item in on_screen(captured.err.getvalue()))
 
 
 def test_a_hundred_thousand_lines_are_shown_or_counted():
@@ -286,31 +273,29 @@ def test_a_hundred_thousand_lines_are_shown_or_counted():
 # --------------------------------------------------------------------------------------------------------------------- board
 
 
-def glances(size, state="running", **bars):
+def board(size, columns=200, rows=24, *, failed=(), nodes=(), **bars):
     view = RunState(size)
     for rank in range(size):
-        view.apply(StateChange(rank, state, BEGAN, str(rank)))
+        view.apply(StateChange(rank, "failed" if rank in failed else "running", BEGAN, str(rank)))
         for label, done in bars.items():
             view.apply(Progress(rank, label, done + rank, 100, BEGAN, rate=1.0))
         view.apply(Metric(rank, "loss", 0.5, 1, BEGAN))
-    return view
+    for node in nodes:
+        view.apply(node)
+    run = SimpleNamespace(view=view, name="train.py", started=time.time() - 5)
+    return [text.plain for text in board_lines(run, view.glances(), columns=columns, rows=rows)]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(20, 5), (40, 24), (80, 24), (200, 60), (10, 2), (1, 1)])
 @pytest.mark.parametrize("size", [1, 2, 8, 64])
 def test_a_board_keeps_to_its_room(columns, rows, size):
-    board = StatusBoard(has_colours=False)
-    ranks = glances(size, epoch=3, batch=30).glances()
-    lines = board.lines("train.py", 5.0, ranks, None, columns=columns, rows=rows)
+    lines = board(size, columns, rows, epoch=3, batch=30)
     assert 1 <= len(lines) <= rows
     assert all(len(line) <= max(columns - 1, 1) for line in lines)
 
 
 def test_what_does_not_fit_beside_a_rank_stands_below_it():
-    lines = StatusBoard(has_colours=False).lines(
-        "t", 5.0, glances(1, epoch=3, batch=30).glances(), None, columns=50, rows=9
-    )
-    assert lines[1:] == [
+    assert board(1, columns=50, rows=9, epoch=3, batch=30)[1:] == [
         "[0] epoch ░░░░░░░░░░░░ 3/100 1 it/s 01:37",
         "    batch ████░░░░░░░░ 30/100 1 it/s 01:10",
         "    loss 0.5",
@@ -318,9 +303,7 @@ def test_what_does_not_fit_beside_a_rank_stands_below_it():
 
 
 def test_sixty_four_ranks_are_a_line_for_each_state():
-    view = glances(64, batch=3)
-    view.apply(StateChange(40, "failed", BEGAN))
-    lines = StatusBoard(has_colours=False).lines("t", 5.0, view.glances(), None, columns=200, rows=24)
+    lines = board(64, failed=(40,), batch=3)
     assert [line.partition("  ")[0] for line in lines[1:]] == [
         "[40] ✖ failed",
         "[0-39,41-63] batch ░░░░░░░░░░░░ 3/100 1 it/s 01:37 (the slowest of 63)",
@@ -328,24 +311,30 @@ def test_sixty_four_ranks_are_a_line_for_each_state():
 
 
 def test_ranks_of_several_nodes_are_a_line_for_each_where_there_is_room():
-    view = glances(64, batch=3)
     nodes = [NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)]
-
-    def labels(rows):
-        lines = StatusBoard(has_colours=False).lines("t", 5.0, view.glances(), None, nodes, columns=200, rows=rows)
-        return [line.partition(" ")[0] for line in lines[1:]]
-
-    assert labels(24) == ["[0-15]", "[16-31]", "[32-47]", "[48-63]"]
-    assert labels(4) == ["[0-63]"]
+    labels = {
+        rows: [line.partition(" ")[0] for line in board(64, rows=rows, nodes=nodes, batch=3)[1:]] for rows in (4, 24)
+    }
+    assert labels == {4: ["[0-63]"], 24: ["[0-15]", "[16-31]", "[32-47]", "[48-63]"]}
 
 
 def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch):
-    screen = Screen(is_terminal=True)
-    streams = StandardStreams(screen, screen, {"TERM": "xterm"})
-    monkeypatch.setattr(StandardStreams, "size", property(lambda _: (10, 24)))
-    streams.write([], ["x" * 25, "y"])
-    streams.write([LabelledLine("stdout", "a")], [])
-    assert "\x1b[4A\r\x1b[J" in screen.getvalue()
+    screen, sizes = Screen(is_terminal=True), [(80, 24)]
+    monkeypatch.setattr(TerminalSink, "_measure", lambda self: setattr(self._console, "size", sizes[-1]) or sizes[-1])
+    sink = standard_sink(screen, screen, {"TERM": "xterm"})
+    sink.show_open(["x" * 25, "y"])
+    sizes.append((10, 24))  # in which it shows the first in three rows
+    received = len(screen.getvalue())
+    sink.write([LabelledLine("stdout", "a")])
+    assert screen.getvalue()[received:].partition("a")[0].count("\x1b[1A") == 4
+
+
+def test_what_the_encoding_of_a_terminal_lacks_takes_the_columns_of_what_stands_for_it():
+    screen = io.TextIOWrapper(io.BytesIO(), "ascii")
+    sink = TerminalSink(screen, screen, screen, has_colours=False)
+    sink.show_open(["█" * 30])
+    screen.flush()
+    assert max(map(len, on_screen(screen.buffer.getvalue().decode()))) == 79
 
 
 # ------------------------------------------------------------------------------------------------------------------- failures
@@ -371,13 +360,13 @@ def test_a_failure_is_reported_with_its_rank_its_traceback_and_what_to_do():
 
 
 def test_a_quiet_run_that_fails_reports_why():
-    captured = CapturedStreams(is_quiet=True)
+    captured = CapturedStreams(quiet=True)
     captured.feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
     assert captured.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
 
 
 def test_a_program_that_ends_itself_with_a_code_is_reported_in_one_line():
-    captured = CapturedStreams(is_quiet=True)
+    captured = CapturedStreams(quiet=True)
     captured.feed(
         Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1)
     )
@@ -415,7 +404,7 @@ def launched(tmp_path_factory):
     child.expect(pexpect.EOF)
     child.close()
     (run,) = kept_runs(folder / "runs")
-    return shown(child.before.replace("\r\n", "\n")), child.before, child.exitstatus, run
+    return on_screen(child.before), child.before, child.exitstatus, run
 
 
 TRAIN = """

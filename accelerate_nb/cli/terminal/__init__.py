@@ -1,1 +1,0 @@
-"""The text front end of a run in a terminal or a pipe."""
