@@ -310,12 +310,27 @@ class KnobValue(BaseEvent, frozen=True, tag="knob_value"):
     changed: bool = False
 
 
-class KnobHeld(BaseEvent, frozen=True, tag="knob_held"):
-    """A rank waits at the end of its step to change a knob, by the change's number; `steps` it has made, `None` where it makes none."""
+class HeldAt(BaseEvent, frozen=True, tag="held_at"):
+    """
+    A rank's progress where it was asked to hold at the end of its step, by the request's number; it waits, where it has a boundary.
+
+    `steps` are the optimizer steps made, `None` where it makes none; `pace` is the seconds from one boundary to the next so far (0 before
+    the first). `checks`: whether its function checks for a stop itself, and how often it did so without a step before. `saves`: whether it
+    is saving at this moment.
+    """
 
     rank: int
     number: int
     steps: int | None
+    pace: float = 0.0
+    checks: bool = False
+    saves: bool = False
+    stepless_checks: int = 0
+
+    @property
+    def has_boundary(self) -> bool:
+        """Whether the rank comes to an end of a step, or to a check."""
+        return self.steps is not None or self.checks
 
 
 class ProfiledOperation(NamedTuple):
@@ -379,7 +394,7 @@ Event: TypeAlias = (
     | StepBreakdown
     | MemoryUse
     | KnobValue
-    | KnobHeld
+    | HeldAt
     | ProfileRequested
     | StepProfile
 )

@@ -24,8 +24,8 @@ from accelerate_nb.events.model import (
     DeviceSample,
     Event,
     Failure,
+    HeldAt,
     HostSample,
-    KnobHeld,
     LogLine,
     Metric,
     Progress,
@@ -141,7 +141,7 @@ class RunRecorder:
 
     def event(self, event: Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
-        if isinstance(event, (LogLine, DeviceSample, HostSample, KnobHeld)) or (
+        if isinstance(event, (LogLine, DeviceSample, HostSample, HeldAt)) or (
             isinstance(event, Progress) and not event.closed
         ):
             return

@@ -25,7 +25,6 @@ from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendez
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.transport.messages import (
-    HoldRanks,
     Message,
     NodeLoad,
     RankEvent,
@@ -37,7 +36,6 @@ from accelerate_nb.transport.messages import (
     ReleaseRanks,
     SignalRanks,
     StartWorkers,
-    StopRankAt,
     ToRank,
 )
 from accelerate_nb.transport.rank_info import MasterAddress
@@ -311,9 +309,9 @@ class GroupRunner:
 def _part_for(agent: Agent, message: Message) -> Message | None:
     """The part of a group's message that is for an agent's ranks; `None` where there is none."""
     match message:
-        case SignalRanks() | HoldRanks() | ReleaseRanks():
+        case SignalRanks() | ReleaseRanks():
             ranks = tuple(rank for rank in message.ranks if rank in agent.ranks)
             return structs.replace(message, ranks=ranks) if ranks else None
-        case StopRankAt(rank) | ToRank(rank):
+        case ToRank(rank):
             return message if rank in agent.ranks else None
     return message

@@ -22,13 +22,12 @@ from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.knob_changes import KnobChanges
-from accelerate_nb.launching.profile_requests import ProfileRequests
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, WorkerGroupLike, stronger
+from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources

@@ -6,23 +6,24 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from accelerate_nb.events.model import OVER, Event, Failure, State, StateChange
-from accelerate_nb.launching.graceful_stop import StopNegotiation
+from accelerate_nb.events.model import OVER, Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.launching.run_context import Stop, stronger
+from accelerate_nb.launching.step_requests import StopNegotiation
+from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.transport.messages import (
     AgentLost,
-    HoldRanks,
+    HoldAtStep,
     KillGroup,
     Message,
     RankEvent,
     RankExited,
-    RankHeld,
     RankOutcome,
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
     SignalRanks,
-    StopRankAt,
+    StopAt,
+    ToRank,
 )
 
 # After the first failure: how long others may still report their own, and then end by themselves. A rank that only lost
@@ -38,7 +39,7 @@ Phase: TypeAlias = Literal["running", "ending", "leaving", "over"]
 # A message for the agents, or an event that belongs to the run.
 Decision: TypeAlias = Message | Event
 # Reports of a rank, which are numbered.
-_RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | RankOutcome | RankExited
+_RankReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
 
 
 class WorkerGroup:
@@ -140,14 +141,16 @@ class WorkerGroup:
 
     def _take_next(self, report: _RankReport, now: float) -> Iterator[Decision]:
         match report:
-            case RankEvent(rank, _, event):
-                self._take_event(rank, event, now)
-                yield event
-            case RankHeld(rank, _, position) if self.negotiation is not None:
+            case RankEvent(rank, _, HeldAt(number=number) as position) if (
+                number == STOP and self.negotiation is not None
+            ):
                 self.negotiation.reply(rank, position, now)
                 if self.negotiation.last_step is not None:
                     point_of = self.negotiation.stop_point_of
-                    yield from (StopRankAt(held_rank, point_of(held_rank)) for held_rank in self.negotiation.ranks)
+                    yield from (ToRank(held, StopAt(point_of(held))) for held in self.negotiation.ranks)
+            case RankEvent(rank, _, event):
+                self._take_event(rank, event, now)
+                yield event
             case RankExited():
                 yield from self._take_exit(report, now)
 
@@ -221,7 +224,7 @@ class WorkerGroup:
             yield from self._leave(now)
             return
         if self.requested_stop == "finish" and self.negotiation is None and self.begun:
-            yield self._request_hold(now)
+            yield from self._request_hold(now)
         # one that has not begun makes no step after which it could stop
         is_stopped = self.requested_stop is not None and (self.requested_stop != "finish" or not self.begun)
         if is_stopped or (self.negotiation is not None and self.negotiation.needs_force(self.reported, now)):
@@ -239,11 +242,15 @@ class WorkerGroup:
         timeout = _SETTLE if self._cause_is_known else _SETTLE_WITHOUT_CAUSE
         return self._failed_at is not None and now - self._failed_at > timeout
 
-    def _request_hold(self, now: float) -> Message:
-        """Have every rank that runs wait at the end of its step, and reply with its position."""
+    def _request_hold(self, now: float) -> Iterator[Decision]:
+        """Have every rank that runs wait at the end of its step, and reply with its position; one that still starts can't."""
         ranks = tuple(rank for rank in range(self.size) if rank not in self.reported)
         self.negotiation = StopNegotiation(ranks, self._stop_grace_period, now)
-        return HoldRanks(ranks)
+        for rank in ranks:
+            if rank in self.connected:
+                yield ToRank(rank, HoldAtStep(rank, STOP))
+            else:
+                self.negotiation.reply(rank, None, now)
 
     def _end_within(self, seconds: float, now: float) -> Iterator[Decision]:
         """Interrupt those that run; those that are still there after some seconds are killed."""

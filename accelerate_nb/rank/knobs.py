@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.model import KnobHeld, KnobValue
+from accelerate_nb.events.model import KnobValue
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.user_warnings import warn_user
-
-# How long a rank waits at the end of a step to learn which one a change follows; the reply takes milliseconds.
-HOLD_TIMEOUT = 5.0
 
 
 class Knob:
@@ -39,27 +35,10 @@ class Knob:
 
 
 class KnobBoard:
-    """
-    A rank's knobs, and the change that is under way, between the thread that receives it and the one that trains.
-
-    Ranks agree on a step as they do for a stop (`StopRequest`): each waits at the end of its step until it knows the step that all
-    change after, one more than the farthest has made. A change that not all ranks can make is made by none.
-    """
+    """A rank's knobs by their names, which the thread that trains declares and changes."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self._knobs: dict[str, Knob] = {}
-        self._held: int | None = None
-        self._steps = 0
-        self._makes_steps = False
-        # what is to be changed, and after how many steps, in the order of steps
-        self._due: list[tuple[str, float, int]] = []
-
-    # ------------------------------------------------------------------------------------------- the thread that trains
-
-    def begin(self) -> None:
-        """Note that steps are going to be made in this process."""
-        self._makes_steps = True
 
     def declare(self, name: str, value: float, least: float | None, most: float | None) -> Knob:
         """The knob of this name, with the value that it was changed to where the same was declared before."""
@@ -71,61 +50,16 @@ class KnobBoard:
         self._report(made, changed=False)
         return made
 
-    def stepped(self) -> None:
-        """Make the changes that are due after this step; waits a moment where that is not known yet."""
-        self._steps += 1
-        if self._held is None and not self._due:
-            return
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._held is None, HOLD_TIMEOUT):
-                self._held = None
-                warn_user("A knob was not changed: not every rank has replied within some seconds.", RuntimeWarning)
-            due = [change for change in self._due if change[2] <= self._steps]
-            self._due = self._due[len(due) :]
-        for name, value, _ in due:
-            if (knob := self._knobs.get(name)) is not None:
-                knob.value = value
-                self._report(knob, changed=True)
+    def change(self, name: str, value: float) -> None:
+        """Give a knob another value, where it is there."""
+        if (knob := self._knobs.get(name)) is not None:
+            knob.value = value
+            self._report(knob, changed=True)
 
     def _report(self, knob: Knob, *, changed: bool) -> None:
         if (listener := outlet()) is not None:
-            now = time.time()
-            emit(KnobValue(listener.rank, knob.name, knob.value, self._steps, knob.least, knob.most, now, changed))
-
-    # --------------------------------------------------------------------------------------------- the thread that receives
-
-    def hold(self, rank: int, number: int) -> KnobHeld:
-        """Wait at the end of this step; how far the rank is."""
-        with self._changed:
-            if not self._makes_steps:
-                sys.stderr.write(
-                    "A knob was not changed: no optimizer was given to `Accelerator.prepare`, whose steps it could follow.\n"
-                )
-                return KnobHeld(rank, number, None)
-            # first the request, then the position: whoever has made more steps than are reported has seen it
-            self._held = number
-            return KnobHeld(rank, number, self._steps)
-
-    def change(self, number: int, name: str, value: float, after: int | None) -> None:
-        """Change a knob after a step; with `None`, not at all."""
-        with self._changed:
-            if self._held != number:
-                return
-            self._held = None
-            if after is not None:
-                self._due = [*self._due, (name, value, after)]
-            self._changed.notify_all()
-
-    def restart(self) -> None:
-        """Forget what is under way, and count steps anew."""
-        with self._changed:
-            self._held, self._due = None, []
-            self._steps = 0
-            self._changed.notify_all()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # an optimizer that refers to this one may be copied, and be loaded in another process
-        return current_knobs, ()
+            steps, now = current_step_hold().steps, time.time()
+            emit(KnobValue(listener.rank, knob.name, knob.value, steps, knob.least, knob.most, now, changed))
 
 
 _boards = RankLocal(KnobBoard)
@@ -134,6 +68,16 @@ _boards = RankLocal(KnobBoard)
 def current_knobs() -> KnobBoard:
     """The knobs of this rank."""
     return _boards.get()
+
+
+def change_after(number: int, name: str, value: float, after: int | None) -> None:
+    """Let this rank go on, which holds for this change, and change the knob after so many steps; with `None`, not at all."""
+    hold = current_step_hold()
+    if after is None and not hold.makes_steps:
+        sys.stderr.write(
+            "A knob was not changed: no optimizer was given to `Accelerator.prepare`, whose steps it could follow.\n"
+        )
+    hold.go_on(number, after, partial(current_knobs().change, name, value))
 
 
 def checked_value(name: str, value: object, least: float | None, most: float | None) -> float:

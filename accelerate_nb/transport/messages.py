@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine
-from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
@@ -118,18 +118,6 @@ class BeginWorker(Message, frozen=True):
 # ------------------------------------------------------------------------------------------- a node's agent to a worker
 
 
-class HoldAtBoundary(Message, frozen=True):
-    """Wait at the end of the step, and write a `HoldReply` into the pipe."""
-
-    carries: ClassVar[int | None] = 1
-
-
-class StopAt(Message, frozen=True):
-    """Go on to a point, and stop there."""
-
-    point: StopPoint
-
-
 class QueryCollectives(Message, frozen=True):
     """Write a `CollectivesReply` into the pipe."""
 
@@ -143,11 +131,17 @@ class LeaveGroup(Message, frozen=True):
 # -------------------------------------------------------------------- a run to a worker, by way of its agent (`ToRank`)
 
 
-class HoldForKnob(Message, frozen=True):
-    """Wait at the end of the step for a change of a knob, and send the event `KnobHeld`."""
+class HoldAtStep(Message, frozen=True):
+    """Wait at the end of the step, and send the event `HeldAt`; what to do comes by `StopAt` or `ChangeKnobAfter`."""
 
     rank: int
     number: int
+
+
+class StopAt(Message, frozen=True):
+    """Go on to a point, and stop there."""
+
+    point: StopPoint
 
 
 class ChangeKnobAfter(Message, frozen=True):
@@ -195,12 +189,6 @@ class CloseSession(Message, frozen=True):
 # ----------------------------------------------------------------------------------- a worker to its agent, into a pipe
 
 
-class HoldReply(Message, frozen=True):
-    """A rank's position when it was asked to hold; `None` where it comes to no boundary."""
-
-    position: TrainingPosition | None
-
-
 class CollectivesReply(Message, frozen=True):
     """
     The collectives that are under way in a rank by torch's flight recorder, oldest first.
@@ -242,7 +230,7 @@ class StartWorkers(Message, frozen=True):
         return tuple(spec.rank_info.rank for process in self.processes for spec in process)
 
 
-RankMessage: TypeAlias = HoldForKnob | ChangeKnobAfter | ProfileSteps | BeginTask | InterruptTask | CloseSession
+RankMessage: TypeAlias = HoldAtStep | StopAt | ChangeKnobAfter | ProfileSteps | BeginTask | InterruptTask | CloseSession
 
 
 class ToRank(Message, frozen=True):
@@ -255,19 +243,6 @@ class ToRank(Message, frozen=True):
     carries: ClassVar[int | None] = None
     rank: int
     message: RankMessage
-
-
-class HoldRanks(Message, frozen=True):
-    """Have these ranks wait at the end of their step; each is answered with a `RankHeld`."""
-
-    ranks: tuple[int, ...]
-
-
-class StopRankAt(Message, frozen=True):
-    """Let a rank that holds go on to a point, and stop there."""
-
-    rank: int
-    point: StopPoint
 
 
 class ReleaseRanks(Message, frozen=True):
@@ -383,14 +358,6 @@ class RankOutput(Message, frozen=True):
     whole_log: str = ""
 
 
-class RankHeld(Message, frozen=True):
-    """A rank's position when it was to hold; `None` where it comes to no boundary, or can't reply."""
-
-    rank: int
-    number: int
-    position: TrainingPosition | None
-
-
 class RankTaskReply(Message, frozen=True):
     """A rank has done a session's task; the descriptor is the file of its reply. The event `TaskDone` follows."""
 
@@ -432,7 +399,7 @@ class AgentLost(Message, frozen=True):
     time: float
 
 
-RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankExited | AgentLost
+RankReport: TypeAlias = RankEvent | RankOutput | RankExited | AgentLost
 
 
 class RankReports(Message, frozen=True):

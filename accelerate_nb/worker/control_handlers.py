@@ -16,17 +16,14 @@ from typing import Any
 from msgspec.structs import astuple
 
 from accelerate_nb.rank.event_sink import emit
-from accelerate_nb.rank.knobs import current_knobs
+from accelerate_nb.rank.knobs import change_after
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
-from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import (
     ChangeKnobAfter,
     CollectivesReply,
-    HoldAtBoundary,
-    HoldForKnob,
-    HoldReply,
-    Message,
+    HoldAtStep,
     ProfileSteps,
     QueryCollectives,
     StopAt,
@@ -50,30 +47,18 @@ _PEERS = {
 
 def install(channel: ControlChannel) -> None:
     """Reply to the kernel's messages from now on; a stop request inherited by a fork is forgotten."""
-    current_stop_request().reset()
-    channel.on(HoldAtBoundary, _hold)
-    channel.on(StopAt, _stop_at)
+    current_step_hold().reset()
+    channel.on(HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
+    channel.on(StopAt, lambda message, _: current_step_hold().stop_at(message.point))
+    channel.on(ChangeKnobAfter, lambda message, _: change_after(*astuple(message)))
     channel.on(QueryCollectives, _collectives)
-    channel.on(HoldForKnob, lambda message, _: emit(current_knobs().hold(message.rank, message.number)))
-    channel.on(ChangeKnobAfter, lambda message, _: current_knobs().change(*astuple(message)))
     channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
-
-
-def _hold(_: HoldAtBoundary, descriptors: Sequence[int]) -> None:
-    _reply(descriptors, HoldReply(current_stop_request().hold()))
-
-
-def _stop_at(message: StopAt, _: Sequence[int]) -> None:
-    current_stop_request().until(message.point)
 
 
 def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:
     entries = recorded()
     awaited = awaited_ranks(entries)
-    _reply(descriptors, CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ()))))
-
-
-def _reply(descriptors: Sequence[int], reply: Message) -> None:
+    reply = CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ())))
     (pipe,) = descriptors
     # nobody may wait for it any more
     with suppress(BrokenPipeError), open(pipe, "wb") as file:

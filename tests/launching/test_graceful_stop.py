@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from accelerate_nb.launching.graceful_stop import StopNegotiation
-from accelerate_nb.rank.stop_request import TrainingPosition
+from msgspec import structs
+
+from accelerate_nb.events.model import HeldAt
+from accelerate_nb.launching.step_requests import StopNegotiation
+from accelerate_nb.rank.step_hold import STOP
 
 
 def negotiation(*positions, stop_grace_period=2.0):
@@ -14,11 +17,11 @@ def negotiation(*positions, stop_grace_period=2.0):
 
 
 def at(steps, pace=0.1, *, checks=False):
-    return TrainingPosition(steps, pace, checks)
+    return HeldAt(0, STOP, steps, pace, checks)
 
 
 def checked(times, pace=0.1):
-    return TrainingPosition(0, pace, checks=True, stepless_checks=times)
+    return HeldAt(0, STOP, None, pace, checks=True, stepless_checks=times)
 
 
 def test_the_last_step_is_one_more_than_the_farthest_rank_has_made():
@@ -35,6 +38,7 @@ def test_there_is_no_last_step_before_all_have_answered():
 
 def test_a_rank_that_makes_no_steps_is_not_waited_for():
     assert negotiation(at(7), None).needs_force([], now=1.0)
+    assert negotiation(at(7), HeldAt(1, STOP, None)).needs_force([], now=1.0)
 
 
 def test_a_slow_rank_gets_its_steps_beyond_the_stop_grace_period():
@@ -44,7 +48,7 @@ def test_a_slow_rank_gets_its_steps_beyond_the_stop_grace_period():
 
 
 def test_ranks_that_save_are_given_the_time_for_it():
-    saves = negotiation(at(7)._replace(saves=True), at(7))
+    saves = negotiation(structs.replace(at(7), saves=True), at(7))
     assert not saves.needs_force([], now=300.0)
     assert saves.needs_force([], now=304.0)
 

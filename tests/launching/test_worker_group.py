@@ -8,22 +8,22 @@ from collections import Counter
 
 import pytest
 
-from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange
+from accelerate_nb.events.model import Event, Failure, HeldAt, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.rank.step_hold import STOP, StopPoint
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     AgentLost,
-    HoldRanks,
+    HoldAtStep,
     KillGroup,
     Message,
     RankEvent,
     RankExited,
-    RankHeld,
     RankOutput,
     ReleaseRanks,
     SignalRanks,
-    StopRankAt,
+    StopAt,
+    ToRank,
 )
 
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
@@ -61,8 +61,8 @@ class ScriptedAgent:
         for rank in ranks:
             self.report(RankExited(rank, self.number(rank), code, 100.0 + self.now, killed=killed))
 
-    def holds(self, rank: int, position: TrainingPosition | None) -> None:
-        self.report(RankHeld(rank, self.number(rank), position))
+    def holds(self, rank: int, steps: int | None) -> None:
+        self.report(RankEvent(rank, self.number(rank), HeldAt(rank, STOP, steps, 0.1)))
 
     def after(self, seconds: float) -> list[Decision]:
         """What is decided when so much time has passed."""
@@ -204,11 +204,11 @@ def test_a_stop_before_anything_began_ends_all_at_once() -> None:
 
 def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent: ScriptedAgent) -> None:
     agent.group.stop("finish")
-    assert agent.after(0.0) == [HoldRanks((0, 1))]
-    agent.holds(0, TrainingPosition(7, 0.1, False))
+    assert agent.after(0.0) == [ToRank(rank, HoldAtStep(rank, STOP)) for rank in (0, 1)]
+    agent.holds(0, 7)
     assert agent.after(0.0) == []
-    agent.holds(1, TrainingPosition(8, 0.1, False))
-    assert agent.after(0.0) == [StopRankAt(rank, StopPoint(9, True)) for rank in (0, 1)]
+    agent.holds(1, 8)
+    assert agent.after(0.0) == [ToRank(rank, StopAt(StopPoint(9, True))) for rank in (0, 1)]
     agent.state("stopping", 0, 1, detail="after step 9")
     # who has come to the last step may save for as long as it takes
     assert agent.after(1000.0) == []
@@ -219,14 +219,12 @@ def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent:
     assert agent.group.stopped_at == "after step 9"
 
 
-@pytest.mark.parametrize("position", [None, TrainingPosition(7, 0.0, False)])
-def test_a_rank_that_comes_to_no_boundary_is_interrupted(
-    agent: ScriptedAgent, position: TrainingPosition | None
-) -> None:
+@pytest.mark.parametrize("steps", [None, 7])
+def test_a_rank_that_comes_to_no_boundary_is_interrupted(agent: ScriptedAgent, steps: int | None) -> None:
     agent.group.stop("finish")
-    assert agent.after(0.0) == [HoldRanks((0, 1))]
-    agent.holds(0, position)
-    assert agent.after(0.0 if position is None else GRACE + 0.1) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.0) == [ToRank(rank, HoldAtStep(rank, STOP)) for rank in (0, 1)]
+    agent.holds(0, steps)
+    assert agent.after(0.0 if steps is None else GRACE + 0.1) == [SignalRanks(INTERRUPT, (0, 1))]
 
 
 def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:

@@ -16,7 +16,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.rank.stop_request import StopPoint, StopRequest, current_stop_request
+from accelerate_nb.rank.step_hold import STOP, StepHold, StopPoint, current_step_hold
 from accelerate_nb.runtime.training.local_sgd import LocalSGD
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all"}
@@ -334,30 +334,30 @@ def test_a_run_that_fails_while_it_stops_has_failed(tmp_path):
 
 
 def test_a_look_in_the_midst_of_a_step_or_after_one_is_no_boundary():
-    stop_request = StopRequest()
-    stop_request.begin()
+    hold = StepHold()
+    hold.begin()
     for _ in range(3):
-        stop_request.went_backward()
-        stop_request.checked()
-    stop_request.stepped()
-    stop_request.checked()
-    assert stop_request.hold().stepless_checks == 0
-    stop_request.until(StopPoint(9, raises=False, stepless_checks=1))
-    assert stop_request.checked()
+        hold.went_backward()
+        hold.checked()
+    hold.stepped()
+    hold.checked()
+    assert hold.hold(0, STOP).stepless_checks == 0
+    hold.stop_at(StopPoint(9, raises=False, stepless_checks=1))
+    assert hold.checked()
 
 
 def test_time_after_the_steps_is_none_of_their_pace():
-    stop_request = StopRequest()
-    assert stop_request.hold() is None
-    stop_request.begin()
+    hold = StepHold()
+    assert not hold.hold(0, STOP).has_boundary
+    hold.begin()
     threading.Event().wait(0.2)
-    assert stop_request.hold().pace == 0
-    stop_request.until(StopPoint(2, raises=False))
+    assert hold.hold(0, STOP).pace == 0
+    hold.stop_at(StopPoint(2, raises=False))
     for _ in range(2):
-        stop_request.stepped()
-    pace = stop_request.hold().pace
+        hold.stepped()
+    pace = hold.hold(0, STOP).pace
     threading.Event().wait(0.2)
-    assert stop_request.hold().pace == pace > 0
+    assert hold.hold(0, STOP).pace == pace > 0
 
 
 def trains_inline(folder):
@@ -400,7 +400,7 @@ def test_a_function_in_this_process_receives_the_request_too(tmp_path, function)
     assert run.view.state == "stopped"
     assert run.view.detail.startswith("as requested, a")
     # what was asked of the run is not asked of this process, which has others
-    assert current_stop_request().hold() is None
+    assert not current_step_hold().hold(0, STOP).has_boundary
     assert not Accelerator().stop_requested
 
 

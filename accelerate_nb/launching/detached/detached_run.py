@@ -19,9 +19,9 @@ from accelerate_nb.launching.detached.control_tunnel import tunnel_command
 from accelerate_nb.launching.detached.live_state import apply_live
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
 from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.profile_requests import checked_ranks
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.launching.step_requests import checked_ranks
 from accelerate_nb.rank.knobs import checked_change
 from accelerate_nb.transport.messages import (
     ChangeKnob,

@@ -14,16 +14,16 @@ from accelerate_nb.config.environment import set_variables
 from accelerate_nb.events.model import Event, FirstStep, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
-from accelerate_nb.rank.knobs import current_knobs
-from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.rank.knobs import change_after
+from accelerate_nb.rank.step_hold import STOP, current_step_hold
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.messages import (
     ChangeKnobAfter,
-    HoldForKnob,
+    HoldAtStep,
     Message,
 )
 from accelerate_nb.transport.outcome import failure_of
@@ -49,16 +49,16 @@ class InlineWorkers:
     def follow(self) -> tuple[RankResult, ...]:
         """Call the function."""
         send_main_by_value()
-        stop_request = current_stop_request()
-        stop_request.reset()
+        step_hold = current_step_hold()
+        step_hold.reset()
         try:
             return self._called()
         finally:
-            if stop_request.steps:
+            if step_hold.steps:
                 self._run_context.take(FirstStep(0, time.time()))
             # a stop of this call does not stop what this process does next
-            self.stopped_at = stop_request.stopped_at
-            stop_request.reset()
+            self.stopped_at = step_hold.stopped_at
+            step_hold.reset()
 
     def _called(self) -> tuple[RankResult, ...]:
         self._send_state("running")
@@ -90,10 +90,10 @@ class InlineWorkers:
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """A call has no inbox; of what goes there, changes of knobs are made here."""
         match message:
-            case HoldForKnob(_, number):
-                self._run_context.take(current_knobs().hold(rank, number))
+            case HoldAtStep(_, number):
+                self._run_context.take(current_step_hold().hold(rank, number))
             case ChangeKnobAfter(number, name, value, after):
-                current_knobs().change(number, name, value, after)
+                change_after(number, name, value, after)
 
     def task_reply(self, rank: int, task: int) -> int:
         """A call takes no tasks, so it has no replies: raises `KeyError`."""
@@ -104,10 +104,10 @@ class InlineWorkers:
 
     def stop(self, how: Stop) -> None:
         """Let the call end at its next boundary; one that has none can't be stopped from outside, but by an interrupt."""
-        if (position := current_stop_request().hold()) is not None:
+        if (position := current_step_hold().hold(0, STOP)).has_boundary:
             negotiation = StopNegotiation([0], self._run_context.stop_grace_period, time.monotonic())
             negotiation.reply(0, position, time.monotonic())
-            current_stop_request().until(negotiation.stop_point_of(0))
+            current_step_hold().stop_at(negotiation.stop_point_of(0))
 
     def snapshot(self) -> StackSnapshot:
         """Empty: this process's own tools show where the call is."""
@@ -122,7 +122,7 @@ class LaunchedProcessWorkers(InlineWorkers):
         try:
             return self._called()
         finally:
-            self.stopped_at = current_stop_request().stopped_at
+            self.stopped_at = current_step_hold().stopped_at
 
     def _values(self) -> list[Any]:
         values, facts = launched_call(self._call_with_copies, self._environ, "all", self._facts)

@@ -25,23 +25,17 @@ from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     AgentLost,
     BeginTask,
-    HoldAtBoundary,
-    HoldRanks,
-    HoldReply,
     KillGroup,
     LeaveGroup,
     Message,
     RankEvent,
     RankExited,
-    RankHeld,
     RankOutcome,
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
     SignalRanks,
     StartWorkers,
-    StopAt,
-    StopRankAt,
     ToRank,
 )
 
@@ -223,11 +217,6 @@ class NodeAgent:
                 self._send(rank, content, descriptors)
             case SignalRanks() | KillGroup() if self._workers is not None:
                 self._signal(message, self._workers)
-            case HoldRanks(ranks):
-                for rank in ranks:
-                    self._queries.query(rank, HoldAtBoundary(), partial(self._on_held, rank), self._loop)
-            case StopRankAt(rank, point):
-                self._send(rank, StopAt(point))
             case ReleaseRanks(ranks):
                 for rank in ranks:
                     self._send(rank, LeaveGroup())
@@ -282,10 +271,6 @@ class NodeAgent:
     def _on_quiet_ended(self, logs: int) -> None:
         self._loop.unregister(logs)
         self._output.wrote_last = time.monotonic()
-
-    def _on_held(self, rank: int, reply: Message | None) -> None:
-        position = reply.position if isinstance(reply, HoldReply) else None
-        self._report(RankHeld(rank, self._number(rank), position), ())
 
     def _on_events(self, rank: int) -> None:
         sock = self._connections[rank].events

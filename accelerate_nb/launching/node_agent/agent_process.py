@@ -36,7 +36,6 @@ from accelerate_nb.transport.messages import (
     ConnectToPeers,
     GroupClosed,
     Heartbeat,
-    HoldRanks,
     KillGroup,
     ListenToPeers,
     Message,
@@ -48,7 +47,6 @@ from accelerate_nb.transport.messages import (
     ReleaseRanks,
     SignalRanks,
     StartWorkers,
-    StopRankAt,
     ToRank,
 )
 from accelerate_nb.transport.rank_info import LOOPBACK
@@ -152,7 +150,7 @@ class AgentServer:
                 )
             case Heartbeat():
                 pass
-            case ToRank() | SignalRanks() | KillGroup() | HoldRanks() | StopRankAt() | ReleaseRanks():
+            case ToRank() | SignalRanks() | KillGroup() | ReleaseRanks():
                 if agent is not None:
                     agent.carry_out(message, descriptors)
             case _:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, read_replies
 from accelerate_nb.launching.engines.base import Workers
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.connection import Connection
 from accelerate_nb.transport.messages import (
@@ -33,7 +32,6 @@ class RankQueries:
     def __init__(self, connections: Mapping[int, Connection], connected: Collection[int]) -> None:
         self._connections, self._connected = connections, connected
         self._stacks_lock = threading.Lock()
-        self._open: dict[int, AgentLoop] = {}
         self._closed = False
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
@@ -65,34 +63,9 @@ class RankQueries:
             replies = {rank: _message(data) for rank, data in read_replies(pipes).items()}
         return {rank: list(reply.entries) for rank, reply in replies.items() if isinstance(reply, CollectivesReply)}
 
-    def query(self, rank: int, message: Message, take: Callable[[Message | None], None], loop: AgentLoop) -> None:
-        """Send a worker a query; `take` gets the reply from the loop, or `None` from one that can't reply."""
-        mine, its = os.pipe()
-        try:
-            is_sent = rank in self._connected and self.send(rank, message, [its])
-        finally:
-            os.close(its)
-        if not is_sent:
-            os.close(mine)
-            take(None)
-            return
-
-        def on_reply() -> None:
-            data = os.read(mine, _READ_AT_ONCE)
-            loop.unregister(mine)
-            del self._open[mine]
-            os.close(mine)
-            take(_message(data))
-
-        self._open[mine] = loop
-        loop.register(mine, on_reply)
-
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Close the pipes of open queries; within the block, and after it, nothing more is sent."""
-        for pipe, loop in self._open.items():
-            loop.unregister(pipe)
-            os.close(pipe)
+        """Within the block, and after it, nothing more is sent."""
         with self._stacks_lock:
             self._closed = True
             yield

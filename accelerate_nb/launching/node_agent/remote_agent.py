@@ -17,7 +17,7 @@ from msgspec import structs
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.model import (
     Event,
-    KnobHeld,
+    HeldAt,
     NodeRanks,
     TaskDone,
 )
@@ -41,7 +41,6 @@ from accelerate_nb.transport.messages import (
     RankCollectives,
     RankEvent,
     RankExited,
-    RankHeld,
     RankOutcome,
     RankOutput,
     RankReports,
@@ -51,7 +50,7 @@ from accelerate_nb.transport.messages import (
 )
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
-_RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | RankOutcome | RankExited
+_RankReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.
 _QUERY_TIMEOUT = 5.0
 _CLOSE_TIMEOUT = 15.0
@@ -247,7 +246,5 @@ class RemoteAgent:
 
 def _dated(event: AnyEvent, offset: float) -> AnyEvent:
     return (
-        event
-        if isinstance(event, (NodeRanks, TaskDone, KnobHeld))
-        else structs.replace(event, time=event.time - offset)
+        event if isinstance(event, (NodeRanks, TaskDone, HeldAt)) else structs.replace(event, time=event.time - offset)
     )

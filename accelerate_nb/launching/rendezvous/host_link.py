@@ -21,8 +21,7 @@ from accelerate_nb.transport.messages import (
     EndRun,
     EndSession,
     Heartbeat,
-    HoldForKnob,
-    HoldRanks,
+    HoldAtStep,
     KillGroup,
     ListenToPeers,
     Message,
@@ -32,7 +31,6 @@ from accelerate_nb.transport.messages import (
     RankCollectives,
     RankEvent,
     RankExited,
-    RankHeld,
     RankOutput,
     RankStacks,
     RebuildGroups,
@@ -40,18 +38,16 @@ from accelerate_nb.transport.messages import (
     RunEvent,
     SignalRanks,
     StartGroup,
-    StopRankAt,
+    StopAt,
     ToRank,
 )
 
 # Nothing else is carried out for another node: what would run its code, or unpickle something of it, is refused.
-_Order: TypeAlias = (
-    StartGroup | RunEvent | EndRun | CloseGroup | SignalRanks | KillGroup | HoldRanks | StopRankAt | ReleaseRanks
-)
+_Order: TypeAlias = StartGroup | RunEvent | EndRun | CloseGroup | SignalRanks | KillGroup | ReleaseRanks
 # The messages to a rank that are passed on, too.
-_ToRank: TypeAlias = HoldForKnob | ChangeKnobAfter | ProfileSteps
+_ToRank: TypeAlias = HoldAtStep | StopAt | ChangeKnobAfter | ProfileSteps
 # What node 0 is told of the ranks here; their outcomes stay.
-_Shared: TypeAlias = RankEvent | RankOutput | RankHeld | RankExited | AgentLost
+_Shared: TypeAlias = RankEvent | RankOutput | RankExited | AgentLost
 
 
 class HostLink:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
 from accelerate_nb.runtime.checkpoints.folders import (
@@ -72,7 +72,7 @@ class CheckpointMethods(ProcessMethods):
         folder = Path(save_directory)
         if folder.is_file():
             raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
-        with current_stop_request().saving():
+        with current_step_hold().saving():
             self.strategy.settle()
             state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
             if self.should_save_model:
@@ -110,7 +110,7 @@ class CheckpointMethods(ProcessMethods):
             if checkpoint.writes:
                 prune(self.project_configuration)
 
-        with current_stop_request().saving():
+        with current_step_hold().saving():
             needs_all = not self.strategy.copies_are_whole
             self._saver.save(paths, files, after, needs_all=needs_all, blocking=blocking)
         self.project_configuration.iteration += 1
@@ -122,7 +122,7 @@ class CheckpointMethods(ProcessMethods):
 
         `None` where nothing was being written. A write that failed is raised as `CheckpointError`, once, on every process.
         """
-        with current_stop_request().saving():
+        with current_step_hold().saving():
             return self._saver.wait()
 
     def load_state(

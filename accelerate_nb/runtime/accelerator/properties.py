@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import NotConfiguredError, StateError
-from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
 from accelerate_nb.runtime.compat.env_vars import LauncherSettings
@@ -138,7 +138,7 @@ class AcceleratorProperties(StepMethods):
         ...     if accelerator.stop_requested:
         ...         break
         """
-        return current_stop_request().checked()
+        return current_step_hold().checked()
 
     # Of a model that is spread over processes
 

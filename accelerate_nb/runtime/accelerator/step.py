@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoaderConfiguration
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
@@ -131,7 +131,7 @@ class StepMethods(ProcessMethods):
     def _begin_backward(self) -> None:
         self.has_gone_backward = True
         self.gradient_state.training_calls += 1
-        current_stop_request().went_backward()
+        current_step_hold().went_backward()
 
     def _backward_phase(self, loss: Tensor | None) -> AbstractContextManager[Any]:
         """A block whose time is that of the backward, until the last gradient of `loss` is computed."""

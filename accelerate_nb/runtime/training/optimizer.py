@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from accelerate_nb.rank.knobs import current_knobs
-from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.world.registry import current_world
@@ -54,10 +53,8 @@ class AcceleratedOptimizer(Optimizer):
         self._before_first_step, self._after_first_step = before_first_step, after_first_step
         self._before_step, self._after_step = before_step, after_step
         self._strategy = strategy
-        self._asks = current_stop_request()
-        self._asks.begin()
-        self._knobs = current_knobs()
-        self._knobs.begin()
+        self._step_hold = current_step_hold()
+        self._step_hold.begin()
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
 
@@ -86,8 +83,7 @@ class AcceleratedOptimizer(Optimizer):
             report()
         if self._after_step is not None:
             self._after_step(self)
-        self._asks.stepped()
-        self._knobs.stepped()
+        self._step_hold.stepped()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""

@@ -19,9 +19,8 @@ from msgspec import structs
 from accelerate_nb.events.model import TaskDone
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.rank.knobs import current_knobs
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import current_step_profiler
-from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
@@ -173,8 +172,7 @@ class TaskLoop:
     def _do(self, due: _PendingTask) -> None:
         began = time.monotonic()
         self._done.clear()
-        current_stop_request().reset()
-        current_knobs().restart()
+        current_step_hold().restart()
         current_step_profiler().begin_function()
         with self._freeing, self._lock:
             self._number, self._is_interrupted = due.number, due.number in self._early

@@ -39,12 +39,12 @@ from accelerate_nb.transport.messages import (
     ConnectToPeers,
     FilePart,
     Heartbeat,
-    HoldRanks,
     JoinRun,
     KillGroup,
     PeersReached,
     QueryNode,
     RankOutcome,
+    ReleaseRanks,
     RunJoined,
     RunRefused,
     ToRank,
@@ -253,9 +253,9 @@ def test_a_node_carries_out_no_code_of_node_0() -> None:
     link.start()
     with Channel(far, passes_descriptors=False) as host_channel:
         host_channel.send(ToRank(0, CloseSession()))
-        host_channel.send(HoldRanks((0,)))
+        host_channel.send(ReleaseRanks((0,)))
         # the first order is what came second
-        assert link.next_order() == HoldRanks((0,))
+        assert link.next_order() == ReleaseRanks((0,))
     link.close()
 
 

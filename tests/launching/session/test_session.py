@@ -207,9 +207,9 @@ def test_ranks_without_a_cell_are_not_queried_where_they_are(session):
 
 
 def test_steps_are_counted_anew_in_each_cell(session):
-    imports = "from accelerate_nb.rank.stop_request import current_stop_request\n"
-    session.run(f"{imports}current_stop_request().steps = 5").wait()
-    assert [end.result["text/plain"] for end in session.run(f"{imports}current_stop_request().steps").wait()] == [
+    imports = "from accelerate_nb.rank.step_hold import current_step_hold\n"
+    session.run(f"{imports}current_step_hold().steps = 5").wait()
+    assert [end.result["text/plain"] for end in session.run(f"{imports}current_step_hold().steps").wait()] == [
         "0",
         "0",
     ]

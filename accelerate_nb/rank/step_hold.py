@@ -1,34 +1,24 @@
-"""A stop request to this process while its function runs: to stop at a boundary that all ranks share."""
+"""What a rank does at a boundary that all ranks share: it stops, or changes a knob, after the same step as the others."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from accelerate_nb.errors import StopRequested
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.model import HeldAt, StateChange
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.first_step import report_first_step
 from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.user_warnings import warn_user
 
-# How long a rank waits at a boundary to learn which one is the last; the reply takes milliseconds.
-_TIMEOUT = 30.0
-
-
-class TrainingPosition(NamedTuple):
-    """
-    A rank's progress: optimizer steps made, seconds from one boundary to the next so far (0 before the first), whether its
-    function checks for a stop itself, whether it is saving at this moment, and how often it checked without a step before.
-    """
-
-    steps: int
-    pace: float
-    checks: bool
-    saves: bool = False
-    stepless_checks: int = 0
+# How long a rank waits at a boundary to learn after which one to act; the reply takes milliseconds.
+HOLD_TIMEOUT = 10.0
+# The number of the request to hold for a stop; those for knobs begin with 1.
+STOP = 0
 
 
 class StopPoint(NamedTuple):
@@ -39,13 +29,13 @@ class StopPoint(NamedTuple):
     stepless_checks: int | None = None
 
 
-class StopRequest:
+class StepHold:
     """
-    A requested stop, between the thread that receives it and the one that trains.
+    Requests to act after a step that all ranks share, between the thread that receives them and the one that trains.
 
     Nobody knows at which step the other ranks are, and to agree on one in every step would cost a collective. So a rank
     that is to hold reports how many steps it has made, and waits at the end of the one that it is in; the kernel replies
-    with the last step of all, which is one more than the farthest rank has made, and each goes on until it has made that.
+    with the step after which all act, which is one more than the farthest rank has made, and each goes on until it has made that.
     Whoever waits in a collective for a rank that holds is waited for no longer than the reply takes.
 
     Where a function checks for a stop and makes no steps, in an evaluation or with optimizers that are not prepared, its checks
@@ -58,7 +48,7 @@ class StopRequest:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the request and the steps."""
+        """Forget the requests and the steps."""
         self.steps = 0
         self.stopped_at: str | None = None
         self.checks = False
@@ -70,8 +60,22 @@ class StopRequest:
         self._is_after_step = False
         self._is_in_step = False
         self._saving = 0
-        self._is_requested = False
-        self._last: StopPoint | None = None
+        # the numbers of the requests that this rank waits for, what is due after how many steps, and where it stops
+        self._held: set[int] = set()
+        self._due: list[tuple[int, Callable[[], None]]] = []
+        self._stop: StopPoint | None = None
+
+    def restart(self) -> None:
+        """Forget the same for another function, which may have the optimizers of the one before."""
+        made_steps = self.makes_steps
+        self.reset()
+        if made_steps:
+            self.begin()
+
+    @property
+    def makes_steps(self) -> bool:
+        """Whether an optimizer of this process was prepared."""
+        return self._begun is not None
 
     # ------------------------------------------------------------------------------------------- the thread that trains
 
@@ -81,13 +85,12 @@ class StopRequest:
             self._begun = time.monotonic()
 
     def stepped(self) -> None:
-        """Count a step; returns when the process may go on, raises `StopRequested` where it ends."""
+        """Count a step, and do what is due after it; raises `StopRequested` where the function ends here."""
         self._stepped_at = time.monotonic()
         self._is_in_step, self._is_after_step = False, True
         self.steps += 1
         report_first_step()
-        if self._is_requested:
-            self._hold(f"after step {self.steps}")
+        self._come_to(f"after step {self.steps}")
 
     def went_backward(self) -> None:
         """Note a backward: the next step has begun, where this process makes steps."""
@@ -103,8 +106,7 @@ class StopRequest:
                 self._longest_check_gap = max(self._longest_check_gap, self._checked_at - before)
             self._stepless_checks += 1
         self.checks = True
-        if self._is_requested:
-            self._hold("at stop_requested")
+        self._come_to("at stop_requested")
         return self.stopped_at is not None
 
     @contextmanager
@@ -116,16 +118,31 @@ class StopRequest:
         finally:
             self._saving -= 1
 
-    def _hold(self, where: str) -> None:
+    def _come_to(self, where: str) -> None:
+        """Wait until it is known what is due here, and do it."""
+        if not self._held and not self._due and self._stop is None:
+            return
         with self._changed:
-            self._changed.wait_for(lambda: self._last is not None or not self._is_requested, _TIMEOUT)
-            last = self._last
-            if last is None or not self._has_come_to(last):
-                return
-            self._is_requested, self.stopped_at = False, where
+            if not self._changed.wait_for(lambda: not self._held, HOLD_TIMEOUT):
+                self._held.clear()
+                warn_user(
+                    "A requested stop or change of a knob is late or left out: not every rank has replied.",
+                    RuntimeWarning,
+                )
+            due = [do for after, do in self._due if after <= self.steps]
+            self._due = [(after, do) for after, do in self._due if after > self.steps]
+            stop = self._stop
+            if stop is not None and self._has_come_to(stop):
+                self._stop, self.stopped_at = None, where
+            else:
+                stop = None
+        for do in due:
+            do()
+        if stop is None:
+            return
         if (listener := outlet()) is not None:
             emit(StateChange(listener.rank, "stopping", time.time(), where))
-        if last.raises:
+        if stop.raises:
             raise StopRequested(f"a stop was requested, and every rank has come to it: {where}")
 
     def _has_come_to(self, last: StopPoint) -> bool:
@@ -134,34 +151,44 @@ class StopRequest:
 
     # --------------------------------------------------------------------------------------------- the thread that receives
 
-    def hold(self) -> TrainingPosition | None:
-        """Let the process wait at its next boundary; how far it is, or `None` where it makes no steps and does not check."""
+    def hold(self, rank: int, number: int) -> HeldAt:
+        """Let the process wait at its next boundary, where it comes to one; how far it is."""
         with self._changed:
-            if self._begun is None and not self.checks:
-                return None
+            if not self.makes_steps and not self.checks:
+                return HeldAt(rank, number, None)
             # first the request, then the position: whoever has made more steps than are reported has seen it
-            self._is_requested = True
+            self._held.add(number)
             steps, checks = self.steps, self._stepless_checks
             # what comes after the steps, an evaluation perhaps, is none of their time
             pace = (self._stepped_at - self._begun) / steps if steps and self._begun is not None else 0.0
             # samples take longer or shorter, and of the first check nothing is known but its time
             check_gap = self._longest_check_gap or (time.monotonic() - self._checked_at if checks else 0.0)
-            return TrainingPosition(steps, max(pace, check_gap), self.checks, self._saving > 0, checks)
+            made = steps if self.makes_steps else None
+            return HeldAt(rank, number, made, max(pace, check_gap), self.checks, self._saving > 0, checks)
 
-    def until(self, last: StopPoint) -> None:
+    def go_on(self, number: int, after: int | None, do: Callable[[], None]) -> None:
+        """Let the process go on, and do something after so many steps; with `None`, or where it has waited too long, not at all."""
+        with self._changed:
+            if number in self._held:
+                self._held.remove(number)
+                self._due += [] if after is None else [(after, do)]
+                self._changed.notify_all()
+
+    def stop_at(self, point: StopPoint) -> None:
         """Let the process go on, and stop there: by `StopRequested`, or as its function sees to it."""
         with self._changed:
-            self._last = last
+            self._held.discard(STOP)
+            self._stop = point
             self._changed.notify_all()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # an optimizer that refers to this one may be copied, and be loaded in another process
-        return current_stop_request, ()
+        return current_step_hold, ()
 
 
-_stop_requests = RankLocal(StopRequest)
+_holds = RankLocal(StepHold)
 
 
-def current_stop_request() -> StopRequest:
-    """The stop request of this rank."""
-    return _stop_requests.get()
+def current_step_hold() -> StepHold:
+    """The boundaries of this rank."""
+    return _holds.get()
