@@ -23,15 +23,17 @@ MODULES = (
 )
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
-# Google's numbers for its chips, as torch_xla 2.9 knows them (`torch_xla/_internal/tpu.py`), with the devices on each.
-_CORES = {
-    "0x0027": 2,  # v2 and v3
-    "0x005e": 1,  # v4
-    "0x0062": 1,  # v5p
-    "0x0063": 1,  # v5e
-    "0x006f": 1,  # v6e
-    "0x0076": 1,  # 7x
+# Google's numbers for its chips, as torch_xla 2.9 knows them (`torch_xla/_internal/tpu.py`).
+_GENERATIONS = {
+    "0x0027": "v2 or v3",
+    "0x005e": "v4",
+    "0x0062": "v5p",
+    "0x0063": "v5e",
+    "0x006f": "v6e",
+    "0x0076": "7x",
 }
+# Those with two devices on a chip, which torch_xla drives as threads of one process.
+_RETIRED = "v2 or v3"
 _LABELS = {"TPU": "TPU core", "CPU": "XLA CPU device"}
 # A process that computes on a chip has its file open (`tpu_info/device.py` finds users of chips in the same way).
 _CHIP_FILE = re.compile(r"/dev/(accel|vfio/)\d+")
@@ -62,7 +64,7 @@ class XlaInstallation:
 @dataclass(frozen=True, slots=True)
 class XlaDevices:
     """
-    The devices of torch_xla: `device` as `PJRT_DEVICE` names it, how many, and how many of them one process drives.
+    The devices of torch_xla: `device` as `PJRT_DEVICE` names it, and how many, each for a process of its own.
 
     `requested`: the environment, or a chip that is there, requests it. `trouble` is why no worker could compute there, and what
     to do; `held` who holds the devices, where this very process does. `by_import`: this process has loaded torch_xla, which
@@ -71,7 +73,6 @@ class XlaDevices:
 
     device: str
     count: int
-    ranks_per_process: int = 1
     requested: bool = True
     trouble: str = ""
     held: str = ""
@@ -107,9 +108,9 @@ def detect_devices(
     return _cpu(environment, versions, requested=bool(device))
 
 
-def tpu_chips(pci: Path = _PCI) -> list[int]:
-    """The number of devices on each TPU chip of this machine."""
-    return [cores for folder in sorted(pci.glob("*")) if (cores := _cores(folder))]
+def tpu_chips(pci: Path = _PCI) -> list[str]:
+    """The generation of each TPU chip of this machine, each of which is one device but for `v2 or v3`."""
+    return [name for folder in sorted(pci.glob("*")) if (name := _generation(folder))]
 
 
 def installation() -> XlaInstallation:
@@ -204,8 +205,7 @@ def wake(process: int, processes: int) -> None:
     Have torch_xla's runtime begin in this process, the one with number `process` of `processes` on this machine.
 
     Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`): a process that is alone
-    on a TPU gets one chip, several get all of them, a chip each. Does nothing in a process that is awake; where ranks are threads,
-    one of them does it for all.
+    on a TPU gets one chip, several get all of them, a chip each. Does nothing in a process that is awake.
     """
     if is_awake():
         return
@@ -237,8 +237,14 @@ def set_random_state(state: int | None) -> None:
     model.set_rng_state(state)
 
 
-def _tpu(environment: Mapping[str, str], chips: list[int], versions: XlaInstallation) -> XlaDevices:
+def _tpu(environment: Mapping[str, str], chips: list[str], versions: XlaInstallation) -> XlaDevices:
     trouble = _misfit(versions) or _no_number(environment, "TPU_NUM_DEVICES") or _no_chip(environment, chips)
+    if _RETIRED in chips:
+        trouble = (
+            "A TPU was requested, but this machine's chips are of TPU v2 or v3, with two cores each that are threads of one process, "
+            "and here a rank is a process. Choose a TPU v5e or v6e, as Colab and Kaggle offer them, or pass cpu=True; Hugging Face's "
+            "Accelerate trains on TPU v2 and v3."
+        )
     if trouble:
         return XlaDevices("TPU", 0, trouble=trouble)
     if not versions.libtpu:
@@ -256,14 +262,13 @@ def _tpu(environment: Mapping[str, str], chips: list[int], versions: XlaInstalla
         )
         return XlaDevices("TPU", 0, trouble=trouble)
     alone = visible < len(chips) or environment.get("TPU_NUM_DEVICES") == "1"
-    return XlaDevices("TPU", 1 if alone else sum(chips), 1 if alone else max(chips))
+    return XlaDevices("TPU", 1 if alone else len(chips))
 
 
 def _cpu(environment: Mapping[str, str], versions: XlaInstallation, *, requested: bool) -> XlaDevices:
     if trouble := _misfit(versions) or _no_number(environment, "CPU_NUM_DEVICES"):
         return XlaDevices("CPU", 0, requested=requested, trouble=trouble)
-    count = int(environment.get("CPU_NUM_DEVICES") or 1)
-    return XlaDevices("CPU", count, count, requested)
+    return XlaDevices("CPU", int(environment.get("CPU_NUM_DEVICES") or 1), requested)
 
 
 def _misfit(versions: XlaInstallation) -> str:
@@ -277,7 +282,7 @@ def _misfit(versions: XlaInstallation) -> str:
     )
 
 
-def _no_chip(environment: Mapping[str, str], chips: list[int]) -> str:
+def _no_chip(environment: Mapping[str, str], chips: list[str]) -> str:
     if chips:
         return ""
     return (
@@ -321,9 +326,9 @@ def _holds_a_chip(process: Path) -> bool:
         return False
 
 
-def _cores(folder: Path) -> int:
+def _generation(folder: Path) -> str:
     try:
         vendor, device = ((folder / name).read_text(encoding="ascii").strip() for name in ("vendor", "device"))
     except OSError:
-        return 0
-    return _CORES.get(device, 0) if vendor == _GOOGLE else 0
+        return ""
+    return _GENERATIONS.get(device, "") if vendor == _GOOGLE else ""

@@ -257,7 +257,7 @@ def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
     is_part = config.launching.is_on_each_node
     placement = local_placement(config, probe()) if is_part else choose_placement(config, probe(), hasattr(os, "fork"))
     if placement.start != "inline":
-        check_limits(placement.size // placement.ranks_per_process)
+        check_limits(placement.size)
     return placement, None
 
 
@@ -284,7 +284,6 @@ def _request(
         max_restarts=launching_config.max_restarts
         if nodes is None or nodes.max_restarts is None
         else nodes.max_restarts,
-        ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
         node_sizes=() if nodes is None else nodes.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
@@ -321,14 +320,13 @@ def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | No
 def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool) -> tuple[Payload, Placement]:
     """The payload of the workers; where it can only be inherited and no start method was requested, they are forked from here."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    # what is inherited would be one for all ranks of a process
-    if choice.start == "fork" and choice.ranks_per_process == 1:
+    if choice.start == "fork":
         return inherit(call), choice
     try:
         return pack(call), choice
     except NeedsForkError:
         # a torch_xla runtime that is awake in this process would be dead in a fork of it
-        if is_method_requested or choice.ranks_per_process > 1 or (choice.kind == "xla" and xla.is_awake()):
+        if is_method_requested or (choice.kind == "xla" and xla.is_awake()):
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
     return inherit(call), replace(choice, start="fork", why=why)

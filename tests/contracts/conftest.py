@@ -53,18 +53,6 @@ def isolated(engine) -> Engine:
 
 
 @pytest.fixture
-def apart_alone(apart) -> Engine | SessionExecutor:
-    """The executor, where each rank has a process of its own."""
-    return _no_threads(apart)
-
-
-@pytest.fixture
-def isolated_alone(isolated) -> Engine:
-    """The engine, where each rank has a process of its own."""
-    return _no_threads(isolated)
-
-
-@pytest.fixture
 def cell() -> Iterator[Any]:
     """Runs text as a notebook's cell: in `__main__`, with its lines known under a name that is no file."""
     main = sys.modules["__main__"]
@@ -88,12 +76,6 @@ def cell() -> Iterator[Any]:
 def _can_be(name):
     if "xla" in name and find_spec("torch_xla") is None:
         pytest.skip("torch_xla is not installed here: `make test-tpu` has it")
-
-
-def _no_threads(executor):
-    if executor.threads:
-        pytest.skip("ranks are threads here: torch.distributed's default group and random generators are the process's")
-    return executor
 
 
 def _isolated(executor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.launching.planning import xla_placement
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
 
@@ -24,8 +23,7 @@ class Engine:
     """
     A way to start workers.
 
-    `size` is how many it runs in these tests, `isolated` whether they are in processes of their own, `threads` whether one
-    process has all of them.
+    `size` is how many it runs in these tests, `isolated` whether they are in processes of their own.
     """
 
     name: str
@@ -33,7 +31,6 @@ class Engine:
     size: int
     isolated: bool
     folder: Path
-    threads: bool = False
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
         """Start the function; nothing is read from this machine's configuration."""
@@ -63,7 +60,6 @@ class SessionExecutor:
     folder: Path
     size: int = 2
     isolated: bool = True
-    threads: bool = False
     session: Session | None = field(default=None, repr=False)
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
@@ -96,12 +92,10 @@ STARTS: dict[str, tuple[dict[str, Any], int]] = {
     "fork": ({"start_method": "fork"}, 2),
     "spawn": ({"start_method": "spawn"}, 2),
     "nodes": ({"engine": "local", "num_nodes": 2}, 2),
-    "xla": (_XLA, 1),
-    "xla-processes": (_XLA, 2),
-    "xla-threads": (_XLA, 2),
+    "xla": (_XLA, 2),
 }
-# A session's ranks have processes of their own, and an Accelerator, which sees that the processes of "xla-processes" are alone.
-SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-processes", "xla-threads"}}
+# A session's ranks have processes of their own.
+SESSIONS = {f"session-{name}": name for name in STARTS if name != "inline"}
 
 
 def executor_of(name: str, folder: Path) -> Engine | SessionExecutor:
@@ -110,30 +104,16 @@ def executor_of(name: str, folder: Path) -> Engine | SessionExecutor:
         settings, size = STARTS[SESSIONS[name]]
         return SessionExecutor(name, settings, folder, size)
     settings, size = STARTS[name]
-    return Engine(name, settings, size, name != "inline", folder, name == "xla-threads")
+    return Engine(name, settings, size, name != "inline", folder)
 
 
 @contextmanager
 def process_environment(name: str) -> Iterator[None]:
-    """
-    Inside the block this process is where such a place can be: torch_xla computes on the CPU.
-
-    Its CPU backend has all its devices in one process. To have two processes with one device each, as there are on a TPU v4
-    or later, the number of devices of a process is mocked; torch_xla takes each of them for the only one.
-    """
+    """Inside the block this process is where such a place can be: torch_xla computes on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         if "xla" in name:
             patch.setenv("PJRT_DEVICE", "CPU")
             patch.delenv("CPU_NUM_DEVICES", raising=False)
-        if name.endswith("xla-processes"):
-            counts = xla_placement._on_cpu
-
-            def on_chips(*arguments: Any) -> Any:
-                return replace(
-                    counts(*arguments), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, ranks_per_process=1
-                )
-
-            patch.setattr(xla_placement, "_on_cpu", on_chips)
         yield
 
 

@@ -70,10 +70,10 @@ def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(execut
     assert caught.value.code == 7
 
 
-def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart_alone):
+def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart):
     with pytest.raises(LookupError, match="the cause") as caught:
-        apart_alone.run(functions.loses_connection)
-    assert caught.value.rank == apart_alone.size - 1
+        apart.run(functions.loses_connection)
+    assert caught.value.rank == apart.size - 1
 
 
 def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(executor):
@@ -88,8 +88,7 @@ def test_leaving_without_a_code_is_no_failure(executor):
 
 @pytest.mark.parametrize(("how", "name"), [("exit", "exit code 3"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
 def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(apart, how, name):
-    # of a process with several ranks nobody knows which one ended it
-    last = 0 if apart.threads else apart.size - 1
+    last = apart.size - 1
     with pytest.raises(WorkerError, match=f"rank {last} ended with {name}") as caught:
         apart.run(functions.dies, how)
     assert caught.value.rank == last
@@ -98,8 +97,6 @@ def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(apart, 
 
 
 def test_a_rank_that_is_killed_is_named_also_where_the_others_have_to_be_killed(apart, tmp_path):
-    if apart.threads:
-        pytest.skip("the ranks of one process end together")
     run = apart.launch(functions.is_killed_among_deaf_ones, (str(tmp_path),))
     with pytest.raises(WorkerError, match=f"rank {apart.size - 1} ended with SIGKILL: it was killed from outside"):
         run.wait()

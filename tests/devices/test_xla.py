@@ -56,24 +56,34 @@ def bus(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "chips", "environment", "cores", "ranks_per_process"),
+    ("device", "chips", "environment", "cores"),
     [
-        (V3, 4, {}, 8, 2),
-        (V3, 4, {"PJRT_DEVICE": "TPU", "TPU_NUM_DEVICES": "8"}, 8, 2),
-        (V3, 4, {"TPU_NUM_DEVICES": "1"}, 1, 1),
-        (V4, 4, {"TPU_NAME": "local"}, 4, 1),
-        (V4, 4, {"TPU_VISIBLE_CHIPS": "2"}, 1, 1),
-        (V4, 4, {"TPU_VISIBLE_CHIPS": "0,1,2,3"}, 4, 1),
-        (V5E, 8, KAGGLE, 8, 1),
-        (V5E, 1, COLAB, 1, 1),
-        (V6E, 1, {**COLAB, "TPU_ACCELERATOR_TYPE": "v6e-1"}, 1, 1),
-        (V5E, 8, {"PJRT_DEVICE": "TPU_C_API"}, 8, 1),
+        (V4, 4, {"TPU_NUM_DEVICES": "1"}, 1),
+        (V4, 4, {"TPU_NAME": "local"}, 4),
+        (V4, 4, {"TPU_VISIBLE_CHIPS": "2"}, 1),
+        (V4, 4, {"TPU_VISIBLE_CHIPS": "0,1,2,3"}, 4),
+        (V5E, 8, KAGGLE, 8),
+        (V5E, 1, COLAB, 1),
+        (V6E, 1, {**COLAB, "TPU_ACCELERATOR_TYPE": "v6e-1"}, 1),
+        (V5E, 8, {"PJRT_DEVICE": "TPU_C_API"}, 8),
     ],
 )
-def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores, ranks_per_process):
+def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores):
     found = detect_devices(environment, bus(device, chips), FITS)
-    assert (found.device, found.count, found.ranks_per_process) == ("TPU", cores, ranks_per_process)
+    assert (found.device, found.count) == ("TPU", cores)
     assert (found.requested, found.trouble, found.label) == (True, "", "TPU core")
+
+
+def test_a_tpu_v2_or_v3_is_refused_with_what_to_take_in_its_place(bus):
+    found = detect_devices({"TPU_ACCELERATOR_TYPE": "v3-8"}, bus(V3, 4), FITS)
+    assert (found.device, found.count) == ("TPU", 0)
+    for words in (
+        "TPU v2 or v3",
+        "TPU v5e or v6e, as Colab and Kaggle offer them",
+        "cpu=True",
+        "Hugging Face's Accelerate",
+    ):
+        assert words in found.trouble
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environme
 )
 def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, environment, count, requested):
     found = detect_devices(environment, bus(), FITS)
-    assert (found.device, found.count, found.ranks_per_process, found.requested) == ("CPU", count, count, requested)
+    assert (found.device, found.count, found.requested) == ("CPU", count, requested)
     assert found.trouble == ""
 
 

@@ -26,12 +26,11 @@ def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]
     """
     Runs a function on ranks that compute through torch_xla, and gives every rank's result.
 
-    `num_processes` ranks are as many devices of torch_xla's CPU backend, threads of one process.
+    `num_processes` ranks are as many processes, each with a device of torch_xla's CPU backend.
     """
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
 
     def run(function: Callable[..., Any], *args: Any, num_processes: int = 1, **settings: Any) -> list[Any]:
-        monkeypatch.setenv("CPU_NUM_DEVICES", str(num_processes))
         options = {"config_file": "", "folder": str(tmp_path / "runs"), "results": "all", "panel": "off", **settings}
         return launch(function, args, num_processes=num_processes, **options).wait(110)
 
@@ -40,13 +39,12 @@ def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]
 
 @pytest.fixture(scope="module")
 def launched_on_xla(tmp_path_factory) -> Iterator[Callable[..., list[Any]]]:
-    """The same as `on_xla`, on one device, for what the tests of a module look at together."""
+    """The same as `on_xla`, for what the tests of a module look at together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PJRT_DEVICE", "CPU")
-        patch.setenv("CPU_NUM_DEVICES", "1")
         options = {"config_file": "", "folder": str(tmp_path_factory.mktemp("runs")), "results": "all", "panel": "off"}
 
-        def run(function: Callable[..., Any], *args: Any) -> list[Any]:
-            return launch(function, args, num_processes=1, **options).wait(110)
+        def run(function: Callable[..., Any], *args: Any, num_processes: int = 1) -> list[Any]:
+            return launch(function, args, num_processes=num_processes, **options).wait(110)
 
         yield run

@@ -14,7 +14,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 
-# What each core computes, and whether what a rank pickles is its own: several ranks may be threads of one process.
+# What each core computes, and whether what a rank pickles is its own.
 SCRIPT = """
 import argparse
 import pickle

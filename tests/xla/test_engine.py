@@ -33,12 +33,12 @@ def test_a_function_computes_on_an_xla_device(on_xla):
     assert on_xla(device_facts) == [("xla:0", 1, "CPU")]
 
 
-def test_the_cpu_is_as_many_devices_as_there_are_ranks_of_one_process(on_xla, monkeypatch):
+def test_each_rank_is_a_process_with_one_device_of_the_cpu(on_xla, monkeypatch):
     # as on Kaggle
     monkeypatch.setenv("TPU_PROCESS_ADDRESSES", "local")
     found = on_xla(variables, num_processes=2)
-    assert len({pid for pid, _ in found}) == 1
-    expected = [{"RANK": rank, "CPU_NUM_DEVICES": "2", "TPU_PROCESS_ADDRESSES": None} for rank in ("0", "1")]
+    assert len({pid for pid, _ in found}) == 2
+    expected = [{"RANK": rank, "CPU_NUM_DEVICES": "1", "TPU_PROCESS_ADDRESSES": None} for rank in ("0", "1")]
     assert [environment for _, environment in found] == expected
 
 

@@ -195,7 +195,7 @@ def test_the_bus_is_read_as_torch_xla_reads_it(torch_xla_itself):
     _, chips, numbers = torch_xla_itself
     assert len(xla.tpu_chips()) == chips
     # the last is no chip that anybody can have: "testing only"
-    assert set(numbers) - set(xla._CORES) <= {"0x0056"}
+    assert set(numbers) - set(xla._GENERATIONS) <= {"0x0056"}
 
 
 def test_a_worker_has_the_variables_that_torch_xla_sets_for_the_notebooks_environment(

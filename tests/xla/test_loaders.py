@@ -260,7 +260,7 @@ def on_two_ranks() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_ranks_that_are_threads_each_send_their_batches_ahead(on_xla):
+def test_two_ranks_each_send_their_batches_ahead(on_xla):
     first, second = on_xla(on_two_ranks, num_processes=2)
     assert first == second
     assert first["stepped"] == [False, True, True]

@@ -95,11 +95,13 @@ def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):
     ]
 
 
-def fails_after_printing() -> None:
+def fails_after_printing(connected: bool) -> None:
     from accelerate_nb import Accelerator
     from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator()
+    # as on a TPU, where what was not given to the device yet may hold what comes from others
+    xla.are_connected = lambda: connected  # type: ignore[assignment]
     total = torch.ones((), device=accelerator.device)
     for step in range(3):
         total = total + 1
@@ -110,17 +112,15 @@ def fails_after_printing() -> None:
     raise ValueError("after the prints")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_was_printed_before_a_failure_is_reported_as_far_as_it_can_be_known(on_xla, tmp_path, ranks):
+@pytest.mark.parametrize("connected", [False, True])
+def test_what_was_printed_before_a_failure_is_reported_as_far_as_it_can_be_known(on_xla, tmp_path, connected):
     with pytest.raises(ValueError, match="after the prints"):
-        on_xla(fails_after_printing, num_processes=ranks)
+        on_xla(fails_after_printing, connected)
     (log,) = tmp_path.rglob("rank_0.log")
     text = log.read_text()
-    # Python shows a warning once a process, whichever of its ranks has it first
-    everything = "".join(path.read_text() for path in tmp_path.rglob("rank_*.log"))
-    known = 3 if ranks == 1 else 2
+    known = 2 if connected else 3
     assert [line for line in text.splitlines() if line.startswith("total")] == [
         f"total of step {step} tensor({step + 2}.)" for step in range(known)
     ]
     assert "the last line" in text
-    assert ("Values of 1 prints and logs had not been computed yet" in everything) == (ranks > 1)
+    assert ("Values of 1 prints and logs had not been computed yet" in text) == connected

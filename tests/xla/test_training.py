@@ -241,7 +241,7 @@ def ranks_train_plainly() -> Any:
     return [trained(name, precision, steps, clips=clips, cpu=True)[1] for name, precision, steps, clips in WAYS[:2]]
 
 
-def test_two_ranks_that_are_threads_get_the_weights_of_two_processes(on_xla, tmp_path):
+def test_two_ranks_get_the_weights_of_two_plain_processes(on_xla, tmp_path):
     from accelerate_nb import launch
 
     found = on_xla(ranks_train, num_processes=2)

@@ -6,12 +6,11 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.xla.threads import on_threads
 
 pytestmark = pytest.mark.slow
 
@@ -76,13 +75,13 @@ def alone(accelerator: Any, *, leaves: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_threads(two_generations, tmp_path_factory.mktemp("world"))
+def found(launched_on_xla: Callable[..., list[Any]]) -> list[dict[str, Any]]:
+    return launched_on_xla(two_generations, num_processes=2)
 
 
-def test_each_thread_of_torch_xla_s_own_launch_is_a_rank(found: list[dict[str, Any]]) -> None:
+def test_each_process_is_a_rank_with_a_device(found: list[dict[str, Any]]) -> None:
     for rank, facts in enumerate(found):
-        device_facts = "XLA", "xla", f"xla:{rank}", "xla"
+        device_facts = "XLA", "xla", "xla:0", "xla"
         assert facts["place"] == (rank, 2, rank, 2, *device_facts, rank == 0, rank == 1)
         assert facts["state"] == (rank, True)
         assert facts["share"] == [["a", "b"], ["c"]][rank]
@@ -103,14 +102,25 @@ def test_one_process_is_one_rank_on_its_device(given: dict[str, str]) -> None:
     assert place_report(given).stdout.strip().endswith("(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)")
 
 
-def test_processes_that_torch_xla_does_not_connect_are_an_error() -> None:
-    assert "torch_xla knows of 1 rank" in place_report({**OF_TORCHRUN, "WORLD_SIZE": "2"}).stderr
+def test_devices_that_would_be_threads_of_one_process_are_an_error() -> None:
+    assert "torch_xla drives 2 devices in this process" in place_report({"CPU_NUM_DEVICES": "2"}).stderr
 
 
-def place_report(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def test_a_process_of_torch_xla_s_own_launch_is_a_rank_on_its_device() -> None:
+    report = place_report(
+        {}, "import torch_xla; from tests.xla import test_world; torch_xla.launch(test_world.prints_place)"
+    )
+    assert "(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)" in report.stdout, report.stderr
+
+
+def prints_place(_index: int) -> None:
+    print(rank_facts())
+
+
+def place_report(given: dict[str, str], code: str = PLACE) -> subprocess.CompletedProcess[str]:
     """What a process says of its place."""
     environment = {name: text for name, text in os.environ.items() if name not in (*OF_TORCHRUN, "MASTER_ADDR")}
     environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **given}
-    command = [sys.executable, "-c", PLACE]
+    command = [sys.executable, "-c", code]
     root = Path(__file__).parents[2]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=root, check=False)

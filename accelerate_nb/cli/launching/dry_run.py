@@ -128,11 +128,7 @@ def _workers(
     rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
     yield ReportSection("What starts", rows)
     yield ReportSection("Environment of every process", tuple(sorted(variables(request, choice).items())))
-    if choice.ranks_per_process == 1:
-        # torchrun knows no ranks that are threads of one process
-        yield ReportSection(
-            "The same with torchrun", tuple((line,) for line in _lines(request, choice, program, notebook))
-        )
+    yield ReportSection("The same with torchrun", tuple((line,) for line in _lines(request, choice, program, notebook)))
 
 
 def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:

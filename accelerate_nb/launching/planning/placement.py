@@ -27,8 +27,6 @@ class Placement:
     why: str
     # the variables that show workers no other devices than those that were requested
     shows: Mapping[str, str] = field(default_factory=dict)
-    # how many ranks are threads of one process
-    ranks_per_process: int = 1
     # what ranks compute on, in torch's word: "cpu", "cuda", "xla"
     kind: str = "cpu"
 
@@ -90,8 +88,7 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -
             "Leave one of them out."
         )
     is_on_cpu, why = computing.kind == "cpu", f"{computing.where}; {why}"
-    ranks_per_process, kind = computing.ranks_per_process, computing.kind
-    return Placement(start, computing.size, is_on_cpu, why, computing.shows, ranks_per_process, kind)
+    return Placement(start, computing.size, is_on_cpu, why, computing.shows, computing.kind)
 
 
 def _computing(config: LaunchingConfig, devices: AvailableDevices) -> XlaPlacement:

@@ -71,7 +71,7 @@ def check_start(start: str, found: XlaDevices) -> None:
 def _on_cpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
     size = config.num_processes or found.count
     where = _several(size, found) + ("" if found.requested else ", through torch_xla: there is no TPU")
-    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(size)}, size)
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})
 
 
 def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
@@ -87,7 +87,7 @@ def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
             f"{_several(found.count, found)} only. Use {_possible_sizes(found)}."
         )
     where = f"{size} of {_several(found.count, found)}"
-    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"}, found.ranks_per_process if size > 1 else 1)
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"})
 
 
 def _possible_sizes(found: XlaDevices) -> str:
@@ -107,5 +107,3 @@ class XlaPlacement:
     where: str
     # the variables that show workers no other devices than those that were requested
     shows: Mapping[str, str] = field(default_factory=dict)
-    # how many ranks are threads of one process
-    ranks_per_process: int = 1

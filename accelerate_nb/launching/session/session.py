@@ -13,14 +13,12 @@ from typing import Any
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StateError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.planning.placement import choose_placement
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.node_task_dispatcher import NodeTaskDispatcher
@@ -69,7 +67,6 @@ class Session:
                 f"min_nodes={config.launching.min_nodes} was requested for a session, which does not start again with fewer nodes after a loss "
                 "yet. Pass one number of nodes, or launch a function with max_restarts."
             )
-        _check_no_threads(config)
         try:
             session = cls(config)
         except AccelerateNbError as error:
@@ -380,19 +377,4 @@ def check_not_launched() -> None:
         raise LaunchError(
             f"A session was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
             "started already. Use %%accelerate in a notebook of its own; a script has no cells to run one after the other."
-        )
-
-
-def _check_no_threads(config: RunConfig) -> None:
-    """Raise a `LaunchError` where several ranks would be threads of one process."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    if config.launching.is_on_each_node:
-        # not on devices that threads drive
-        return
-    choice = choose_placement(config, probe(), can_fork=hasattr(os, "fork"))
-    if choice.ranks_per_process > 1:
-        raise LaunchError(
-            f"A session was requested on {choice.size} devices, of which one process drives {choice.ranks_per_process}, each in a "
-            "thread; but a session's ranks run cells in the main thread of a process of their own. Pass num_processes=1; "
-            "a function runs on all of them by notebook_launcher."
         )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
-from accelerate_nb.rank.lockstep import lockstep
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, as_bytes, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, tensors_of, with_leaves
 from accelerate_nb.runtime.operations.transfer import TensorMover
@@ -22,6 +21,7 @@ from accelerate_nb.runtime.world.registry import along, current_world
 from accelerate_nb.runtime.world.state import AcceleratorState, PartialState
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.collectives import XlaHostMover, XlaMover
+from accelerate_nb.runtime.xla.device import are_connected
 from accelerate_nb.user_warnings import warn_user
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
@@ -314,7 +314,7 @@ def _mover(world: World) -> TensorMover:
     """The mover that suits the devices of these processes."""
     if world.device.type != "xla":
         return TensorMover(world)
-    return XlaMover(world) if lockstep() is None else XlaHostMover(world)
+    return XlaMover(world) if are_connected() else XlaHostMover(world)
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:

@@ -106,7 +106,7 @@ class Strategy:
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Spread the training as a configuration says, whose mesh the world has already; all processes call it."""
         self.parallelism_config = config
-        if self.world.host_group is None and self.world.size > 1:
+        if self.world.device.type != "xla" and self.world.size > 1:
             self.device_mesh = config.get_device_mesh(self.world.device.type)
         if config.cp_handler is not None and config.cp_enabled:
             # not before it is used: it loads what compiles

@@ -14,7 +14,6 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank.lockstep import lockstep
 from accelerate_nb.runtime.checkpoints.writer import in_groups
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.precision.base import Precision
@@ -177,14 +176,14 @@ class XlaDDP(Strategy):
             model.settle()
 
     def _mean(self, gradients: Sequence[Tensor]) -> None:
-        if lockstep() is None:
+        if xla.are_connected():
             xla.average_in_place(gradients)
         elif gradients:
             average_through_hosts(gradients, self.world)
 
     def _first(self, buffers: Sequence[Tensor]) -> None:
         """Replace buffers by the first rank's values."""
-        if lockstep() is not None:
+        if not xla.are_connected():
             begin_equal(buffers, self.world)
             return
         is_first = xla.as_data(torch.tensor(self.world.is_main), self.world.device)
@@ -235,15 +234,13 @@ def average_through_hosts(gradients: Sequence[Tensor], world: World) -> None:
     """
     Replace each gradient by the mean over all ranks without a collective of the devices, in a step that is cut in two.
 
-    For ranks that are threads on XLA's CPU backend. There the thread of torch_xla's pool that gave one device its program frees
-    what that program reads before it gives the next device its own; freeing waits for the program, which waits in its
-    all-reduce for the other device. It happens by chance, the more often the larger the model.
+    For ranks on XLA's CPU backend, where each process has a device that knows of no other.
     """
     xla.sync()
     values = [item.detach().cpu() for item in gradients]
     for chunk, chunk_gradients in zip(_chunks(values), _chunks(gradients), strict=True):
         packed = torch.cat([item.reshape(-1).float() for item in chunk])
-        world.host_group.allreduce([packed]).wait()
+        world.group.allreduce([packed]).wait()
         parts = packed.div_(world.size).split([item.numel() for item in chunk])
         for gradient, part in zip(chunk_gradients, parts, strict=True):
             gradient.data = part.view(gradient.shape).to(gradient.dtype).to(gradient.device)
@@ -257,7 +254,7 @@ def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
     for chunk in _chunks(unique):
         values = [item.detach().cpu().contiguous() if world.is_main else _empty_like(item) for item in chunk]
         packed = torch.cat([item.reshape(-1).view(torch.uint8) for item in values])
-        world.host_group.broadcast([packed]).wait()
+        world.group.broadcast([packed]).wait()
         # the first rank, too: tensors that came to be in another way make another program of the first step
         for item, value in zip(chunk, _unpacked(packed, values), strict=True):
             item.data = value.to(item.device)

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
-from accelerate_nb.runtime.world.world import CONTRACT, HostGroup, Rendezvous, World, make_default_group
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.world.world import CONTRACT, Rendezvous, World, make_default_group
 
 
 class _RankObjects:
@@ -27,7 +26,6 @@ class _RankObjects:
     world: World | None = None
     made_group: bool = False
     store: dist.Store | None = None
-    connection: HostGroup | None = None
     joins: int = 0
     generation: int = 0
     generations: int = 0
@@ -67,8 +65,6 @@ def current_world(rendezvous: Rendezvous | None = None) -> World:
     """This process's world; it is joined through `rendezvous` at the first call."""
     held = _held.get()
     if held.world is None or _is_stale(held):
-        xla.be_a_rank()
-        held = _held.get()
         _leave_behind(held)
         held.world = _join(held, rendezvous or Rendezvous())
     return held.world
@@ -105,14 +101,11 @@ def be_a_group(world: World) -> None:
 def forget() -> None:
     """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
     held = _held.get()
-    if held.made_group and held.pid == os.getpid() and (held.connection is not None or dist.is_initialized()):
+    if held.made_group and held.pid == os.getpid() and dist.is_initialized():
         for callback in held.exit_callbacks:
             callback()
-        if held.connection is not None:
-            held.connection.group = None
-        else:
-            dist.destroy_process_group()
-    held.made_group, held.connection = False, None
+        dist.destroy_process_group()
+    held.made_group = False
     _leave_behind(held)
 
 
@@ -146,7 +139,7 @@ def along(axis: Axis) -> World:
 def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
     groups = _held.get().axis_groups
     if axes not in groups:
-        if world.host_group is not None:
+        if world.device.type == "xla":
             raise ConfigurationError(
                 f"An operation along {' and '.join(axes)} was requested, but XLA devices exchange along all ranks alone. "
                 "Leave the axis out."
@@ -166,15 +159,15 @@ def connect_hosts(rank: int, size: int, timeout: timedelta) -> Any:
     """A group of gloo that connects the ranks beside their world, which need not be joined."""
     held = _held.get()
     _claim(held)
-    connection = HostGroup(timeout)
-    connection.connect(rank, size, _next_store(held, Rendezvous()))
-    return connection.group
+    # torch's stubs don't know its arguments
+    gloo: Any = dist.ProcessGroupGloo
+    return gloo(_next_store(held, Rendezvous()), rank, size, timeout)
 
 
 def _claim(held: _RankObjects) -> None:
     """Drop what a forked process has inherited: it is its parent's."""
     if held.pid != os.getpid():
-        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
+        held.store, held.joins, held.made_group = None, 0, False
     held.pid = os.getpid()
 
 
@@ -199,9 +192,8 @@ def _leave_behind(held: _RankObjects) -> None:
 def _join(held: _RankObjects, rendezvous: Rendezvous) -> World:
     _claim(held)
     existed = dist.is_available() and dist.is_initialized()
-    world = rendezvous.join(os.environ, partial(_next_store, held, rendezvous), held.connection)
-    held.connection = world.connection
-    held.made_group = world.backend is not None and (held.made_group or not existed or held.connection is not None)
+    world = rendezvous.join(os.environ, partial(_next_store, held, rendezvous))
+    held.made_group = world.backend is not None and (held.made_group or not existed)
     held.contract = _contract()
     held.generation = held.generations = held.generations + 1
     return world
@@ -249,9 +241,6 @@ def rebuild_groups(name: str) -> int:
     # a connection of its own: a call that waited on the former one may have been cut off
     held.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", held.store)
-    if held.connection is not None and held.world is not None:
-        held.connection.connect(held.world.rank, held.world.size, fresh)
-        return others
     make_default_group(store=fresh, **group_options)
     for model, state in models:
         _connect_ddp(model, state)
@@ -274,9 +263,9 @@ def _release_models(models: Iterable[DistributedDataParallel]) -> None:
 
 def _group_options() -> dict[str, Any]:
     """The arguments with which the default group was made, as far as it is there; else those for this process."""
-    rank_arguments = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     if not dist.is_initialized():
-        return rank_arguments
+        return {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    rank_arguments = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     group = dist.group.WORLD
     assert group is not None
     others = {"timeout": getattr(_backend_of(group).options, "_timeout", None), "device_id": group.bound_device_id}

@@ -35,8 +35,6 @@ class World:
     local_size: int
     device: torch.device
     backend: str | None
-    # what connects ranks whose devices torch.distributed knows nothing of
-    connection: HostGroup | None = None
     # how the training of an `Accelerator` is spread over the ranks
     training_mesh: Mesh | None = None
     # of the ranks along an axis, the group that they talk over
@@ -51,11 +49,6 @@ class World:
     def group(self) -> Any:
         """The process group over which ranks talk; `None` for one that is alone."""
         return self.axis_group or dist.group.WORLD
-
-    @property
-    def host_group(self) -> Any:
-        """The group of ranks that talk through their hosts, whatever their devices are; `None` for others."""
-        return None if self.connection is None else self.connection.group
 
     @property
     def store(self) -> dist.Store:
@@ -105,56 +98,17 @@ class World:
         """Report the values that still wait for being computed; all processes call it."""
 
 
-class HostGroup:
-    """The connection of ranks through their hosts, until its group is released, which the others notice."""
-
-    group: Any
-    store: dist.Store
-
-    def __init__(self, timeout: timedelta | None, address: str | None = None) -> None:
-        self.timeout, self.address = timeout or timedelta(minutes=30), address
-
-    def connect(self, rank: int, size: int, store: dist.Store) -> None:
-        """Connect with the others, over a store that no rendezvous has used."""
-        # torch's stubs don't know its options
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = self.timeout
-        device = gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
-        options._devices = [device]
-        # not the default group, of which a process has one, however many of its threads are ranks
-        self.group, self.store = gloo(store, rank, size, options), store
-
-
 @dataclass(frozen=True, slots=True)
 class XlaWorld(World):
     """
     A rank that computes through torch_xla.
 
-    `torch.distributed` knows nothing of its device, and nothing of ranks that are threads of one process: ranks talk through
-    their hosts, which compiles nothing, and their tensors move inside the programs of their devices.
+    Ranks talk through their hosts, by gloo, which compiles nothing; their tensors move inside the programs of their devices.
     """
-
-    @property
-    def group(self) -> Any:
-        return self.host_group
-
-    @property
-    def store(self) -> dist.Store:
-        assert self.connection is not None, "a process that is alone needs no rendezvous"
-        return self.connection.store
 
     @property
     def exchange_world(self) -> World:
         return replace(self, device=torch.device("cpu"))
-
-    @property
-    def has_ended(self) -> bool:
-        return self.connection is not None and self.connection.group is None
-
-    def barrier(self) -> None:
-        if self.size > 1:
-            self.group.barrier().wait()
 
     def settle(self) -> None:
         xla.sync()
@@ -205,20 +159,14 @@ class Rendezvous:
     init_method: str | None = None
     timeout: timedelta | None = None
 
-    def join(
-        self,
-        environment: Mapping[str, str],
-        store: Callable[[], dist.Store] | None = None,
-        connection: HostGroup | None = None,
-    ) -> World:
+    def join(self, environment: Mapping[str, str], store: Callable[[], dist.Store] | None = None) -> World:
         """
         Join the world: choose this process's device and connect it to the others, where there are others.
 
-        An existing process group, or a `connection`, is adopted as it is; otherwise one is made, over what `store`
-        gives.
+        An existing process group is adopted as it is; otherwise one is made, over what `store` gives.
         """
         if not self.cpu and xla.is_requested(environment):
-            return self._join_through_xla(environment, store or self.rendezvous, connection)
+            return self._join_through_xla(environment, store or self.rendezvous)
         rank_place = RankPlace.read(environment)
         device = choose_device(rank_place, environment, cpu=self.cpu)
         if device.type == "cuda":
@@ -233,18 +181,24 @@ class Rendezvous:
         backend = dist.get_backend() if connected else None
         return World(**asdict(rank_place), device=device, backend=backend)
 
-    def _join_through_xla(
-        self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: HostGroup | None
-    ) -> World:
+    def _join_through_xla(self, environment: Mapping[str, str], store: Callable[[], dist.Store]) -> World:
         device = xla.device()
-        rank_place = RankPlace(*xla.rank_numbers())
+        if (devices := xla.devices_in_process()) > 1:
+            raise LaunchError(
+                f"torch_xla drives {devices} devices in this process, each by a thread, as on a TPU v2 or v3, but a rank is a process "
+                "here. Launch with notebook_launcher or accelerate-nb launch on a TPU v4 or later, or set CPU_NUM_DEVICES=1."
+            )
+        rank_place = RankPlace.read(environment) if xla.device_type() == "CPU" else RankPlace(*xla.rank_numbers())
         _must_be_whole(rank_place, environment)
-        if rank_place.size > 1 and connection is None:
-            # one machine's ranks talk over its loopback address, which no other machine reaches
-            connection = HostGroup(self.timeout, xla.machine_address() if xla.is_among_machines(environment) else None)
-            connection.connect(rank_place.rank, rank_place.size, store())
-        backend = "xla" if rank_place.size > 1 else None
-        return XlaWorld(**asdict(rank_place), device=device, backend=backend, connection=connection)
+        if rank_place.size > 1 and not dist.is_initialized():
+            if xla.is_among_machines(environment):
+                # a launch on one machine keeps to its loopback interface, which no other machine reaches
+                os.environ["GLOO_SOCKET_IFNAME"] = xla.pod_interface()
+            timeout = {} if self.timeout is None else {"timeout": self.timeout}
+            make_default_group(
+                backend="gloo", rank=rank_place.rank, world_size=rank_place.size, store=store(), **timeout
+            )
+        return XlaWorld(**asdict(rank_place), device=device, backend="xla" if rank_place.size > 1 else None)
 
     def rendezvous(self) -> dist.Store:
         """The store of the processes' rendezvous, from `init_method` or the environment, else from torch_xla."""

@@ -70,12 +70,7 @@ class XlaMover(TensorMover):
 
 
 class XlaHostMover(XlaMover):
-    """
-    Tensors on XLA's CPU devices, whose ranks pass their steps together: they are computed, then go from host to host.
-
-    There a collective may not stand in a program: whoever reads what comes of it (`item()`, `print`) has it computed at once,
-    and by that rank alone, which XLA ends the process for after 10 seconds.
-    """
+    """Tensors on XLA's CPU devices, each of which knows of its own process alone: they are computed, then go from host to host."""
 
     def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         return self._moved_on_hosts(call, leaves, lambda mover, brought: mover.gather(call, brought))

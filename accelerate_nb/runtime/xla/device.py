@@ -10,30 +10,25 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.devices import xla as machine
-from accelerate_nb.rank import lockstep
-from accelerate_nb.rank_local import RankLocal, enter
 
-# made once a rank, at the first use of its device: torch_xla begins with the same numbers in every process, whatever the seed
-_seed: RankLocal[None] = RankLocal(lambda: machine.set_random_state(torch.initial_seed()))
 # the port of torch_xla's own rendezvous, too
 _PORT = 12355
-# what is to be done before each sync of a rank
-_before: RankLocal[list[Callable[[], object]]] = RankLocal(list)
 
 
-def _discovered() -> str:
-    from torch_xla._internal import tpu
+class _SyncHooks:
+    """What is to be done before each sync of this process."""
 
-    return str(tpu.discover_master_worker_ip())
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
 
 
-# found once a rank: the ranks of all machines search it together
-_main = RankLocal(_discovered)
+_hooks = _SyncHooks()
 
 
 def is_requested(environment: Mapping[str, str]) -> bool:
@@ -54,54 +49,45 @@ def device() -> torch.device:
 
     machine.wake(int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     found: torch.device = torch_xla.device()
-    _seed.get()
+    _set_first_seed()
     return found
+
+
+@functools.cache
+def _set_first_seed() -> None:
+    """At the first use of the device: torch_xla begins with the same numbers in every process, whatever the seed."""
+    machine.set_random_state(torch.initial_seed())
 
 
 def rank_numbers() -> tuple[int, int, int, int]:
     """Rank, world size, local rank and local world size."""
     from torch_xla import runtime
 
-    local = runtime.local_process_count() * runtime.addressable_device_count()
-    return runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal(), local
+    return runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal(), runtime.local_device_count()
 
 
-def be_a_rank() -> None:
-    """
-    Make the calling thread a rank of its own where torch_xla runs one for each of several devices (`torch_xla.launch`).
-
-    Ranks that our own launcher has made are that already.
-    """
-    if not machine.is_awake() or (ranks := threads()) == 1:
-        return
-    from torch_xla import runtime
-
-    if enter(runtime.local_ordinal()) and device_type() == "CPU":
-        lockstep.keep(_steps(ranks))
-
-
-def threads() -> int:
-    """The number of ranks in this process, once the runtime is awake: 1, or one for each device where those are threads."""
+def devices_in_process() -> int:
+    """The number of devices of which torch_xla makes a rank each in this process: 1, or more where those would be threads."""
     from torch_xla import runtime
 
     return 1 if runtime.world_size() == 1 else int(runtime.addressable_device_count())
 
 
-@functools.cache
-def _steps(ranks: int) -> lockstep.Lockstep:
-    """The lockstep that the ranks of this process pass together: they all have to find the same."""
-    return lockstep.Lockstep(ranks)
+def are_connected() -> bool:
+    """Whether the ranks' devices exchange tensors inside their programs; the CPU devices of several processes do not."""
+    from torch_xla import runtime
+
+    return int(runtime.world_size()) > 1
 
 
 def rendezvous_store(timeout: timedelta | None) -> dist.Store:
-    """This rank's own connection to the rendezvous store of ranks that were given none: torch_xla knows its address."""
+    """This rank's connection to the rendezvous store of ranks that were given none: torch_xla knows its address."""
     import torch_xla.distributed.xla_backend  # noqa: F401 - makes the scheme known
 
     limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    store: Any
+    store: dist.Store
     store, _, _ = next(iter(dist.rendezvous("xla://", **limit)))
-    # the threads of a process share that connection, and one that waits in it would keep the others from answering
-    return store.clone()  # type: ignore[no-any-return]  # torch's stubs don't know it
+    return store
 
 
 def is_among_machines(environment: Mapping[str, str]) -> bool:
@@ -110,9 +96,12 @@ def is_among_machines(environment: Mapping[str, str]) -> bool:
     return machine.is_awake() and started.isdecimal() and rank_numbers()[1] > int(started)
 
 
+@functools.cache
 def address_of_main() -> str:
     """The address of the machine with the first rank, which all ranks have to request; a pod's machines are not numbered so."""
-    return _main.get()
+    from torch_xla._internal import tpu
+
+    return str(tpu.discover_master_worker_ip())
 
 
 def pod_rendezvous_store(timeout: timedelta | None) -> dist.Store:
@@ -122,12 +111,14 @@ def pod_rendezvous_store(timeout: timedelta | None) -> dist.Store:
     return dist.TCPStore(address_of_main(), _PORT, None, is_main, wait_for_workers=False, **limit)
 
 
-def machine_address() -> str:
-    """The address of this machine under which a TPU pod's other machines find it."""
+def pod_interface() -> str:
+    """The network interface of this machine under which a TPU pod's other machines find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        # nothing is sent: the system only names the interface
+        # nothing is sent: the system only names the address
         sock.connect((address_of_main(), _PORT))
-        return str(sock.getsockname()[0])
+        address = sock.getsockname()[0]
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, entries in interfaces if any(entry.address == address for entry in entries))
 
 
 def sync() -> None:
@@ -138,35 +129,17 @@ def sync() -> None:
     """
     import torch_xla
 
-    for call in list(_before.get()):
+    for call in list(_hooks.calls):
         call()
-    together, state = lockstep.lockstep(), machine.random_state()
-    if together is None:
-        torch_xla.sync()
-    else:
-        _sync_in_turn(together)
+    state = machine.random_state()
+    torch_xla.sync()
     machine.set_random_state(state)
 
 
-def _sync_in_turn(together: lockstep.Lockstep) -> None:
-    """The steps of `torch_xla.sync`, by ranks that are threads of one process."""
-    import torch_xla
-    import torch_xla.core.xla_model as model
-
-    device_name = torch_xla._XLAC._xla_get_default_device()
-    # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
-    with together.turn():
-        torch_xla._XLAC._xla_step_marker(device_name, [], wait=False, reset_scope=True)
-    model._run_step_closures()
-    # Not before all ranks have begun: this frees what the program has read, and so waits until the program has ended, which
-    # it does not while another rank has to come to a collective; nor could that rank come, since Python is held meanwhile.
-    torch_xla._XLAC._set_all_reduce_token(device_name, None)
-
-
 def before_sync(call: Callable[[], object]) -> None:
-    """Have a call made before each sync of this rank from now on, when what was synced before may be read."""
-    if call not in _before.get():
-        _before.get().append(call)
+    """Have a call made before each sync from now on, when what was synced before may be read."""
+    if call not in _hooks.calls:
+        _hooks.calls.append(call)
 
 
 def are_computed(tensors: Sequence[Tensor]) -> bool:
@@ -252,11 +225,11 @@ def wait() -> None:
 @contextmanager
 def traced(folder: str) -> Iterator[None]:
     """
-    A block whose work on this process's devices is written to a folder for TensorBoard's profile plugin, once a process.
+    A block whose work on this process's devices is written to a folder for TensorBoard's profile plugin.
 
     Nothing where no device is awake: there is nothing to see.
     """
-    if not machine.is_awake() or not _leads_process():
+    if not machine.is_awake():
         yield
         return
     from torch_xla.debug import profiler
@@ -270,15 +243,8 @@ def traced(folder: str) -> Iterator[None]:
         profiler.stop_trace()
 
 
-def _leads_process() -> bool:
-    """Whether this rank is the first of those that are threads of its process."""
-    from torch_xla import runtime
-
-    return threads() == 1 or runtime.local_ordinal() % threads() == 0
-
-
 def compilations() -> int:
-    """The number of programs that this process has compiled for its devices; those of all ranks that are its threads."""
+    """The number of programs that this process has compiled for its device."""
     from torch_xla.debug import metrics
 
     data = metrics.metric_data("CompileTime")

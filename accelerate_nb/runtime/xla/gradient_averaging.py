@@ -175,5 +175,5 @@ def _on_any(world: World, learning: Sequence[Parameter], touched: set[int]) -> s
     bits = torch.tensor([id(item) in touched for item in learning], dtype=torch.uint8)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    world.host_group.allreduce([bits], options).wait()
+    world.group.allreduce([bits], options).wait()
     return {id(item) for item, bit in zip(learning, bits.tolist(), strict=True) if bit}

@@ -221,7 +221,7 @@ def test_what_speaks_against_a_tpu_is_reported(monkeypatch):
 def test_a_tpus_chips_and_who_holds_them_are_reported(monkeypatch):
     """A stand-in for a TPU: no chip is at hand."""
     monkeypatch.setattr(xla, "installation", lambda: xla.XlaInstallation("2.9.0", "2.9.1", libtpu=True))
-    monkeypatch.setattr(xla, "tpu_chips", lambda *_: [1] * 8)
+    monkeypatch.setattr(xla, "tpu_chips", lambda *_: ["v5e"] * 8)
     monkeypatch.setattr(xla, "holders", lambda *_: [os.getpid(), 1 << 30])
     monkeypatch.setattr(tpu_info, "generation", lambda: "v5e")
     found = gather({})["devices"]

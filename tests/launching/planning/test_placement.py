@@ -109,37 +109,37 @@ def test_the_reason_is_given():
     )
 
 
-def through(device, count, ranks_per_process=1, cores=96, **more):
-    found = XlaDevices(device, count, ranks_per_process, **more)
+def through(device, count, cores=96, **more):
+    found = XlaDevices(device, count, **more)
     return AvailableDevices("xla", found.label, count, cores, xla=found)
 
 
-V3, V4, COLAB = through("TPU", 8, 2), through("TPU", 4), through("TPU", 1)
-XLA_CPU = through("CPU", 2, 2)
+KAGGLE, V4, COLAB = through("TPU", 8), through("TPU", 4), through("TPU", 1)
+XLA_CPU = through("CPU", 2)
 # machines with torch_xla on which nothing asks for it
-BARE = AvailableDevices("cpu", "CPU", 0, 2, xla=XlaDevices("CPU", 1, 1, requested=False))
-BOTH = AvailableDevices("cuda", "GPU", 4, 64, xla=XlaDevices("CPU", 1, 1, requested=False))
+BARE = AvailableDevices("cpu", "CPU", 0, 2, xla=XlaDevices("CPU", 1, requested=False))
+BOTH = AvailableDevices("cuda", "GPU", 4, 64, xla=XlaDevices("CPU", 1, requested=False))
 
 
 @pytest.mark.parametrize(
     ("settings", "devices", "expected"),
     [
-        ({}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
-        ({"num_processes": 8}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
-        ({"num_processes": 1}, V3, (1, 1, {"PJRT_DEVICE": "TPU"})),
-        ({}, V4, (4, 1, {"PJRT_DEVICE": "TPU"})),
-        ({}, COLAB, (1, 1, {"PJRT_DEVICE": "TPU"})),
-        ({"engine": "local"}, V4, (4, 1, {"PJRT_DEVICE": "TPU"})),
-        ({"engine": "inline", "num_processes": 1}, V4, (1, 1, {"PJRT_DEVICE": "TPU"})),
-        ({}, XLA_CPU, (2, 2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})),
-        ({"num_processes": 3}, XLA_CPU, (3, 3, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "3"})),
-        ({"engine": "xla", "num_processes": 2}, BARE, (2, 2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})),
-        ({"engine": "xla"}, BOTH, (1, 1, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
+        ({}, KAGGLE, (8, {"PJRT_DEVICE": "TPU"})),
+        ({"num_processes": 8}, KAGGLE, (8, {"PJRT_DEVICE": "TPU"})),
+        ({"num_processes": 1}, KAGGLE, (1, {"PJRT_DEVICE": "TPU"})),
+        ({}, V4, (4, {"PJRT_DEVICE": "TPU"})),
+        ({}, COLAB, (1, {"PJRT_DEVICE": "TPU"})),
+        ({"engine": "local"}, V4, (4, {"PJRT_DEVICE": "TPU"})),
+        ({"engine": "inline", "num_processes": 1}, V4, (1, {"PJRT_DEVICE": "TPU"})),
+        ({}, XLA_CPU, (2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
+        ({"num_processes": 3}, XLA_CPU, (3, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
+        ({"engine": "xla", "num_processes": 2}, BARE, (2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
+        ({"engine": "xla"}, BOTH, (1, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
     ],
 )
 def test_ranks_are_cores_of_a_tpu_where_there_is_one(settings, devices, expected):
     choice = choose(LaunchingConfig(**settings), devices, can_fork=True)
-    assert (choice.size, choice.ranks_per_process, choice.shows) == expected
+    assert (choice.size, choice.shows) == expected
     assert (choice.kind, choice.cpu) == ("xla", False)
     assert accelerates_word(choice, devices) == "XLA"
 
@@ -147,7 +147,7 @@ def test_ranks_are_cores_of_a_tpu_where_there_is_one(settings, devices, expected
 @pytest.mark.parametrize("devices", [V4, XLA_CPU, through("TPU", 0, trouble="no")])
 def test_the_cpu_that_was_requested_is_torchs_own(devices):
     choice = choose(LaunchingConfig(cpu=True, num_processes=2), devices, can_fork=True)
-    assert (choice.kind, choice.cpu, choice.shows, choice.ranks_per_process) == ("cpu", True, {}, 1)
+    assert (choice.kind, choice.cpu, choice.shows) == ("cpu", True, {})
 
 
 def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
@@ -160,7 +160,7 @@ def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
     [
         (
             {"num_processes": 2},
-            V3,
+            KAGGLE,
             "num_processes=2 .* all of this machine's 8 TPU cores only. Use 8 or 1",
         ),
         (
@@ -202,8 +202,8 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
 
 
 def test_the_reason_names_torch_xla():
-    assert choose(LaunchingConfig(), V3, True).why == "8 of 8 TPU cores; forked by a supervisor"
-    assert choose(LaunchingConfig(num_processes=1), V3, True).why == "1 of 8 TPU cores; forked by a supervisor"
+    assert choose(LaunchingConfig(), KAGGLE, True).why == "8 of 8 TPU cores; forked by a supervisor"
+    assert choose(LaunchingConfig(num_processes=1), KAGGLE, True).why == "1 of 8 TPU cores; forked by a supervisor"
     assert choose(LaunchingConfig(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
     assert choose(LaunchingConfig(engine="xla"), BARE, True).why.startswith(
         "1 XLA CPU device, through torch_xla: there is no TPU; "

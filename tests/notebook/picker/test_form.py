@@ -25,7 +25,7 @@ from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 2, 32)
-TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8, 2))
+TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,8 +16,8 @@ import accelerate_nb.utils.operations as operations
 from accelerate_nb.runtime.operations import call_check
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_of
 from accelerate_nb.runtime.operations.transfer import TensorMover
-from accelerate_nb.runtime.world.registry import current_world
-from accelerate_nb.runtime.world.world import HostGroup, Rendezvous, XlaWorld
+from accelerate_nb.runtime.world.registry import current_world, forget
+from accelerate_nb.runtime.world.world import Rendezvous, XlaWorld
 from tests.ranks import TWO_OR_THREE, run_on_ranks
 
 SECONDS = 60.0
@@ -170,17 +169,15 @@ def test_calls_are_compared_over_a_group_beside_one_that_connects_devices() -> N
 
 
 def between_hosts() -> list[Any]:
-    """What the hosts of XLA devices exchange, and whether their exchange goes with their connection."""
-    rank, store = int(os.environ["RANK"]), Rendezvous(cpu=True).rendezvous()
-    hosts = HostGroup(timedelta(seconds=SECONDS), "127.0.0.1")
-    hosts.connect(rank, 2, dist.PrefixStore("hosts", store))
-    world = XlaWorld(rank, 2, rank, 2, torch.device("cpu"), "xla", hosts)
+    """What the hosts of XLA devices exchange, and whether their exchange goes with their group."""
+    rank = current_world().rank
+    world = XlaWorld(rank, 2, rank, 2, torch.device("cpu"), "xla")
     agree(world, CollectiveCall("a check", "equal"))
     misfit = outcome(lambda: agree(world, CollectiveCall("a check", f"of rank {rank}")))
     mover, call = TensorMover(world.exchange_world), CollectiveCall("gather", "a tensor")
     found = [mover.gather(call, [torch.full((length,), rank)])[0].sum().item() for length in (SMALL, LARGE)]
     exchange = weakref.ref(exchange_of(world))
-    hosts.group = None
+    forget()
     gc.collect()
     return [*found, "rank 1: a check(of rank 1)" in misfit, exchange()]
 

@@ -23,7 +23,7 @@ from accelerate_nb import (
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import collectives, current_world, forget, is_joined, rebuild_groups
-from accelerate_nb.runtime.world.world import HostGroup, RankPlace, Rendezvous, World, choose_device
+from accelerate_nb.runtime.world.world import RankPlace, Rendezvous, World, choose_device
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 
@@ -165,21 +165,6 @@ def test_a_world_knows_its_ends() -> None:
     ]
 
 
-def meets_at_an_address() -> float:
-    """Two ranks talk over an address, whatever the environment says of interfaces."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "none0"
-    store = Rendezvous().rendezvous()
-    hosts = HostGroup(None, "127.0.0.1")
-    hosts.connect(int(os.environ["RANK"]), 2, dist.PrefixStore("hosts", store))
-    tensor = torch.ones(1)
-    hosts.group.allreduce([tensor]).wait()
-    return tensor.item()
-
-
-def test_hosts_of_several_machines_talk_over_the_address_that_the_others_reach() -> None:
-    assert run_on_ranks(meets_at_an_address, 2) == [2.0, 2.0]
-
-
 def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # a pod can't be had: what torch_xla would say of one is said here
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
@@ -192,7 +177,16 @@ def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest
     store = Rendezvous().rendezvous()
     assert isinstance(store, dist.TCPStore)
     assert store.port == 12355
-    assert xla.machine_address() == "127.0.0.1"
+    assert xla.pod_interface() == "lo"
+
+
+def test_processes_of_a_tpu_that_torch_xla_does_not_connect_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, answer in [("device", torch.device("cpu")), ("devices_in_process", 1), ("device_type", "TPU")]:
+        monkeypatch.setattr(xla, name, lambda answer=answer: answer)
+    monkeypatch.setattr(xla, "is_requested", lambda _: True)
+    monkeypatch.setattr(xla, "rank_numbers", lambda: (0, 1, 0, 1))
+    with pytest.raises(LaunchError, match="torch_xla knows of 1 rank"):
+        Rendezvous().join({"WORLD_SIZE": "2", "PJRT_DEVICE": "TPU"})
 
 
 def test_the_ranks_of_one_machine_meet_at_the_address_of_their_launch(monkeypatch: pytest.MonkeyPatch) -> None:
