@@ -1,9 +1,8 @@
 // One metric as a chart of uPlot, with the values where its crosshair stands, in words too.
 
-import { button, div, h, set, setText, show, span } from "./elements.js";
+import { button, div, h, saveBlob, set, setText, show, span } from "./elements.js";
 import { count, marks, number } from "./format.js";
 import { bandOf, columns, newestOf, notFiniteText, smoothed, spread } from "./series.js";
-import { savePicture } from "./text_export.js";
 import { uPlot } from "./uplot.js";
 
 const LEAST_DRAG = 6; // pixels: less is a click
@@ -409,4 +408,31 @@ export class Chart {
     } else for (const [rank, value] of values) rows.push(row(this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : span(`anb-rank anb-r${rank % 8}`, this.lineName(rank, String(rank))), value));
     this.tip.replaceChildren(...rows);
   }
+}
+
+/** Saves a chart's canvas as a picture with its title, the name of its axis and a legend, on the ground that it has in the panel. */
+export function savePicture(name, canvas, { ground, dim, font }, axis, legend) {
+  const ratio = window.devicePixelRatio || 1;
+  const [width, under] = [canvas.width / ratio, canvas.height / ratio + 26];
+  const inRow = legend.length > 1 ? Math.max(1, Math.floor(width / 80)) : 1;
+  const whole = Object.assign(document.createElement("canvas"), { width: canvas.width, height: (under + 20 + 16 * Math.ceil(legend.length / inRow)) * ratio });
+  const pen = whole.getContext("2d");
+  pen.fillStyle = ground;
+  pen.fillRect(0, 0, whole.width, whole.height);
+  pen.drawImage(canvas, 0, 26 * ratio);
+  pen.scale(ratio, ratio);
+  const write = (text, x, y, size = 11) => {
+    pen.fillStyle = dim;
+    pen.font = `${size}px ${font}`;
+    pen.fillText(text, x, y);
+  };
+  write(name, 8, 18, 14);
+  write(axis, width / 2, under - 3);
+  legend.forEach(([colour, text], i) => {
+    const [x, y] = [8 + (i % inRow) * 80, under + 16 + 16 * Math.floor(i / inRow)];
+    pen.fillStyle = colour;
+    pen.fillRect(x, y - 6, 14, 4);
+    write(text, x + 20, y);
+  });
+  whole.toBlob((blob) => saveBlob(`${name.replace(/[^\w.-]+/g, "_")}.png`, blob));
 }

@@ -1,11 +1,9 @@
 // All charts together: which there are, painted in turn, with one crosshair and one zoom; or their numbers as a table.
 
-import { Axis, epochsOf, inOrder, isAutomatic, isSummed } from "./axes.js";
 import { Chart, groupName } from "./chart.js";
-import { button, div, h, section, set, setStyle, setText, show } from "./elements.js";
+import { button, copyButton, div, h, saveFile, section, set, setStyle, setText, show } from "./elements.js";
 import { count, number } from "./format.js";
-import { newestOf, Total } from "./series.js";
-import { copyButton, saveFile } from "./text_export.js";
+import { Axis, epochsOf, inOrder, isAutomatic, isSummed, newestOf, Total } from "./series.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
 const FEW_LINES_IN_A_CHART = 2; // up to here each rank is a line, beyond they are a band

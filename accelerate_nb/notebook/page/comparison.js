@@ -1,10 +1,9 @@
 // The curves of several runs over each other: the panel's charts, in which each line is a run.
 
 import { Charts } from "./charts.js";
-import { div, h, setText, span } from "./elements.js";
+import { div, h, readTheme, setText, span } from "./elements.js";
 import { observeReport } from "./notebook.js";
 import { feed, makeStore } from "./store.js";
-import { readTheme } from "./theme.js";
 
 /** Shows the metrics of a store whose ranks are runs; `lineNames` are their letters. */
 class ComparisonView {

@@ -1,4 +1,4 @@
-// Elements of the page: made and changed in one call each; text goes in as text, and only what changed is written.
+// Elements of the page: made and changed in one call each; the colours of the notebook's theme; text that leaves the page.
 
 import { SYMBOLS } from "./store.js";
 
@@ -94,4 +94,75 @@ export function meter(label) {
       bar.classList.toggle("anb-hot", alarms && share > 0.9);
     },
   };
+}
+
+/**
+ * Marks the panel as light or dark and returns its colours as a canvas takes them; `key` tells one theme from another.
+ *
+ * Light or dark is read from the colour that stands behind the panel, whatever the notebook calls its themes.
+ */
+export function readTheme(root) {
+  const [red, green, blue] = pixel(resolved(root, "--anb-bg"));
+  set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
+  const style = getComputedStyle(root);
+  const ranks = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--anb-c${i}`).trim());
+  const [accent, dim, grid, ground, bad] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg", "--anb-bad"].map((name) => resolved(root, name));
+  return { ranks, accent, band: `color-mix(in srgb, ${accent} 22%, transparent)`, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
+}
+
+function resolved(root, name) {
+  const probe = h("span", { style: `color:var(${name})` });
+  root.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+/** Red, green and blue of a computed colour, however it is written. */
+function pixel(colour) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  pen.fillStyle = colour;
+  pen.fillRect(0, 0, 1, 1);
+  return pen.getImageData(0, 0, 1, 1).data;
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // no clipboard on a page served over plain http: the old way
+    const area = h("textarea", { "aria-hidden": "true", style: "position:fixed;opacity:0" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+/** A button that copies what `text` returns, and says so. */
+export function copyButton(label, text, announce) {
+  const copy = button("anb-plain-btn", label, async () => {
+    const was = document.activeElement;
+    await copyText(text());
+    was?.focus?.();
+    setText(copy, "Copied");
+    announce("Copied");
+    setTimeout(() => setText(copy, label), 1200);
+  });
+  return copy;
+}
+
+export function saveFile({ name, text }, buffers) {
+  saveBlob(name, new Blob([buffers?.[0] ?? text ?? ""], { type: "text/plain" }));
+}
+
+export function saveBlob(name, blob) {
+  const link = h("a", { href: URL.createObjectURL(blob), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

@@ -56,6 +56,8 @@ export const clockOfDay = (seconds) => new Date(seconds * 1000).toLocaleTimeStri
 /** Seconds as 4.5 s, 02:03 or 1:02:03. */
 export const clockSpan = (seconds) => (Math.abs(seconds) < 60 ? `${Number(seconds.toFixed(1))} s` : duration(seconds));
 
+export const milliseconds = (value) => (value >= 1000 ? `${(value / 1000).toPrecision(3)} s` : `${value.toPrecision(3)} ms`);
+
 /** Bytes in the unit that leaves a short number. */
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

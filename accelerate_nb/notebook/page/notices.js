@@ -1,9 +1,8 @@
 // What a person should notice: restarts, a stop, the error that leads, and ranks that stand still with their stacks.
 
 import { plain } from "./ansi.js";
-import { button, div, folded, h, setText, show, span } from "./elements.js";
+import { button, copyButton, div, folded, h, setText, show, span } from "./elements.js";
 import { duration } from "./format.js";
-import { copyButton } from "./text_export.js";
 
 export class Notices {
   constructor(view) {

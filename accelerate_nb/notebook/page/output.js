@@ -1,10 +1,9 @@
 // What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
 
-import { button, div, h, section, set, setText, show, span } from "./elements.js";
+import { button, copyButton, div, h, section, set, setText, show, span } from "./elements.js";
 import { count } from "./format.js";
 import { LogView } from "./log_view.js";
 import { END_STATES, openLines } from "./store.js";
-import { copyButton } from "./text_export.js";
 
 export class Output {
   constructor(view) {

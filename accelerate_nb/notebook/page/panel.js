@@ -4,17 +4,16 @@
 // of the widget while the run goes on, then that of the run's report, wherever the page shows it.
 
 import { plain } from "./ansi.js";
-import { escaped } from "./elements.js";
+import { escaped, saveFile } from "./elements.js";
 import { count, duration, number } from "./format.js";
+import { RunBar } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeConnection, takeNote, watchKernel } from "./notebook.js";
 import { Stacks } from "./notices.js";
 import { profileText } from "./profile.js";
 import { progressOf, progressText } from "./progress.js";
-import { nodeState, ranksName, ranksOfNodes } from "./rank_row.js";
-import { RunBar } from "./run_bar.js";
+import { nodeState, ranksName, ranksOfNodes } from "./ranks.js";
 import { Bell, Knobs, notifyOfEnd, Profiling, RunControls } from "./run_controls.js";
 import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, SYMBOLS } from "./store.js";
-import { saveFile } from "./text_export.js";
 import { openView } from "./view.js";
 
 const LIVE_PARTS = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar];

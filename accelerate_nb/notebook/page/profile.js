@@ -1,8 +1,7 @@
 // The profile of steps: the operations that took the most time in themselves, of one rank at a time, and its trace.
 
 import { button, div, h, section, setStyle, setText, show, span } from "./elements.js";
-import { count } from "./format.js";
-import { milliseconds } from "./step_phases.js";
+import { count, milliseconds } from "./format.js";
 
 const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/profile_table.py
 

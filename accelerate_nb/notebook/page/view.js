@@ -1,14 +1,13 @@
 // One panel in the page: its parts, painted when something came, at most five times a second.
 
 import { Charts } from "./charts.js";
-import { div, h, set, setText } from "./elements.js";
+import { div, h, readTheme, set, setText } from "./elements.js";
 import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";
 import { Profile } from "./profile.js";
 import { Ranks } from "./ranks.js";
 import { acknowledge, kernelIsReachable } from "./store.js";
-import { readTheme } from "./theme.js";
 
 const PAINT = 200; // ms between two paintings
 const TICKS_OF_TAB = 5; // between two writings of the tab's title
