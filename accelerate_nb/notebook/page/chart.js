@@ -136,12 +136,12 @@ export class Chart {
     const ranges = [...this.series.values()].map((curve) => axis.range(curve));
     const [from, to] = zoom ?? [Math.min(...ranges.map(([begin]) => begin)), Math.max(...ranges.map(([, end]) => end))];
     let [least, most] = [Infinity, -Infinity];
-    for (const { buckets } of this.series.values()) {
-      for (const bucket of buckets) {
-        const place = zoom ? axis.middle(bucket) : from;
-        if (place < from || place > to) continue;
-        least = Math.min(least, this.logarithmic ? bucket.leastPositive : bucket.least);
-        most = Math.max(most, bucket.most);
+    for (const { length, x, y, t } of this.series.values()) {
+      for (let i = 0; i < length; i++) {
+        const place = zoom ? axis.at(x[i], t[i]) : from;
+        if (place < from || place > to || !Number.isFinite(y[i]) || (this.logarithmic && y[i] <= 0)) continue;
+        least = Math.min(least, y[i]);
+        most = Math.max(most, y[i]);
       }
     }
     if (!Number.isFinite(least) || !Number.isFinite(most)) return { from, to, least: 1, most: 10, empty: true };
@@ -160,7 +160,7 @@ export class Chart {
     const columnCount = Math.max(2, Math.floor(this.width - 40));
     const step = (to - from) / (columnCount - 1);
     this.places = Array.from({ length: 2 * columnCount }, (_, i) => (to > from ? from + (i * step) / 2 : from + (i - columnCount) * 1e-9));
-    return columns(curve, from, to, columnCount, this.logarithmic, (bucket) => axis.middle(bucket));
+    return columns(curve, from, to, columnCount, this.logarithmic, (step, time) => axis.at(step, time));
   }
 
   /** The lines of all ranks, the first on top; one that lies on another is dashed, so that both colours are seen. */

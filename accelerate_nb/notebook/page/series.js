@@ -36,11 +36,6 @@ export class Axis {
     return [this.at(curve.from, curve.began), this.at(curve.to, curve.ended)];
   }
 
-  /** The middle of a bucket. */
-  middle(bucket) {
-    return this.kind === "step" ? (bucket.from + bucket.to) / 2 : this.at(0, (bucket.began + bucket.ended) / 2);
-  }
-
   /** The point of a series that is nearest, as `[place, value]`. */
   nearest(curve, place) {
     if (this.kind === "step") return curve.nearest(place);
@@ -83,24 +78,19 @@ function interpolated(from, to, length, value) {
   return width > 0 ? to[low] + ((value - from[low]) / width) * (to[high] - to[low]) : to[low];
 }
 
-const MOST_BUCKETS = 2048; // of a series, for drawing: more than there are pixels
-
-/** One metric of one rank: every point while there are not too many, and buckets of least, most and mean to draw. */
+/** One metric of one rank: its points, and what is said of all that have come. */
 export class Series {
   constructor() {
     this.x = new Float64Array(64);
     this.y = new Float64Array(64);
     this.t = new Float64Array(64); // when each came, in seconds since 1970
     this.length = 0;
-    this.buckets = [];
-    this.per = 1; // points in a full bucket
     this.pointCount = 0;
     this.sorted = true;
     this.from = Infinity;
     this.to = -Infinity;
     this.least = Infinity;
     this.most = -Infinity;
-    this.leastPositive = Infinity;
     this.notFinite = 0; // values that are no finite numbers
     this.oddAt = null; // the newest of them
     this.brokenAt = null; // step and time from which on none is finite
@@ -108,7 +98,6 @@ export class Series {
     this.last = null;
     this.began = Infinity;
     this.ended = -Infinity;
-    this.stride = 1; // after thinning, one of so many points is kept
   }
 
   add(x, y, time = 0) {
@@ -118,13 +107,18 @@ export class Series {
     this.ended = Math.max(this.ended, time);
     this.from = Math.min(this.from, x);
     this.to = Math.max(this.to, x);
-    if (this.pointCount % this.stride === 0) this.append(x, y, time);
+    this.append(x, y, time);
     this.pointCount++;
-    if (Number.isFinite(y)) this.brokenAt = null;
-    else this.brokenAt ??= [x, time];
-    if (this.brokenAt) this.oddAt = [x, y, time];
-    this.updateRange(y);
-    this.intoBucket(x, y, time);
+    if (Number.isFinite(y)) {
+      this.brokenAt = null;
+      this.least = Math.min(this.least, y);
+      this.most = Math.max(this.most, y);
+      if (y <= 0) this.notPositive++;
+    } else {
+      this.notFinite++;
+      this.brokenAt ??= [x, time];
+      this.oddAt = [x, y, time];
+    }
   }
 
   append(x, y, time) {
@@ -140,58 +134,21 @@ export class Series {
     this.y[this.length++] = y;
   }
 
-  updateRange(y) {
-    if (!Number.isFinite(y)) {
-      this.notFinite++;
-      return;
-    }
-    if (y < this.least) this.least = y;
-    if (y > this.most) this.most = y;
-    if (y > 0) this.leastPositive = Math.min(this.leastPositive, y);
-    else this.notPositive++;
-  }
-
-  intoBucket(x, y, time) {
-    let bucket = this.buckets.at(-1);
-    if (!bucket || bucket.points >= this.per) {
-      if (this.buckets.length >= MOST_BUCKETS) this.mergeBuckets();
-      bucket = this.buckets.at(-1);
-      if (!bucket || bucket.points >= this.per) this.buckets.push((bucket = emptyBucket(x, time)));
-    }
-    bucket.points++;
-    bucket.to = x;
-    bucket.ended = time;
-    if (!Number.isFinite(y)) return;
-    if (!bucket.finite++) bucket.first = y;
-    bucket.last = y;
-    bucket.sum += y;
-    if (y < bucket.least) bucket.least = y;
-    if (y > bucket.most) bucket.most = y;
-    if (y > 0) {
-      if (y < bucket.leastPositive) bucket.leastPositive = y;
-      bucket.positive++;
-      bucket.positiveSum += y;
-    }
-  }
-
-  mergeBuckets() {
-    const merged = [];
-    for (let i = 0; i < this.buckets.length; i += 2) merged.push(joined(this.buckets[i], this.buckets[i + 1]));
-    this.buckets = merged;
-    this.per *= 2;
-  }
-
-  /** Forgets every second point; what is drawn does not change. */
+  /** Forgets two of four points: the least and the most of them stay, and what is drawn hardly changes. */
   thin() {
-    const half = Math.ceil(this.length / 2);
-    for (let i = 0; i < half; i++) {
-      this.x[i] = this.x[2 * i];
-      this.y[i] = this.y[2 * i];
-      this.t[i] = this.t[2 * i];
+    let kept = 0;
+    for (let i = 0; i < this.length; i += 4) {
+      let [least, most] = [i, i];
+      for (let j = i + 1; j < Math.min(i + 4, this.length); j++) {
+        if (this.y[j] < this.y[least]) least = j;
+        if (!(this.y[j] <= this.y[most])) most = j;
+      }
+      for (const from of new Set([Math.min(least, most), Math.max(least, most)])) {
+        for (const values of [this.x, this.y, this.t]) values[kept] = values[from];
+        kept++;
+      }
     }
-    for (const name of ["x", "y", "t"]) this[name] = this[name].slice(0, half);
-    this.length = half;
-    this.stride *= 2;
+    this.length = kept;
   }
 
   /** The point whose step is nearest to `x`, as `[x, y]`. */
@@ -223,19 +180,19 @@ export class Total {
     this.line = new Series();
     this.series = new Map([[0, this.line]]);
     this.newest = new Map(); // rank -> [step, value]
-    this.taken = new Map(); // rank -> how many of its kept points are in the sum, and of how many points one was kept
+    this.until = -Infinity; // when the last points came that are in the sum
   }
 
   /** The sum with what has come since the last call. */
   updated(ranks) {
     const until = Math.min(...[...ranks.values()].map((curve) => curve.ended));
     const due = [];
-    for (const [rank, curve] of ranks) {
-      const [taken, stride] = this.taken.get(rank) ?? [0, curve.stride];
-      let i = Math.ceil((taken * stride) / curve.stride);
-      for (; i < curve.length && curve.t[i] <= until; i++) due.push([curve.t[i], rank, curve.x[i], curve.y[i]]);
-      this.taken.set(rank, [i, curve.stride]);
+    for (const [rank, { length, x, y, t }] of ranks) {
+      let i = length;
+      while (i > 0 && t[i - 1] > this.until) i--;
+      for (; i < length && t[i] <= until; i++) due.push([t[i], rank, x[i], y[i]]);
     }
+    this.until = Math.max(this.until, until);
     for (const [time, rank, step, value] of due.sort((a, b) => a[0] - b[0])) {
       this.newest.set(rank, [step, value]);
       const known = [...this.newest.values()];
@@ -256,52 +213,29 @@ function nearestIndex(values, length, value) {
   return low > 0 && value - values[low - 1] <= values[low] - value ? low - 1 : low;
 }
 
-function emptyBucket(x, time) {
-  return {
-    from: x, to: x, began: time, ended: time, points: 0, finite: 0, first: NaN, last: NaN, sum: 0, least: Infinity, most: -Infinity,
-    leastPositive: Infinity, positive: 0, positiveSum: 0,
-  };
-}
-
-function joined(a, b) {
-  if (!b) return a;
-  return {
-    from: a.from, to: b.to, began: a.began, ended: b.ended, points: a.points + b.points, finite: a.finite + b.finite,
-    first: a.finite ? a.first : b.first, last: b.finite ? b.last : a.last, sum: a.sum + b.sum,
-    least: Math.min(a.least, b.least), most: Math.max(a.most, b.most),
-    leastPositive: Math.min(a.leastPositive, b.leastPositive),
-    positive: a.positive + b.positive, positiveSum: a.positiveSum + b.positiveSum,
-  };
-}
-
 // -------------------------------------------------------------------------------------------------------------- as drawn
 
-const middleOf = (bucket) => (bucket.from + bucket.to) / 2;
-
 /**
- * Least, most, first, last and mean of a series in each column of pixels; `middle` is where along the axis a bucket stands.
+ * Least, most, first, last and mean of a series in each column of pixels; `place` is where along the axis a point stands.
  * `before` and `after` are its nearest points out of sight.
  */
-export function columns(series, from, to, width, logarithmic, middle = middleOf) {
+export function columns({ length, x, y, t }, from, to, width, logarithmic, place = (step) => step) {
   const found = new Array(width);
   const scale = to > from ? (width - 1) / (to - from) : 0;
-  for (const bucket of series.buckets) {
-    const points = logarithmic ? bucket.positive : bucket.finite;
-    const column = to > from ? Math.round((middle(bucket) - from) * scale) : Math.floor(width / 2);
-    if (!points) continue;
-    if (column < 0 || column >= width) {
-      if (column < 0 || !found.after) found[column < 0 ? "before" : "after"] = { at: column, mean: (logarithmic ? bucket.positiveSum : bucket.sum) / points };
-      continue;
+  for (let i = 0; i < length; i++) {
+    const value = y[i];
+    if (!Number.isFinite(value) || (logarithmic && value <= 0)) continue;
+    const at = scale ? Math.round((place(x[i], t[i]) - from) * scale) : width >> 1;
+    if (at < 0) found.before = { at, mean: value };
+    else if (at >= width) found.after ??= { at, mean: value };
+    else {
+      const column = (found[at] ??= { least: value, most: value, first: value, last: value, sum: 0, points: 0 });
+      if (value < column.least) column.least = value;
+      if (value > column.most) column.most = value;
+      column.last = value;
+      column.sum += value;
+      column.points++;
     }
-    const summary = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
-    const least = logarithmic ? bucket.leastPositive : bucket.least;
-    const usable = (value) => (logarithmic && value <= 0 ? least : value);
-    if (!summary.points) summary.first = usable(bucket.first);
-    summary.last = usable(bucket.last);
-    summary.least = Math.min(summary.least, least);
-    summary.most = Math.max(summary.most, bucket.most);
-    summary.sum += logarithmic ? bucket.positiveSum : bucket.sum;
-    summary.points += points;
   }
   return found;
 }
@@ -377,9 +311,10 @@ export function notFiniteText(series) {
 /** The averages of `[{mean, points}]`, with the weight of what came before at each point; the first values are not drawn to zero. */
 export function smoothed(values, weight) {
   let [average, share] = [0, 0];
-  return values.map(({ mean, points }) => {
+  // of a series that was thinned a column has more points where they are new
+  const kept = weight ** Math.max(1, values.reduce((sum, { points }) => sum + points, 0) / values.length);
+  return values.map(({ mean }) => {
     if (!Number.isFinite(mean)) return share ? average / share : NaN;
-    const kept = weight ** Math.max(points, 1);
     average = average * kept + mean * (1 - kept);
     share = share * kept + (1 - kept);
     return average / share;
