@@ -411,7 +411,7 @@ export class Chart {
 }
 
 /** Saves a chart's canvas as a picture with its title, the name of its axis and a legend, on the ground that it has in the panel. */
-export function savePicture(name, canvas, { ground, dim, font }, axis, legend) {
+function savePicture(name, canvas, { ground, dim, font }, axis, legend) {
   const ratio = window.devicePixelRatio || 1;
   const [width, under] = [canvas.width / ratio, canvas.height / ratio + 26];
   const inRow = legend.length > 1 ? Math.max(1, Math.floor(width / 80)) : 1;

@@ -1,7 +1,7 @@
 // All charts together: which there are, painted in turn, with one crosshair and one zoom; or their numbers as a table.
 
 import { Chart, groupName } from "./chart.js";
-import { button, copyButton, div, h, saveFile, section, set, setStyle, setText, show } from "./elements.js";
+import { button, copyButton, div, foldButton, h, saveFile, section, set, setStyle, setText, show } from "./elements.js";
 import { count, number } from "./format.js";
 import { Axis, epochsOf, inOrder, isAutomatic, isSummed, newestOf, Total } from "./series.js";
 
@@ -113,14 +113,6 @@ export class Charts {
   filter(text) {
     for (const [name, chart] of this.charts) show(chart.element, name.toLowerCase().includes(text.toLowerCase()));
     for (const group of this.groups.values()) group.fit();
-  }
-
-  csv() {
-    return { name: `${this.store.run.name || "run"}.csv`, text: asCsv(this.store) };
-  }
-
-  dataFrame() {
-    return asDataFrame(this.store);
   }
 
   measure() {
@@ -238,8 +230,8 @@ class ChartTools {
     this.all = button("anb-plain-btn", "Show all", () => charts.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
     this.band = button("anb-plain-btn", "Band", () => charts.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
     this.table = button("anb-plain-btn", "Table", () => charts.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
-    this.csv = button("anb-plain-btn", "CSV", () => saveFile(charts.csv()), { title: "save the values that the page has" });
-    this.frame = copyButton("Copy as DataFrame", () => charts.dataFrame(), (text) => charts.announce(text));
+    this.csv = button("anb-plain-btn", "CSV", () => saveFile({ name: `${charts.store.run.name || "run"}.csv`, text: asCsv(charts.store) }), { title: "save the values that the page has" });
+    this.frame = copyButton("Copy as DataFrame", () => asDataFrame(charts.store), (text) => charts.announce(text));
     set(this.frame, "title", "copy a line of code that reads all values with pandas");
     this.element = div("anb-tools", this.filter, h("label", { class: "anb-smoothing" }, "smooth", this.smoothing), this.axis, this.all, this.band, this.table, this.csv, this.frame);
   }
@@ -269,7 +261,7 @@ class ChartGroup {
     this.charts = []; // in their order
     this.numbers = div("anb-numbers-row"); // metrics of one point
     this.grid = div("anb-charts");
-    this.head = h("button", { type: "button", class: "anb-unfold anb-group-head", "aria-expanded": "true", onclick: () => this.toggle() }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), prefix);
+    this.head = foldButton("anb-unfold anb-group-head", prefix, true, this.numbers, this.grid);
     show(this.head, prefix !== "");
     this.element = div("anb-chart-group", this.head, this.numbers, this.grid);
   }
@@ -286,12 +278,6 @@ class ChartGroup {
     const next = this.charts.slice(this.charts.indexOf(chart) + 1).find(({ element }) => element.parentNode === row);
     row.insertBefore(chart.element, next?.element ?? null);
     this.fit();
-  }
-
-  toggle() {
-    const open = this.head.getAttribute("aria-expanded") !== "true";
-    set(this.head, "aria-expanded", open);
-    for (const part of [this.numbers, this.grid]) show(part, open);
   }
 
   /** A group without a chart in sight takes no room. */

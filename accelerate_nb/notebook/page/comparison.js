@@ -1,7 +1,7 @@
 // The curves of several runs over each other: the panel's charts, in which each line is a run.
 
 import { Charts } from "./charts.js";
-import { div, h, readTheme, setText, span } from "./elements.js";
+import { announcer, div, h, keepFromNotebook, readTheme, span, watchTheme } from "./elements.js";
 import { observeReport } from "./notebook.js";
 import { feed, makeStore } from "./store.js";
 
@@ -11,18 +11,17 @@ class ComparisonView {
     this.store = store;
     this.lineNames = lineNames;
     this.palette = { key: "" };
-    this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
+    const { element, announce } = announcer();
+    this.announce = announce;
     this.charts = new Charts(this);
     const legend = lineNames.map((name, run) => span(`anb-rank anb-r${run % 8}`, name));
     this.root = h(
       "div",
       { class: "anb", role: "region", "aria-label": "Curves of the runs", "data-lm-suppress-shortcuts": "true" },
-      div("anb-inner", div("anb-tools", ...legend), this.charts.element, this.live),
+      div("anb-inner", div("anb-tools", ...legend), this.charts.element, element),
     );
-    for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
-    this.themed = new MutationObserver(() => this.readTheme());
-    for (const place of [document.documentElement, document.body]) this.themed.observe(place, { attributes: true });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readTheme());
+    keepFromNotebook(this.root);
+    watchTheme(() => this.readTheme());
   }
 
   readTheme() {
@@ -37,11 +36,6 @@ class ComparisonView {
     this.charts.draw();
     // what did not get its turn is painted in the next frame
     if (!this.charts.paint()) requestAnimationFrame(() => this.draw());
-  }
-
-  announce(text, again = false) {
-    if (again) this.live.textContent = "";
-    setText(this.live, text);
   }
 }
 

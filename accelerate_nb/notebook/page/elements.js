@@ -36,33 +36,47 @@ export function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
 
+/** What is said to those who hear the page: an element, and what speaks through it. */
+export function announcer() {
+  const element = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
+  const announce = (text, again = false) => {
+    if (again) element.textContent = "";
+    setText(element, text);
+  };
+  return { element, announce };
+}
+
 /** A text as HTML. */
 export const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 
-/** A part of the panel that folds: its head is a button. */
+/** A button that folds parts of the page away, and back. */
+export function foldButton(name, label, isOpen, ...parts) {
+  const fold = () => {
+    isOpen = !isOpen;
+    set(head, "aria-expanded", isOpen);
+    for (const part of parts) show(part, isOpen);
+  };
+  const head = h("button", { type: "button", class: name, "aria-expanded": String(isOpen), onclick: fold }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), label);
+  for (const part of parts) show(part, isOpen);
+  return head;
+}
+
+/** A part of the panel that folds. */
 export function section(name, title, tools, ...content) {
   const body = div(`anb-body anb-${name}-body`, ...content);
-  const head = h("button", { type: "button", class: "anb-fold", "aria-expanded": "true" }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), title);
-  head.addEventListener("click", () => {
-    const open = head.getAttribute("aria-expanded") !== "true";
-    set(head, "aria-expanded", open);
-    show(body, open);
-    show(tools, open);
-  });
+  const head = foldButton("anb-fold", title, true, body, tools);
   return h("div", { class: `anb-section anb-${name}`, role: "region", "aria-label": title }, div("anb-section-head", head, tools), body);
 }
 
 /** A button that unfolds what stands under it. */
 export function folded(label, ...content) {
   const inside = div("anb-folded", ...content);
-  inside.hidden = true;
-  const head = h("button", { type: "button", class: "anb-unfold", "aria-expanded": "false" }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), label);
-  head.addEventListener("click", () => {
-    const open = head.getAttribute("aria-expanded") !== "true";
-    set(head, "aria-expanded", open);
-    show(inside, open);
-  });
-  return div("anb-foldable", head, inside);
+  return div("anb-foldable", foldButton("anb-unfold", label, false, inside), inside);
+}
+
+/** Keeps events, those of keys if none are named, from the notebook, which would act on them. */
+export function keepFromNotebook(element, ...more) {
+  for (const kind of ["keydown", "keyup", "keypress", ...more]) element.addEventListener(kind, (event) => event.stopPropagation());
 }
 
 export function chip() {
@@ -108,6 +122,18 @@ export function readTheme(root) {
   const ranks = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--anb-c${i}`).trim());
   const [accent, dim, grid, ground, bad] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg", "--anb-bad"].map((name) => resolved(root, name));
   return { ranks, accent, band: `color-mix(in srgb, ${accent} 22%, transparent)`, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
+}
+
+/** Calls `changed` when the colours of the notebook or of the system may be others; returns what ends that. */
+export function watchTheme(changed) {
+  const watch = new MutationObserver(changed);
+  for (const place of [document.documentElement, document.body]) watch.observe(place, { attributes: true });
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", changed);
+  return () => {
+    watch.disconnect();
+    scheme.removeEventListener("change", changed);
+  };
 }
 
 function resolved(root, name) {

@@ -87,6 +87,9 @@ export function real(value) {
   return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? Number(value);
 }
 
+/** An error in a line; that of the run is no rank's. */
+export const failureText = ({ rank, type, message }) => `${rank === null ? "" : `rank ${rank}: `}${type}: ${message}`;
+
 /** 3, 8–11: numbers that follow each other as a span. */
 export function spans(numbers) {
   const found = [];

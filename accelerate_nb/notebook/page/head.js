@@ -1,6 +1,6 @@
 // The head of the panel, and the line of it that stays in sight while a person scrolls.
 
-import { button, chip, div, h, set, setStyle, setText, show, span } from "./elements.js";
+import { button, chip, div, h, keepFromNotebook, set, setStyle, setText, show, span } from "./elements.js";
 import { clockOfDay, count, duration, timeLeft } from "./format.js";
 import { runProgress } from "./progress.js";
 import { elapsed, END_STATES, kernelNow } from "./store.js";
@@ -130,7 +130,7 @@ export class RunBar {
     );
     this.bar.anbRun = this;
     // the notebook acts on keys, and on presses in its margin
-    for (const kind of ["keydown", "keyup", "keypress", "mousedown"]) this.bar.addEventListener(kind, (event) => event.stopPropagation());
+    keepFromNotebook(this.bar, "mousedown");
   }
 
   get isPinned() {

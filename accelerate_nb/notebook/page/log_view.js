@@ -8,7 +8,7 @@ import { clockTime, count } from "./format.js";
 export const LINE = 18;
 
 /** The places of so many lines: all of one row, or as many rows as `tops` (in rows, one more than lines) leaves room for. */
-export class RowLayout {
+class RowLayout {
   constructor(length, tops = null) {
     this.length = length;
     this.tops = tops;
@@ -35,7 +35,7 @@ export class RowLayout {
 }
 
 /** The places of lines that are broken after so many letters. */
-export function rowLayout(length, lineAt, columns) {
+function rowLayout(length, lineAt, columns) {
   if (columns === Infinity) return new RowLayout(length);
   const tops = new Float64Array(length + 1);
   for (let i = 0; i < length; i++) tops[i + 1] = tops[i] + Math.max(1, Math.ceil(lettersOf(lineAt(i)) / columns));

@@ -154,7 +154,7 @@ export class Output {
   }
 
   requestLog(rank) {
-    this.view.sendRequest({ do: "log", rank });
+    this.view.send?.({ do: "log", rank });
     this.view.announce(`Requested the whole output of rank ${rank}`);
   }
 

@@ -5,7 +5,7 @@
 
 import { plain } from "./ansi.js";
 import { escaped, saveFile } from "./elements.js";
-import { count, duration, number } from "./format.js";
+import { count, duration, failureText, number } from "./format.js";
 import { RunBar } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeConnection, takeNote, watchKernel } from "./notebook.js";
 import { Stacks } from "./notices.js";
@@ -146,7 +146,7 @@ function reportText(store) {
   const { run, state, gone, failure, causes } = store;
   const ranks = [...store.ranks.values()];
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
-  const error = failure ? [`${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}`, plain(failure.traceback ?? "")] : [];
+  const error = failure ? [failureText(failure), plain(failure.traceback ?? "")] : [];
   return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), run.folder && `All output: ${run.folder}\naccelerate_nb.attach(${JSON.stringify(run.folder)}) shows it again, with its curves.`].filter(Boolean).join("\n\n");
 }
 

@@ -3,11 +3,13 @@
 import { count, duration, isKnown, number } from "./format.js";
 import { END_STATES, kernelNow } from "./store.js";
 
+/** The bars of a rank that move, outermost first. */
+export const openBars = ({ bars }) => [...bars.values()].filter((bar) => !bar.closed);
+
 /** How far a rank is: its newest open bar, and the one around it. */
 export function progressOf(rankState) {
-  const bars = [...rankState.bars.values()];
-  const open = bars.filter((bar) => !bar.closed);
-  const bar = open.at(-1) ?? bars.at(-1);
+  const open = openBars(rankState);
+  const bar = open.at(-1) ?? [...rankState.bars.values()].at(-1);
   return { bar, outer: open.length > 1 ? open.at(-2) : null };
 }
 
@@ -19,11 +21,11 @@ export function progressText(bar, moving = true) {
 }
 
 /** 16.5 it/s, or 4.2 s/it. */
-export const rateText = ({ rate, unit }) => (rate >= 1 ? `${rate.toFixed(rate < 100 ? 1 : 0)} ${unit}/s` : `${(1 / rate).toFixed(1)} s/${unit}`);
+const rateText = ({ rate, unit }) => (rate >= 1 ? `${rate.toFixed(rate < 100 ? 1 : 0)} ${unit}/s` : `${(1 / rate).toFixed(1)} s/${unit}`);
 
 export const shareOf = (bar) => (bar?.total ? Math.min(1, bar.done / bar.total) : bar?.closed ? 1 : 0);
 
-export const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
+const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
 
 /** The part of the outermost bar that is done, the inner ones counted as parts of one unit of it; null where it has no total. */
 export function shareDone(bars) {
@@ -62,7 +64,7 @@ export function secondsLeft(bars) {
 function slowest(store) {
   const open = [...store.ranks.values()]
     .filter((rankState) => !END_STATES.has(rankState.state))
-    .map((rankState) => [...rankState.bars.values()].filter((bar) => !bar.closed))
+    .map(openBars)
     .filter((bars) => bars.length);
   const shares = new Map(open.map((bars) => [bars, shareDone(bars) ?? 0]));
   return open.reduce((least, bars) => (shares.get(bars) < shares.get(least) ? bars : least), open[0] ?? []);
@@ -110,7 +112,7 @@ const secondsOfStep = (store) => lastOf(store, "speed/step_time_s");
 /** Ranks that are behind the others, each with how far: by a unit of the bar around others, or by a twentieth of a bar alone. */
 export function stragglers(store) {
   const places = [...store.ranks.values()].flatMap((rankState) => {
-    const bars = END_STATES.has(rankState.state) ? [] : [...rankState.bars.values()].filter((bar) => !bar.closed);
+    const bars = END_STATES.has(rankState.state) ? [] : openBars(rankState);
     const share = shareDone(bars);
     return share === null ? [] : [{ rank: rankState.rank, bar: bars[0], done: share * bars[0].total, least: bars.length > 1 ? 1 : Math.max(2, bars[0].total / 20) }];
   });

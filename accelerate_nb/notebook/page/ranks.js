@@ -2,7 +2,7 @@
 
 import { button, chip, div, h, meter, section, set, setStyle, setText, show, span } from "./elements.js";
 import { bytes, isKnown, milliseconds, number, ofBytes } from "./format.js";
-import { labelOf, progressOf, progressText, shareDone, shareOf } from "./progress.js";
+import { labelOf, openBars, progressOf, progressText, shareDone, shareOf } from "./progress.js";
 import { isAutomatic } from "./series.js";
 import { END_STATES, SYMBOLS } from "./store.js";
 
@@ -10,13 +10,13 @@ const PHASES = ["data", "forward", "backward", "communication", "optimizer", "id
 
 const MEMORY = ["weights", "gradients", "optimizer", "activations", "others"]; // as in reports/memory_parts.py
 
-/** A strip whose parts are as wide as their shares; `fill` takes their sizes, what they add up to, and a text. */
+/** A strip whose parts are as wide as their shares of a total. */
 function strip(label, names) {
   const parts = names.map((name) => span(`anb-phase anb-phase-${name}`));
   const element = h("div", { class: "anb-phases", role: "img" }, ...parts);
   return {
     element,
-    fill(sizes, total, text) {
+    set(sizes, total, text) {
       parts.forEach((part, i) => setStyle(part, "flexGrow", (sizes[i] / total).toFixed(3)));
       set(element, "aria-label", `${label}: ${text}`);
       set(element, "title", text);
@@ -24,29 +24,12 @@ function strip(label, names) {
   };
 }
 
-/** The strip of a step; `set` takes milliseconds of each phase. */
-export function phaseStrip(label) {
-  const { element, fill } = strip(label, PHASES);
-  return {
-    element,
-    set(times) {
-      const total = times.reduce((sum, time) => sum + time, 0) || 1;
-      const found = PHASES.map((phase, i) => `${phase} ${Math.round((100 * times[i]) / total)} %`).filter((text) => !text.endsWith(" 0 %"));
-      fill(times, total, `${milliseconds(total)} a step: ${found.join(", ")}`);
-    },
-  };
-}
-
-/** The strip of a rank's memory, of the whole device where that is known. */
-export function memoryStrip(label) {
-  const { element, fill } = strip(label, MEMORY);
-  return { element, set: ({ parts, total, text }) => fill(parts, total || parts.reduce((sum, part) => sum + part, 0) || 1, text) };
-}
+const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 const legend = (title, names) => div("anb-legend", span("", `${title}:`), ...names.map((name) => span("", span(`anb-phase anb-phase-${name}`), name)));
 
 /** The legend of all strips, and the sentences. */
-export class StepNotes {
+class StepNotes {
   constructor() {
     this.legend = legend("step", PHASES);
     this.memory = legend("memory", MEMORY);
@@ -66,7 +49,7 @@ export class StepNotes {
 }
 
 /** A rank's row in the table of ranks. */
-export class RankRow {
+class RankRow {
   /** `last` is the last of several ranks that share the row. */
   constructor(rank, pick, last = rank) {
     const folds = last > rank;
@@ -94,8 +77,8 @@ export class RankRow {
       folds ? `${rank}–${last}` : String(rank),
     );
     const cell = (name, ...inside) => h("div", { class: `anb-cell ${name}`, role: "cell" }, ...inside);
-    this.steps = phaseStrip(`${name} step`);
-    this.parts = memoryStrip(`${name} memory`);
+    this.steps = strip(`${name} step`, PHASES);
+    this.parts = strip(`${name} memory`, MEMORY);
     this.stepsAt = cell("anb-steps-cell", this.steps.element, this.parts.element);
     this.deviceAt = cell("anb-device-cell", this.coordinates, this.device, this.busy.element, this.busyText, this.memory.element, this.memoryText);
     this.element = h(
@@ -112,11 +95,20 @@ export class RankRow {
     this.element.classList.toggle("anb-late", late !== "");
     this.drawBar(rankState, late, silent);
     this.drawMetrics(rankState, names);
-    show(this.steps.element, Boolean(rankState.steps));
-    if (rankState.steps) this.steps.set(rankState.steps);
-    show(this.parts.element, Boolean(rankState.memory));
-    if (rankState.memory) this.parts.set(rankState.memory);
+    this.drawStrips(rankState);
     this.drawDevice(rankState);
+  }
+
+  /** The parts of a step, in milliseconds, and of the memory: of the whole device where that is known. */
+  drawStrips({ steps, memory }) {
+    show(this.steps.element, Boolean(steps));
+    show(this.parts.element, Boolean(memory));
+    if (steps) {
+      const total = sum(steps) || 1;
+      const found = PHASES.map((phase, i) => `${phase} ${Math.round((100 * steps[i]) / total)} %`).filter((text) => !text.endsWith(" 0 %"));
+      this.steps.set(steps, total, `${milliseconds(total)} a step: ${found.join(", ")}`);
+    }
+    if (memory) this.parts.set(memory.parts, memory.total || sum(memory.parts) || 1, memory.text);
   }
 
   drawBar(rankState, late, silent) {
@@ -173,7 +165,7 @@ export class RankRow {
 const FEWEST = 5; // ranks that are worth folding
 
 /** The ranks in their order, those that say the same together where they are many enough: `[[rankState, …], …]`. */
-export function rankGroups(ranks, late, fewest = FEWEST) {
+function rankGroups(ranks, late, fewest = FEWEST) {
   const groups = [];
   let before = null;
   for (const rankState of ranks) {
@@ -187,8 +179,7 @@ export function rankGroups(ranks, late, fewest = FEWEST) {
 }
 
 /** A group as what a row shows of one rank: its slowest bar, the range of each metric, the means of steps and devices. */
-export function merged(group) {
-  const openBars = (rankState) => [...rankState.bars.values()].filter((bar) => !bar.closed);
+function merged(group) {
   const shares = new Map(group.map((rankState) => [rankState, shareDone(openBars(rankState)) ?? 0]));
   const slowest = group.reduce((least, rankState) => (shares.get(rankState) < shares.get(least) ? rankState : least));
   const { bar } = progressOf(slowest);
@@ -219,7 +210,7 @@ function meanSteps(group) {
 
 /** The memory of the rank that has most in use. */
 function fullest(group) {
-  const size = ({ memory }) => memory?.parts.reduce((sum, part) => sum + part, 0) ?? 0;
+  const size = ({ memory }) => sum(memory?.parts ?? []);
   return group.reduce((most, rankState) => (size(rankState) > size(most) ? rankState : most)).memory;
 }
 
@@ -234,7 +225,7 @@ function meanDevice(group) {
   return new Map([[device, { ...fullest, device, utilisation: busy.length ? mean(busy) : null }]]);
 }
 
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+const mean = (values) => sum(values) / values.length;
 
 // of ranks in several states the first of these is their node's
 const LEADING = ["failed", "stopping", "running", "starting", "stopped"];
@@ -255,7 +246,7 @@ export function nodeState(ranks) {
 export const ranksName = ({ first, last }) => (first === last ? `rank ${first}` : `ranks ${first}–${last}`);
 
 /** A node's heading, above the rows of its ranks: a button that folds them away. */
-export class NodeRow {
+class NodeRow {
   constructor(node, toggle) {
     this.node = node;
     this.chip = chip();
@@ -402,7 +393,7 @@ export class Ranks {
   rowOf(group) {
     const [{ rank }, last] = [group[0], group.at(-1).rank];
     const key = `${rank}–${last}`;
-    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, () => (group.length > 1 ? this.unfold(rank) : this.view.pick(rank)), last));
+    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, () => (group.length > 1 ? this.unfold(rank) : this.view.output.pick(rank)), last));
     return this.rows.get(key);
   }
 
@@ -462,7 +453,7 @@ export class Ranks {
   drawCell(rank, rankState, late = "") {
     let cell = this.cells.get(rank);
     if (!cell) {
-      const pick = () => this.view.pick(rank);
+      const pick = () => this.view.output.pick(rank);
       cell = h("button", { type: "button", class: "anb-heat", tabindex: this.cells.size ? -1 : 0, onclick: pick }, div("anb-heat-fill"), span("anb-heat-text"));
       this.cells.set(rank, cell);
       this.strip.append(cell);
@@ -475,7 +466,7 @@ export class Ranks {
     setText(cell.lastChild, rankState.state === "running" ? String(rank) : `${SYMBOLS[rankState.state] ?? ""}${rank}`);
     set(cell, "aria-label", text);
     set(cell, "title", text);
-    cell.classList.toggle("anb-chosen", rank === this.view.chosen);
+    cell.classList.toggle("anb-chosen", rank === this.view.output.chosen);
   }
 
   stripKey(event) {

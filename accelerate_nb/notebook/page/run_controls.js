@@ -2,7 +2,7 @@
 
 import { knobText } from "./chart.js";
 import { button, h, set, setText, show, span } from "./elements.js";
-import { duration, timeLeft } from "./format.js";
+import { duration, failureText, timeLeft } from "./format.js";
 import { runProgress, silence, stragglers } from "./progress.js";
 import { elapsed, END_STATES } from "./store.js";
 
@@ -11,7 +11,7 @@ export class RunControls {
     this.view = view;
     this.store = view.store;
     this.element = null;
-    this.tab = new TabTitle();
+    this.titled = ""; // what stands before the title in the tab
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
     this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
@@ -33,21 +33,30 @@ export class RunControls {
     const isKnown = left !== null && !this.store.idleWarning;
     const over = END_STATES.has(this.store.state.state);
     const parts = over || share === null ? [] : [`${Math.floor(share * 100)} %`, ...(isKnown ? [`${timeLeft(left)} left`] : [])];
-    this.tab.show(this.view.canAct ? parts.join(" · ") : "");
+    this.showInTab(this.view.canAct ? parts.join(" · ") : "");
+  }
+
+  /** Shows a text, or with none the page's own title; a notebook that writes its title anew has it put before that, too. */
+  showInTab(text) {
+    if (!text && !this.titled) return;
+    this.titled = text;
+    const own = document.title.replace(/^\u2800[^\u2800]*\u2800 /, ""); // between blank signs, so that it is found again
+    const title = text ? `\u2800${text}\u2800 ${own}` : own;
+    if (document.title !== title) document.title = title;
   }
 
   close() {
-    this.tab.show("");
+    this.showInTab("");
   }
 
   pressStop() {
     if (this.stop.dataset.step === "kill") {
-      this.view.sendRequest({ do: "kill" });
+      this.view.send?.({ do: "kill" });
       setText(this.stop, "Killing…");
       this.stop.disabled = true;
       return;
     }
-    this.view.sendRequest({ do: "stop" });
+    this.view.send?.({ do: "stop" });
     this.view.announce("Stopping");
     this.view.stopPressed = performance.now();
     this.view.draw();
@@ -70,26 +79,9 @@ export class RunControls {
 
   pressFreeze() {
     this.store.following = !this.store.following;
-    this.view.sendRequest({ do: "follow", on: this.store.following });
+    this.view.send?.({ do: "follow", on: this.store.following });
     this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
     this.view.draw();
-  }
-}
-
-const OURS = /^\u2800[^\u2800]*\u2800 /; // between blank signs, so that it is found again
-
-class TabTitle {
-  constructor() {
-    this.text = "";
-  }
-
-  /** Shows a text, or with none the page's own title; a notebook that writes its title anew has it put before that, too. */
-  show(text) {
-    if (!text && !this.text) return;
-    this.text = text;
-    const own = document.title.replace(OURS, "");
-    const title = text ? `\u2800${text}\u2800 ${own}` : own;
-    if (document.title !== title) document.title = title;
   }
 }
 
@@ -111,7 +103,7 @@ class KnobRow {
     const value = Number(text);
     this.asked = text === "" || !Number.isFinite(value) ? text : value;
     this.view.store.knobErrors.delete(this.name);
-    this.view.sendRequest({ do: "knob", name: this.name, value: this.asked });
+    this.view.send?.({ do: "knob", name: this.name, value: this.asked });
     this.view.draw();
   }
 
@@ -190,7 +182,7 @@ export class Profiling {
   press() {
     const { value } = this.ranks;
     Object.assign(this.view.store, { profileRequested: true, profileError: "" });
-    this.view.sendRequest({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
+    this.view.send?.({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
     this.view.draw();
   }
 }
@@ -249,7 +241,7 @@ export class Bell {
 export function notifyOfEnd(store) {
   if (!isOn() || elapsed(store) < LONG) return;
   const { run, state, failure, gone } = store;
-  const why = failure ? `${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}` : gone;
+  const why = failure ? failureText(failure) : gone;
   const body = [`after ${duration(elapsed(store))}`, why].filter(Boolean).join(", ");
   const notification = new Notification(`${run.name} ${state.state}`, { body: body.slice(0, 300), tag: run.folder });
   notification.onclick = () => {

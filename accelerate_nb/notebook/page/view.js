@@ -1,7 +1,7 @@
 // One panel in the page: its parts, painted when something came, at most five times a second.
 
 import { Charts } from "./charts.js";
-import { div, h, readTheme, set, setText } from "./elements.js";
+import { announcer, div, h, keepFromNotebook, readTheme, set, watchTheme } from "./elements.js";
 import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";
@@ -16,9 +16,8 @@ const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 /** Shows what a store knows. `send` is null where there is no kernel. */
 export class View {
   constructor(store, send, liveParts) {
-    this.store = store;
-    this.liveParts = liveParts;
-    this.send = send;
+    const { element, announce } = announcer();
+    Object.assign(this, { store, send, liveParts, live: element, announce });
     this.id = Math.random().toString(36).slice(2, 10);
     this.palette = { key: "" };
     this.restUntil = 0;
@@ -38,13 +37,12 @@ export class View {
     this.profile = new Profile(this);
     this.output = new Output(this);
     this.extras = this.liveParts.map((Part) => new Part(this));
-    this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
     this.root = h(
       "div",
       { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
       div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.profile.element, this.output.element, this.live),
     );
-    for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
+    keepFromNotebook(this.root);
     this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.returnFocus());
   }
 
@@ -55,18 +53,14 @@ export class View {
       if (this.visible) this.draw();
     });
     this.sight.observe(this.root);
-    this.themed = new MutationObserver(() => this.readTheme());
-    for (const place of [document.documentElement, document.body]) this.themed.observe(place, { attributes: true });
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.onScheme = () => this.readTheme();
-    this.scheme.addEventListener("change", this.onScheme);
+    this.unwatchTheme = watchTheme(() => this.readTheme());
     this.timer = setInterval(() => this.tick(), PAINT);
   }
 
   close() {
     clearInterval(this.timer);
-    this.scheme.removeEventListener("change", this.onScheme);
-    for (const observer of [this.sight, this.themed]) observer.disconnect();
+    this.unwatchTheme();
+    this.sight.disconnect();
     for (const part of [this.ranks, this.charts, this.output, ...this.extras]) part.close?.();
     this.store.views.delete(this);
     this.root.remove();
@@ -130,24 +124,6 @@ export class View {
 
   get canAct() {
     return Boolean(this.send) && this.store.run.can_act && kernelIsReachable(this.store);
-  }
-
-  get chosen() {
-    return this.output.chosen;
-  }
-
-  pick(which) {
-    this.output.pick(which);
-  }
-
-  sendRequest(message) {
-    this.send?.(message);
-  }
-
-  /** Says something to those who hear the page. */
-  announce(text, again = false) {
-    if (again) this.live.textContent = "";
-    setText(this.live, text);
   }
 
   /** Escape gives the keyboard back to the notebook. */
