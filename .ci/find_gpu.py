@@ -9,7 +9,7 @@ from pathlib import Path
 # any Python has the package's own way to count GPUs, which needs no other package, and no installed one
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from accelerate_nb.devices.cuda import Cuda
+from accelerate_nb.devices.gpus import Cuda
 
 count = Cuda().count(os.environ)
 if not count:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.devices.cuda import entries, opened_library
+from accelerate_nb.devices.gpus import entries, opened_library
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.model import DeviceSample
 

@@ -1,12 +1,20 @@
-"""The gauges of how busy the ranks' devices are."""
+"""How busy this machine and the ranks' devices are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from accelerate_nb.events.model import DeviceSample
+import psutil
+
+from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, cores, groups_of, with_parents
+from accelerate_nb.events.model import DeviceSample, HostSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +44,217 @@ class UnmeasuredDevices:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+_SHARED = Path("/dev/shm")
+_PROC = Path("/proc")
+
+
+class HostGauge:
+    """
+    The machine, or the container that this process is in: where a control group sets a limit, all is measured against that.
+
+    `folders` are those that a run writes into; of their disks the fullest is shown.
+    """
+
+    def __init__(self, folders: Sequence[Path], cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> None:
+        self._folders, self._cgroups, self._membership = folders, cgroups, membership
+        self._quota = cgroup_quota(cgroups, membership)
+        if self._quota is not None and self._quota >= len(bound()):
+            self._quota = None
+        self._before = self._busy()
+
+    def sample(self) -> HostSample:
+        """The current load, its cores since the last sample."""
+        disks = [disk for folder in self._folders if (disk := _disk(folder)) is not None]
+        return HostSample(
+            cpu=self._cpu(),
+            memory=self.memory(),
+            disk=max(disks, key=lambda disk: disk[0] / max(disk[1], 1), default=None),
+            shared_memory=_disk(_SHARED),
+            time=time.time(),
+        )
+
+    def memory(self) -> tuple[int, int]:
+        """The used and the total memory, in bytes; what can be given back at once (caches of files) is not used."""
+        seen = psutil.virtual_memory()
+        machine = (seen.total - seen.available, seen.total)
+        limited = (_memory(folder) for folder in _memory_groups(self._cgroups, self._membership))
+        # a limit above the machine's own memory is none
+        below = (item for item in limited if item is not None and item[1] < seen.total)
+        return min(below, key=lambda memory: memory[1] - memory[0], default=machine)
+
+    def _cpu(self) -> float:
+        before, self._before = self._before, self._busy()
+        used, possible = (now - then for now, then in zip(self._before, before, strict=True))
+        return min(100.0, max(0.0, 100.0 * used / possible)) if possible > 0 else 0.0
+
+    def _busy(self) -> tuple[float, float]:
+        """So many seconds were computed so far, and so many could have been."""
+        if self._quota is not None and (used := _cpu_seconds(self._cgroups, self._membership)) is not None:
+            return used, time.monotonic() * self._quota
+        every = psutil.cpu_times(percpu=True)
+        # a guest's time is in the user's already, and what another guest of the host took was not ours to use
+        bound_cores = [every[core]._asdict() for core in bound() if core < len(every)]
+        total = sum(sum(item.values()) - item.get("guest", 0) - item.get("guest_nice", 0) for item in bound_cores)
+        idle = sum(item["idle"] + item.get("iowait", 0) + item.get("steal", 0) for item in bound_cores)
+        return total - idle, total
+
+
+class WorkerGauge:
+    """The processes of ranks that compute on the CPU; of each of `size` ranks an equal share of the cores is its own."""
+
+    def __init__(self, size: int) -> None:
+        self._share = max(1.0, cores() / size)
+        self._before: Mapping[int, float] = {}
+        self._at = time.monotonic()
+
+    def samples(self, ranks: RankProcesses, now: float) -> list[DeviceSample]:
+        """
+        The load of each rank since the last sample, in percent of its share; its memory is of all that the machine has.
+
+        A rank is its process with those that it started. Pages that they share are counted once. Ranks that are threads of one
+        process can't be measured apart, and each is an equal part of it.
+        """
+        at = time.monotonic()
+        passed, self._at = at - self._at, at
+        found = usage(set(ranks.pids.values()))
+        sharing = Counter(ranks.pids.values())
+        samples = [
+            DeviceSample(
+                rank=rank,
+                device="cpu",
+                utilisation=self._utilisation(found[pid], passed * sharing[pid]),
+                memory_used=sum(item.memory for item in found[pid]) // sharing[pid],
+                memory_total=ranks.memory,
+                time=now,
+            )
+            for rank, pid in ranks.pids.items()
+            if found[pid]
+        ]
+        self._before = {entry.pid: entry.seconds for item in found.values() for entry in item}
+        return samples
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def _utilisation(self, processes: Iterable[ProcessUsage], passed: float) -> float | None:
+        known = [process.seconds - self._before[process.pid] for process in processes if process.pid in self._before]
+        if not known or passed <= 0:
+            return None
+        return min(100.0, max(0.0, 100.0 * sum(known) / (passed * self._share)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """A process: the seconds that it has computed, and its memory in bytes, of a child without what it shares."""
+
+    pid: int
+    seconds: float
+    memory: int
+
+
+def usage(leaders: Iterable[int]) -> dict[int, list[ProcessUsage]]:
+    """The usage of each of these processes, with what it started: itself first, nothing where it has ended."""
+    wanted = list(leaders)
+    return _from_proc(wanted) if (_PROC / "self" / "stat").exists() else {pid: _from_psutil(pid) for pid in wanted}
+
+
+def _from_proc(leaders: Sequence[int]) -> dict[int, list[ProcessUsage]]:
+    """By one read of each process of the machine: a worker leads a session, and what it starts is in there."""
+    found: dict[int, list[ProcessUsage]] = {pid: [] for pid in leaders}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for pid, facts in _stats():
+        # numbered as in proc(5), from the third on: 4 parent, 6 session, 14 and 15 time, 24 memory
+        leader = pid if pid in found else int(facts[3])
+        if leader not in found:
+            continue
+        shared = 0 if pid == leader else _shared_pages(pid)
+        seconds = (int(facts[11]) + int(facts[12])) / ticks
+        found[leader].append(ProcessUsage(pid, seconds, max(0, int(facts[21]) - shared) * page))
+    return found
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            text = (_PROC / entry.name / "stat").read_text(errors="replace")
+        except OSError:
+            # it has just ended
+            continue
+        # the name of a process may hold spaces and parentheses
+        yield int(entry.name), text.rpartition(")")[2].split()
+
+
+def _shared_pages(pid: int) -> int:
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[2])
+    except OSError:
+        return 0
+
+
+def _from_psutil(pid: int) -> list[ProcessUsage]:
+    try:
+        leader = psutil.Process(pid)
+        return [_usage(child) for child in (leader, *leader.children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _usage(process: psutil.Process) -> ProcessUsage:
+    times = process.cpu_times()
+    return ProcessUsage(process.pid, times.user + times.system, process.memory_info().rss)
+
+
+def _disk(folder: Path) -> tuple[int, int] | None:
+    try:
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    # what is kept for the administrator is neither used nor there for others
+    return disk.used, disk.used + disk.free
+
+
+def _memory_groups(cgroups: Path, membership: Path) -> Iterator[Path]:
+    """The folders that may limit this process's memory, in either version of control groups."""
+    groups = groups_of(membership)
+    yield from (cgroups / parent for parent in with_parents(groups.get("", "/")))
+    yield from (cgroups / "memory" / parent for parent in with_parents(groups.get("memory", "/")))
+
+
+def _memory(folder: Path) -> tuple[int, int] | None:
+    """The memory that a control group uses, and may use; `None` where it has no limit."""
+    for limit, current, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            total, used = int((folder / limit).read_text()), int((folder / current).read_text())
+            return max(0, used - _fact(folder / "memory.stat", cache)), total
+        except (OSError, ValueError):
+            # of the other version, or "max"
+            continue
+    return None
+
+
+def _cpu_seconds(cgroups: Path, membership: Path) -> float | None:
+    """The CPU seconds of all processes of this one's control group."""
+    groups = groups_of(membership)
+    try:
+        return _fact(cgroups / groups.get("", "/").lstrip("/") / "cpu.stat", "usage_usec") / 1e6
+    except OSError:
+        pass
+    for controller in ("cpuacct", "cpu"):
+        folder = cgroups / controller / groups.get(controller, "/").lstrip("/")
+        try:
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _fact(file: Path, name: str) -> int:
+    lines = (line.split() for line in file.read_text().splitlines())
+    return next((int(line[1]) for line in lines if line and line[0] == name), 0)

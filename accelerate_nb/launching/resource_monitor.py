@@ -12,10 +12,9 @@ from types import TracebackType
 
 from msgspec import structs
 
-from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.tpu_info import TpuGauge
-from accelerate_nb.devices.usage import DeviceGauge, RankProcesses, UnmeasuredDevices
+from accelerate_nb.devices.usage import DeviceGauge, HostGauge, RankProcesses, UnmeasuredDevices, WorkerGauge
 from accelerate_nb.events.model import DeviceSample, HostSample
 from accelerate_nb.events.run_state import RunState
 

@@ -25,7 +25,7 @@ from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_reques
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config.run_config import all_settings
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetError
 from accelerate_nb.launching.planning.placement import choose
 

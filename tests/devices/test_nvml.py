@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from accelerate_nb.devices import cuda
+from accelerate_nb.devices import gpus
 from accelerate_nb.devices.nvml import Driver, Gpu, GpuGauge, driver
 
 
@@ -49,16 +49,16 @@ class Library:
 @pytest.fixture
 def nvml(monkeypatch):
     library = Library()
-    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda _: library)
-    cuda.opened_library.cache_clear()
+    monkeypatch.setattr(gpus.ctypes, "CDLL", lambda _: library)
+    gpus.opened_library.cache_clear()
     yield library
-    cuda.opened_library.cache_clear()
+    gpus.opened_library.cache_clear()
 
 
 def test_the_driver_and_the_gpus_are_named_by_a_library_that_is_opened_once(nvml):
     assert driver() == Driver("570.1", "12.8", (Gpu("NVIDIA H100", 80 << 30),))
     assert GpuGauge({}).sample(1, 0.0) is None
-    assert cuda.Cuda().count({}) == 2
+    assert gpus.Cuda().count({}) == 2
     assert nvml.opened == 1
 
 
@@ -70,7 +70,7 @@ def test_a_driver_that_does_not_answer_is_none(nvml):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(cuda.opened_library() is None, reason="no driver of NVIDIA's")
+@pytest.mark.skipif(gpus.opened_library() is None, reason="no driver of NVIDIA's")
 def test_the_gpus_of_this_machine_have_names():
     found = driver()
     assert found is not None

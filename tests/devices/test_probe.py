@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from accelerate_nb.devices import cpu, cuda, rocm, torch_build, xpu
-from accelerate_nb.devices.mps import Mps
+from accelerate_nb.devices import cpu, gpus, torch_build
+from accelerate_nb.devices.gpus import Mps
 from accelerate_nb.devices.probe import probe
 
 
@@ -51,7 +51,7 @@ def test_visible_gpus_are_those_that_torch_sees(visible):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
     )
-    assert cuda.Cuda().count(environment) == int(done.stdout)
+    assert gpus.Cuda().count(environment) == int(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_visible_gpus_are_those_that_torch_sees(visible):
     ],
 )
 def test_a_process_sees_the_gpus_that_cuda_would_show_it(text, count):
-    assert cuda.visible(text, 4) == count
+    assert gpus.visible(text, 4) == count
 
 
 def test_no_gpu_is_visible_where_there_is_none():
-    assert cuda.visible("0,1", 0) == 0
+    assert gpus.visible("0,1", 0) == 0
 
 
 def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path):
     for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
         (tmp_path / name).touch()
-    assert cuda._device_files(tmp_path) == 2
+    assert gpus._device_files(tmp_path) == 2
 
 
 def test_amds_cpus_are_no_gpus(tmp_path):
@@ -91,7 +91,7 @@ def test_amds_cpus_are_no_gpus(tmp_path):
         node = tmp_path / str(number)
         node.mkdir()
         (node / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\nmem_banks_count 1\n")
-    assert rocm.gpus(tmp_path) == 2
+    assert gpus.amd_gpus(tmp_path) == 2
 
 
 def test_only_intels_render_nodes_are_xpus(tmp_path):
@@ -99,7 +99,7 @@ def test_only_intels_render_nodes_are_xpus(tmp_path):
         device = tmp_path / name / "device"
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
-    assert xpu.gpus(tmp_path) == 1
+    assert gpus.intel_gpus(tmp_path) == 1
 
 
 def test_a_mac_has_one_gpu_or_none():

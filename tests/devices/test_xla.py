@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.mps import Mps
+from accelerate_nb.devices.gpus import Mps
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.xla import XlaInstallation, detect_devices, for_others, for_workers, holder_in_process
 

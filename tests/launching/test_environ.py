@@ -10,7 +10,7 @@ from accelerate import Accelerator as TheirAccelerator
 
 from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.launching.launcher import environment, worker_threads
 from accelerate_nb.launching.planning.placement import choose
 

@@ -36,7 +36,7 @@ from accelerate_nb.config.value_types import (
     OneOf,
     Text,
 )
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.notebook.api import resolved
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)

@@ -23,8 +23,7 @@ from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf, Text
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.base import AvailableDevices
-from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.probe import AvailableDevices, probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.planning.placement import accelerates_word, choose
 from accelerate_nb.launching.planning.preflight import PreflightReport, run_preflight

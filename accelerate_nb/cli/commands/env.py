@@ -218,7 +218,7 @@ def _name_of(pid: int) -> str | None:
 
 def _machine(environment: Mapping[str, str]) -> Facts:
     from accelerate_nb.devices.cpu import cores
-    from accelerate_nb.devices.host_usage import HostGauge
+    from accelerate_nb.devices.usage import HostGauge
 
     now = HostGauge([Path.cwd()]).sample()
     shared = now.shared_memory

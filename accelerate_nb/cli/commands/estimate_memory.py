@@ -154,9 +154,9 @@ def _mesh(text: str, ranks: int | None) -> Mesh:
 
 def _device_memory(size: str | None, ranks: int) -> tuple[int | None, str]:
     """The memory of a rank's device, on the CPU a rank's share of the machine's, and what that is called."""
-    from accelerate_nb.devices.host_usage import HostGauge
     from accelerate_nb.devices.nvml import GpuGauge
     from accelerate_nb.devices.probe import probe
+    from accelerate_nb.devices.usage import HostGauge
     from accelerate_nb.runtime.checkpoints.weights import parse_size
 
     if size is not None:

@@ -9,8 +9,8 @@ from itertools import chain, repeat
 
 from msgspec import structs
 
-from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport.messages import NodeLoad
 from accelerate_nb.transport.worker_spec import WorkerSpec

@@ -9,7 +9,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.training import TrainingConfig
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
 from accelerate_nb.launching.planning.placement import Placement, choose

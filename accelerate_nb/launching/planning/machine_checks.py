@@ -12,9 +12,8 @@ from pathlib import Path
 from accelerate_nb.config.environment import already_launched, runs_folder
 from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.nvml import Driver, driver
-from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.probe import AvailableDevices, probe
 from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.launching.planning.preflight import run_preflight

@@ -9,7 +9,7 @@ from typing import Literal
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.planning import deepspeed_placement, megatron_placement, xla_placement
 from accelerate_nb.launching.planning.xla_placement import XlaPlacement

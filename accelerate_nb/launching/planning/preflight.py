@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 

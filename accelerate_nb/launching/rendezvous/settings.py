@@ -13,7 +13,7 @@ import psutil
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
 from accelerate_nb.launching.node_agent.node_network import interface_of
 from accelerate_nb.launching.planning.placement import Placement, choose_placement

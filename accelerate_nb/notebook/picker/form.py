@@ -12,10 +12,9 @@ import ipywidgets
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings
 from accelerate_nb.config.settings import Setting, unknown_setting
-from accelerate_nb.devices.base import AvailableDevices
-from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.notebook.picker import html

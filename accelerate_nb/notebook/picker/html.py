@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.reports.text_format import bytes_text
 

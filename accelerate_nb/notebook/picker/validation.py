@@ -13,7 +13,7 @@ from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin
 from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.value_types import Text
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import Placement, accelerates_word
 from accelerate_nb.launching.planning.preflight import PreflightIssue, run_preflight

@@ -20,7 +20,7 @@ from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import all_settings, resolve, values
 from accelerate_nb.config.tpu_pods import TpusConfig
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)

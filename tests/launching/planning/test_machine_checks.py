@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.nvml import Driver, Gpu
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.launching.planning import machine_checks
 

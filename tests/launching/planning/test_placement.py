@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.planning.placement import accelerates_word, choose

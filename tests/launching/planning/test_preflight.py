@@ -7,7 +7,7 @@ import re
 import pytest
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import choose

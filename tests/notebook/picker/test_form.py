@@ -17,7 +17,7 @@ from accelerate_nb.config.hf import files
 from accelerate_nb.config.magic_args import read_cell_line
 from accelerate_nb.config.run_config import all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS
-from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.notebook.picker import html
 from accelerate_nb.notebook.picker.validation import appraise, begin

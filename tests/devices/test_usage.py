@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelerate_nb.devices import host_usage
+from accelerate_nb.devices import usage as machine_usage
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge, usage
 from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.devices.usage import RankProcesses
+from accelerate_nb.devices.usage import HostGauge, RankProcesses, WorkerGauge, usage
 
 GIB = 1 << 30
 COMPUTES = "import sys\nprint(1, flush=True)\nwhile True: pass"
@@ -35,7 +34,7 @@ def test_the_machine_is_as_psutil_sees_it(tmp_path):
 
 def test_the_fullest_disk_is_shown_and_one_that_has_gone_is_not(tmp_path, monkeypatch):
     disks = {tmp_path / "a": (10, 100), tmp_path / "b": (90, 100), tmp_path / "gone": None}
-    monkeypatch.setattr(host_usage, "_disk", lambda folder: disks.get(folder))
+    monkeypatch.setattr(machine_usage, "_disk", lambda folder: disks.get(folder))
     assert HostGauge(list(disks)).sample().disk == (90, 100)
     assert HostGauge([tmp_path / "gone"]).sample().disk is None
 
@@ -131,7 +130,7 @@ def test_a_rank_is_its_process_with_those_that_it_started(computing):
     assert len(ours[computing.pid]) == 2
     assert ours[computing.pid][0].memory > 1 << 20
     until(lambda: all(item.seconds > 0 for item in usage([computing.pid])[computing.pid]))
-    everywhere = host_usage._from_psutil(computing.pid)
+    everywhere = machine_usage._from_psutil(computing.pid)
     assert {item.pid for item in everywhere} == {our.pid for our in ours[computing.pid]}
 
 
@@ -154,21 +153,21 @@ def test_a_rank_that_computes_is_busy_and_one_that_waits_is_not(computing):
 def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     gauge = WorkerGauge(1)
     seconds = iter([0.0, 1000.0 * cores()])
-    monkeypatch.setattr(host_usage, "usage", lambda pids: {1: [host_usage.ProcessUsage(1, next(seconds), 5)]})
+    monkeypatch.setattr(machine_usage, "usage", lambda pids: {1: [machine_usage.ProcessUsage(1, next(seconds), 5)]})
     gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)
     assert gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
 
 
 def test_ranks_that_are_threads_of_one_process_are_equal_parts_of_it(monkeypatch):
-    monkeypatch.setattr(host_usage, "cores", lambda: 4)
+    monkeypatch.setattr(machine_usage, "cores", lambda: 4)
     gauge = WorkerGauge(4)
     seconds = iter([0.0, 1000.0])
     monkeypatch.setattr(
-        host_usage, "usage", lambda pids: {pid: [host_usage.ProcessUsage(pid, next(seconds), 20)] for pid in pids}
+        machine_usage, "usage", lambda pids: {pid: [machine_usage.ProcessUsage(pid, next(seconds), 20)] for pid in pids}
     )
     ranks = RankProcesses(4, dict.fromkeys(range(4), 1), 7)
     gauge.samples(ranks, 0.0)
-    monkeypatch.setattr(host_usage.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
+    monkeypatch.setattr(machine_usage.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
     found = gauge.samples(ranks, 1.0)
     assert [item.rank for item in found] == [0, 1, 2, 3]
     # of four cores for 500 seconds the process has used half

@@ -1,10 +1,11 @@
-"""NVIDIA's GPUs, counted through its management library: no process becomes a user of a GPU by the query."""
+"""The kinds of GPUs, counted without waking a driver: no process becomes a user of a GPU by the query."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import os
+import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -88,3 +89,79 @@ if hasattr(os, "register_at_fork"):
 def _device_files(folder: Path) -> int:
     """The number of GPUs that have a device file; a container has those that it was given."""
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in folder.glob("nvidia*"))
+
+
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+class Rocm:
+    """AMD's GPUs, which torch calls "cuda" too."""
+
+    name = "cuda"
+    label = "GPU"
+    build = "hip"
+    variable = "CUDA_VISIBLE_DEVICES"
+
+    def count(self, environment: Mapping[str, str]) -> int:
+        found = amd_gpus(_AMD_NODES)
+        for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+            if variable in environment:
+                named = [part for part in environment[variable].split(",") if part.strip() not in {"", "-1"}]
+                found = min(found, len(named))
+        return found
+
+
+def amd_gpus(nodes: Path) -> int:
+    """The number of the driver's nodes that compute: a CPU is a node too, without SIMD units."""
+    count = 0
+    for properties in nodes.glob("*/properties"):
+        try:
+            units = re.search(r"^simd_count (\d+)$", properties.read_text(encoding="ascii"), re.MULTILINE)
+        except OSError:
+            continue  # a container may not read the nodes of GPUs that it was not given
+        count += units is not None and int(units[1]) > 0
+    return count
+
+
+_INTEL_NODES = Path("/sys/class/drm")
+_INTEL = "0x8086"
+
+
+class Xpu:
+    """Intel's GPUs, as `ZE_AFFINITY_MASK` lets a process see them."""
+
+    name = "xpu"
+    label = "XPU"
+    build = "xpu"
+    variable = "ZE_AFFINITY_MASK"
+
+    def count(self, environment: Mapping[str, str]) -> int:
+        found = intel_gpus(_INTEL_NODES)
+        mask = environment.get("ZE_AFFINITY_MASK")
+        if not mask:
+            return found
+        return min(found, len({entry.strip().partition(".")[0] for entry in mask.split(",")}))
+
+
+def intel_gpus(nodes: Path) -> int:
+    """The number of render nodes of Intel."""
+    return sum(_vendor(node) == _INTEL for node in nodes.glob("renderD*"))
+
+
+def _vendor(node: Path) -> str:
+    try:
+        return (node / "device" / "vendor").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class Mps:
+    """The one GPU of such a Mac."""
+
+    name = "mps"
+    label = "Apple GPU"
+    build = ""
+    variable = ""
+
+    def count(self, environment: Mapping[str, str]) -> int:
+        return int(sys.platform == "darwin" and platform.machine() == "arm64")
