@@ -33,7 +33,7 @@ class LogLine(BaseEvent, frozen=True, tag="log"):
     """
     A rank wrote a line; `open`: it has not ended yet (a progress bar) and the next one replaces it.
 
-    `meaning` is what the line is to who reads it (`events/meaning.py`); an open line has none.
+    `meaning` is what the line is to who reads it (`events/line_reader.py`); an open line has none.
     """
 
     rank: int

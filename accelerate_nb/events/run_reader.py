@@ -14,8 +14,7 @@ from typing import Any, cast, get_args
 from msgspec import structs
 
 from accelerate_nb.events.event_codec import from_line
-from accelerate_nb.events.line_reader import shown_lines
-from accelerate_nb.events.meaning import LineClassifier
+from accelerate_nb.events.line_reader import LineClassifier, shown_lines
 from accelerate_nb.events.model import GOING_ON, OVER, Display, Event, LogLine, Metric, Restart, State, StateChange
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_drawable, is_over, status_of
 from accelerate_nb.events.run_state import RunState

@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
 
-from accelerate_nb.events.bounded_log import BoundedLog
 from accelerate_nb.events.event_codec import harmless
 from accelerate_nb.events.model import (
     OVER,
@@ -35,7 +34,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     StepProfile,
 )
-from accelerate_nb.events.rank_state import RankFold, RankState, RankSummary
+from accelerate_nb.events.rank_state import BoundedLog, RankFold, RankState, RankSummary
 
 Shown: TypeAlias = LogLine | Display
 

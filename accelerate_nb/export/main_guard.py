@@ -21,7 +21,7 @@ from accelerate_nb.export.python_source import (
     looked_up,
     mentioned,
 )
-from accelerate_nb.sources.script_lines import added, kept
+from accelerate_nb.sources.cells import added, kept
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Pass)
 # Calls that make a value of what they are given, and do nothing else.

@@ -17,7 +17,7 @@ from accelerate_nb.export.main_guard import GUARD, INDENT, DefinitionFinder, gua
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import Parameter
 from accelerate_nb.export.python_source import bound, edited, mentioned, result_of, showing
-from accelerate_nb.sources.script_lines import added, first_line, marker, table
+from accelerate_nb.sources.cells import added, first_line, marker, table
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
 _NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameters"})

@@ -26,7 +26,7 @@ from accelerate_nb.notebook.cells.launcher_completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
 from accelerate_nb.script.ranks import everywhere
-from accelerate_nb.sources.warning_format import name_in_warnings
+from accelerate_nb.sources.cells import name_in_warnings
 from accelerate_nb.transport.payload import FunctionCall, check_function
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.launched_call import launched_call

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from accelerate_nb.sources.warning_format import in_words, name_in_warnings
+from accelerate_nb.sources.cells import in_words, name_in_warnings
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _below_runners(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
 
 
 def _is_left_out(frame: FrameSummary, file: str, *, raised_in_package: bool) -> bool:
-    from accelerate_nb.sources.script_lines import cell_line
+    from accelerate_nb.sources.cells import cell_line
 
     if frame.filename == file:
         return cell_line(file, frame.lineno or 0) is None

@@ -1,14 +1,159 @@
-"""The notebook's own lines: which file name is which cell, and its text, so that tracebacks elsewhere can show it."""
+"""The cell and line where code stands, in a notebook, its ranks and an exported script; warnings and tracebacks name it."""
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Mapping
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from accelerate_nb.sources.script_lines import cell_line
-from accelerate_nb.sources.warning_format import cell_numbers, name_in_warnings
+# What ends each line of a script that is no line of a cell.
+_ADDED = "  # +"
+_FIRST = re.compile(r"# Exported from (?P<notebook>.+) by accelerate-nb\b")
+_MARKER = "# %% "
+
+
+@dataclass(frozen=True, slots=True)
+class CellLine:
+    """A line of a cell; `str` gives the text that a person reads: `train.ipynb, cell 3, line 2`."""
+
+    notebook: str
+    cell: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.notebook}, cell {self.cell}, line {self.line}"
+
+
+def cell_line(path: str, line: int) -> CellLine | None:
+    """
+    The notebook, the cell and the line that a line of a script was; None for other files, and for lines that were added.
+
+    >>> str(cell_line("train.py", 31))
+    'train.ipynb, cell 3, line 2'
+    """
+    lines = linecache.getlines(path)
+    if notebook_of(lines[0] if lines else "") is None:
+        return None
+    return _table(tuple(lines)).get(line)
+
+
+def notebook_of(first: str) -> str | None:
+    """The notebook that a script with this first line was exported from; None for any other file."""
+    found = _FIRST.match(first)
+    return found["notebook"] if found else None
+
+
+def first_line(notebook: str, version: str) -> str:
+    """The first line of a script."""
+    return f"# Exported from {notebook} by accelerate-nb {version}."
+
+
+def marker(notebook: str, number: int | None) -> str:
+    """The line above a cell, at which editors show it as one."""
+    return f"{_MARKER}[markdown]" if number is None else f"{_MARKER}[{number}] {notebook}"
+
+
+def added(text: str) -> str:
+    """A line that is none of the notebook's."""
+    return text + _ADDED
+
+
+def is_added(line: str) -> bool:
+    """Whether a line of a script is none of the notebook's."""
+    return line.rstrip("\n").endswith(_ADDED)
+
+
+def kept(text: str) -> str:
+    """A line of the notebook, which is never taken for an added one."""
+    return f"{text} " if is_added(text) else text
+
+
+def table(lines: Sequence[str]) -> dict[int, CellLine]:
+    """The cell line of each line of a script that was a cell's; lines count from 1."""
+    notebook = notebook_of(lines[0] if lines else "")
+    return {} if notebook is None else dict(_places(lines, notebook))
+
+
+@lru_cache(maxsize=16)
+def _table(lines: tuple[str, ...]) -> dict[int, CellLine]:
+    return table(lines)
+
+
+def _places(lines: Sequence[str], notebook: str) -> Iterator[tuple[int, CellLine]]:
+    cell, line = None, 0
+    begins = re.compile(re.escape(_MARKER) + r"(?:\[(?P<cell>\d+)\] " + re.escape(notebook) + r"|\[markdown\])$")
+    for number, text in enumerate(lines, start=1):
+        if found := begins.match(text.rstrip("\n")):
+            cell, line = found["cell"] and int(found["cell"]), 0
+        elif cell and not is_added(text):
+            line += 1
+            yield number, CellLine(notebook, cell, line)
+
+
+def cell_numbers() -> dict[str, int]:
+    """The numbers of IPython's cells that this process has run, by the names of their files; it keeps them for its own tracebacks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return dict(getattr(getattr(shell, "compile", None), "_filename_map", {}))
+
+
+def name_in_warnings(numbers: Mapping[str, int] | None = None) -> None:
+    """
+    From now on, let a warning that is printed name the cell and its line: `Cell In[4], line 15`, or of an exported script the notebook's.
+
+    Cells are those of this process, and those whose `numbers` are given. What decides whether a warning is printed, where it goes and
+    its format stay as they are, and so do the warnings of other files.
+
+    >>> name_in_warnings()
+    """
+    # `formatwarning` is there to be replaced, but a replacement does not get the object that a warning is about, and
+    # Python no longer prints where that was allocated
+    formatted = getattr(warnings, "_formatwarnmsg_impl", None)
+    if formatted is not None and not isinstance(formatted, _WarningFormatter):
+        formatted = warnings._formatwarnmsg_impl = _WarningFormatter(formatted)  # type: ignore[attr-defined]
+    if formatted is not None:
+        formatted.numbers.update(numbers or {})
+
+
+class _WarningFormatter:
+    """Formats a warning, with the line of the notebook in it."""
+
+    def __init__(self, formatted: Any) -> None:
+        self._formatted = formatted
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, warning: warnings.WarningMessage) -> str:
+        text: str = self._formatted(warning)
+        head = f"{warning.filename}:{warning.lineno}: "
+        if text.startswith(head) and (found := self._location(warning.filename, warning.lineno)):
+            text = f"{found}: {text.removeprefix(head)}"
+        return in_words(text)
+
+    def _location(self, filename: str, line: int) -> str:
+        number = cell_numbers().get(filename, self.numbers.get(filename))
+        return str(cell_line(filename, line) or "") if number is None else f"Cell In[{number}], line {line}"
+
+
+def in_words(text: str) -> str:
+    """
+    A traceback's text where each line `File "train.py", line 31` of an exported script is `train.ipynb, cell 3, line 2`.
+
+    >>> in_words('  File "other.py", line 3')
+    '  File "other.py", line 3'
+    """
+    return _FRAME.sub(_named, text)
+
+
+_FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|lineno) (?P<line>\d+))', re.MULTILINE)
+
+
+def _named(found: re.Match[str]) -> str:
+    return f"{found['before']}{cell_line(found['path'], int(found['line'])) or found['file']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
-from accelerate_nb.sources.cells import CellSources, current_sources
-from accelerate_nb.sources.warning_format import name_in_warnings
+from accelerate_nb.sources.cells import CellSources, current_sources, name_in_warnings
 from accelerate_nb.transport.logging_state import current_logging
 from accelerate_nb.transport.main_module import install_main
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries

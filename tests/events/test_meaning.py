@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 from tqdm import tqdm
 
-from accelerate_nb.events.meaning import LineClassifier
+from accelerate_nb.events.line_reader import LineClassifier
 
 LOGGED = {"debug": "", "info": "", "warning": "warning", "error": "error", "critical": "error"}
 FORMATS = [

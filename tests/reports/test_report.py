@@ -34,9 +34,9 @@ from accelerate_nb.events.model import (
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.history.comparison import mean_metrics
-from accelerate_nb.reports.memory_parts import batch_factor, memory_parts
 from accelerate_nb.reports.metric_curves import curves_of, metric_facts, not_finite_text, series_of
 from accelerate_nb.reports.report import run_report
+from accelerate_nb.reports.summary import batch_factor, memory_parts
 from tests.reports import stories
 
 MOST = 100_000

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.sources.script_lines import cell_line, table
+from accelerate_nb.sources.cells import CellSources, cell_line, table
 from tests.export.making import code, exported, markdown, notebook, script
 
 CELLS = [

@@ -79,7 +79,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
     """Stop before a file is lost."""
-    from accelerate_nb.sources.script_lines import notebook_of
+    from accelerate_nb.sources.cells import notebook_of
 
     request = f"{notebook} was to be exported to {output}"
     if output.is_dir():

@@ -322,9 +322,7 @@ def _show_report(arguments: argparse.Namespace) -> int:
 def _show_comparison(arguments: argparse.Namespace) -> int:
     """Print the comparison of the requested runs, or write it as a page; gives the exit code."""
     from accelerate_nb.events.find_run import find_runs
-    from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
-    from accelerate_nb.reports.history.comparison_html import comparison_html
-    from accelerate_nb.reports.history.comparison_text import comparison_lines
+    from accelerate_nb.reports.history.comparison import MOST_RUNS, compare, comparison_html, comparison_lines
 
     comparison = compare(find_runs(arguments.runs, _runs_folder(arguments.folder), MOST_RUNS))
     if arguments.html is not None:

@@ -11,9 +11,7 @@ from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
 from accelerate_nb.notebook.display.run_display import frontend_state
 from accelerate_nb.notebook.display.select import display_settings, display_way
 from accelerate_nb.notebook.host import host
-from accelerate_nb.reports.history.comparison import Comparison
-from accelerate_nb.reports.history.comparison_html import comparison_html
-from accelerate_nb.reports.history.comparison_text import comparison_lines
+from accelerate_nb.reports.history.comparison import Comparison, comparison_html, comparison_lines
 from accelerate_nb.reports.history.run_table import RunTable
 
 

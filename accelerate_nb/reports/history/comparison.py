@@ -1,11 +1,13 @@
-"""Runs compared: the settings, the metrics and the source in which they differ."""
+"""Runs beside each other: what differs in their sources, arguments, settings and metrics, as text and as HTML."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from string import ascii_uppercase
 from typing import Any
 
@@ -18,8 +20,17 @@ from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.history.run_table import differing_settings
-from accelerate_nb.reports.metric_curves import MetricCurve, curves_of, series_of, sum_of_ranks, value_at
+from accelerate_nb.reports.history.run_table import differing_settings, lasted, state_text
+from accelerate_nb.reports.metric_curves import (
+    COLOURS,
+    MetricCurve,
+    curves_of,
+    picture,
+    series_of,
+    sum_of_ranks,
+    value_at,
+)
+from accelerate_nb.reports.text_format import aligned, first_fitting, narrowed, value_text
 from accelerate_nb.sources.call_arguments import values_of
 from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source
 
@@ -187,3 +198,135 @@ def _from(first: MetricSpan, span: MetricSpan) -> MetricSpan:
     difference = span.last - first.last
     share = difference / abs(first.last) if first.last else math.nan
     return MetricSpan(span.low, span.high, span.last, difference, share)
+
+
+_RUN_HEAD = ("", "run", "tags", "folder", "state", "time", "ranks", "began")
+_METRIC_HEAD = ("metric", "run", "min", "max", "last", "difference")
+_NO_SETTINGS = "All settings are the same."
+_NO_METRICS = "No run logged a metric."
+_NO_SOURCE = "No source was kept of both runs."
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """The comparison: the runs, the settings that differ, the metrics, and the diffs of the source."""
+    return [line for part in _text_parts(comparison) for line in (*part, "")][:-1]
+
+
+def _run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A row for each run."""
+    return [_run_row(label, run) for label, run in zip(comparison.labels, comparison.runs, strict=True)]
+
+
+def _every_metric_row(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A row for each metric and run, with the metric's name in its first."""
+    return [row for name, spans in comparison.metrics for row in _metric_rows(name, spans, comparison.labels)]
+
+
+def _diff_title(label: str, is_same: bool) -> str:
+    """The heading of the source of a later run."""
+    return f"The source of {label} is that of A." if is_same else f"The source of {label} differs from that of A:"
+
+
+def _text_parts(comparison: Comparison) -> Iterator[Sequence[str]]:
+    yield aligned([_RUN_HEAD, *_run_rows(comparison)])
+    if comparison.settings:
+        yield aligned([("setting", *comparison.labels), *((name, *values) for name, values in comparison.settings)])
+    else:
+        yield [_NO_SETTINGS]
+    yield aligned([_METRIC_HEAD, *_every_metric_row(comparison)]) if comparison.metrics else [_NO_METRICS]
+    for diff in comparison.diffs:
+        yield [_diff_title(diff.label, not diff.lines), *map(plain, diff.lines)]
+    if not comparison.diffs:
+        yield [_NO_SOURCE]
+
+
+def _run_row(label: str, run: SavedRun) -> tuple[str, ...]:
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+    name, tags = narrowed(plain(run.name), 60), ", ".join(run.tags)
+    return label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
+
+
+def _metric_rows(name: str, spans: Sequence[MetricSpan | None], labels: str) -> Iterator[tuple[str, ...]]:
+    shown = narrowed(plain(name), 60)
+    for label, span in zip(labels, spans, strict=True):
+        if span is None:
+            yield shown, label, "", "", "", ""
+        else:
+            low, high = ("" if math.isnan(value) else value_text(value) for value in (span.low, span.high))
+            yield shown, label, low, high, value_text(span.last), _difference(span)
+        shown = ""
+
+
+def _difference(span: MetricSpan) -> str:
+    if math.isnan(span.difference):
+        return ""
+    sign = "−" if span.difference < 0 else "+"
+    share = "" if math.isnan(span.share) else f" ({sign}{abs(100 * span.share):.3g} %)"
+    return f"{sign}{value_text(abs(span.difference))}{share}"
+
+
+_LEFT = ' style="text-align:left"'
+_GAP = ' style="margin:6px 0"'
+_DIFF = ' tabindex="0" style="max-height:32em;overflow:auto;margin:4px 0"'
+# behind text in the page's own colour
+_BACKGROUNDS = {"+": "rgba(46,160,67,.22)", "-": "rgba(248,81,73,.22)"}
+_SCALE = 1.5
+# What each part may take of a notebook's file, in bytes.
+_PICTURES, _TABLE, _DIFF_LINES = 120_000, 40_000, 60_000
+
+
+def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
+    """
+    The comparison: the runs, which are the legend of the curves, the settings that differ, curves, metrics and diffs.
+
+    The element of the curves has the id `charts_id`.
+    """
+    return "\n".join(_html_parts(comparison, charts_id))
+
+
+def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
+    yield _table(_RUN_HEAD, ([_key(i, row[0]), *map(escape, row[1:])] for i, row in enumerate(_run_rows(comparison))))
+    if comparison.settings:
+        rows = ([escape(cell) for cell in (name, *values)] for name, values in comparison.settings)
+        yield _table(("setting", *comparison.labels), rows)
+    else:
+        yield f"<div{_GAP}>{_NO_SETTINGS}</div>"
+    if comparison.metrics:
+        pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
+        named = f' id="{charts_id}"' if charts_id else ""
+        yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
+        yield _table(_METRIC_HEAD, ([escape(cell) for cell in row] for row in _every_metric_row(comparison)))
+    else:
+        yield f"<div{_GAP}>{_NO_METRICS}</div>"
+    for diff in comparison.diffs:
+        yield _diff(diff)
+    if not comparison.diffs:
+        yield f"<div{_GAP}>{_NO_SOURCE}</div>"
+
+
+def _key(index: int, label: str) -> str:
+    """A run's letter, with the colour of its lines."""
+    colour = COLOURS[index % len(COLOURS)]
+    return f'<span aria-hidden="true" style="color:{colour}">■</span> <b>{label}</b>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in rows]
+    return "<table>\n" + "\n".join(first_fitting(lines, _TABLE)) + "\n</table>"
+
+
+def _diff(diff: SourceDiff) -> str:
+    title = f"<div{_GAP}><b>{_diff_title(diff.label, not diff.lines)}</b></div>"
+    if not diff.lines:
+        return title
+    lines = first_fitting(map(_diff_line, diff.lines), _DIFF_LINES)
+    return f"{title}\n<pre{_DIFF}>{chr(10).join(lines)}</pre>"
+
+
+def _diff_line(line: str) -> str:
+    text = escape(narrowed(plain(line)))
+    if line.startswith(("+++ ", "--- ", "@@")):
+        return f"<b>{text}</b>"
+    background = _BACKGROUNDS.get(line[:1])
+    return f'<span style="background:{background}">{text}</span>' if background else text
