@@ -1,12 +1,16 @@
-"""Exit codes of commands: those of a run that a signal ended, and those of a run that failed."""
+"""The end of a command: exit codes of runs that a signal ended, or that failed."""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
+from accelerate_nb.errors import StoppedError, WorkerError
+
 if TYPE_CHECKING:
-    from accelerate_nb.errors import WorkerError
+    from accelerate_nb.launching.run import Run
+    from accelerate_nb.notebook.display.text import TextFrontEnd
 
 # This, and the signal's number: of a command that a signal ended, as shells give it.
 BY_SIGNAL = 128
@@ -29,3 +33,16 @@ def exit_code(error: WorkerError) -> int:
     if first.exit_code is None or first.exit_code < 0:
         return 1
     return first.exit_code or int(any(failure.exit_code != 0 for failure in error.failures))
+
+
+def waited_for(run: Run, front_end: TextFrontEnd, command: str) -> int:
+    """Start a run, wait until it is over, print why it failed where the front end has not; gives the exit code of the command."""
+    try:
+        run.start().wait()
+    except WorkerError as error:
+        if not (isinstance(error, StoppedError) or front_end.has_shown_failure):
+            print(f"{command}: {error}", file=sys.stderr)
+        return exit_code(error)
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    return 0

@@ -98,8 +98,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return 0
-    for line in _lines_of(facts):
-        _write(line)
+    # not before the arguments are read: a help is to come at once
+    from accelerate_nb.notebook.display.text import standard_sink
+    from accelerate_nb.notebook.display.text_sinks import LabelledLine
+
+    lines = _lines_of(facts)
+    # in a terminal headings stand out
+    standard_sink().write([LabelledLine("stdout", line, "title" if line.startswith("###") else "") for line in lines])
     return 0
 
 
@@ -109,7 +114,7 @@ def gather(environment: Mapping[str, str], config_file: str | None = None, *, wi
     from accelerate_nb.supervisor.memory import supervisors
 
     facts = {
-        "accelerate_nb": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
+        "accelerate_nb": {"version": __version__, "folder": str(Path(__file__).resolve().parents[2])},
         "python": _python(),
         "torch": _torch(),
         "devices": _devices(environment),
@@ -376,15 +381,3 @@ def _item(value: Any) -> str:
 
 def _word(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _write(line: str) -> None:
-    """Print a line; in a terminal its heading or name stands out."""
-    if not sys.stdout.isatty():
-        print(line)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    style = "bold" if line.startswith("###") else ""
-    Console(soft_wrap=True, highlight=False).print(Text(line, style=style))

@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli import hf_flags
-from accelerate_nb.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, exit_code
+from accelerate_nb.cli.exit_codes import INTERRUPTED, waited_for
 from accelerate_nb.cli.launching import slurm_job
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
-from accelerate_nb.cli.parser import CliParser, add_config_file, add_settings
+from accelerate_nb.cli.parser import add_config_file, add_settings
 from accelerate_nb.config.environment import set_variables
 from accelerate_nb.config.run_config import differing
-from accelerate_nb.errors import ConfigurationError, StoppedError, WorkerError
+from accelerate_nb.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
-    from accelerate_nb.launching.front_end import FrontEnd
     from accelerate_nb.launching.launched_run import LaunchedRun
-    from accelerate_nb.launching.run import Run
+    from accelerate_nb.notebook.display.text import TextFrontEnd
     from accelerate_nb.worker.program import Program
 
 _USAGE = f"{PROG} [settings] (script.py | -m module | notebook.ipynb | --no_python program) [arguments]"
@@ -91,6 +90,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     slurm_job.add_flags(parser)
     add_settings(parser, SETTINGS)
     parser.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # what stands after a notebook's name is read by the same parser
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,11 +128,12 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
 
     flags, parameters = notebook_program.split(rest)
     if not {"-h", "--help"}.isdisjoint(flags):
-        print(f"{_parser().format_help()}\n{notebook_program.notebook_program(target).help()}")
+        print(f"{arguments.parser.format_help()}\n{notebook_program.notebook_program(target).help()}")
         return 0
     arguments.what = []
     try:
-        _parser().parse_args(flags, arguments)
+        if flags:
+            arguments.parser.parse_args(flags, arguments)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} Arguments for {target} itself go after `--`.") from None
     _take_seconds(arguments)
@@ -245,18 +247,12 @@ def _launch_detached(program: Program, request: LaunchRequest, folder: Path | No
     return 0
 
 
-def _parser() -> CliParser:
-    parser = CliParser(prog=PROG)
-    configure(parser)
-    return parser
-
-
 def _take_seconds(arguments: argparse.Namespace) -> None:
     """`--quiet 30` is the former name of `--hang-warning-after 30`; no program's name is a number."""
     if arguments.quiet and arguments.what and re.fullmatch(r"\d+(\.\d*)?|\.\d+", arguments.what[0]):
         seconds, *words = arguments.what
         arguments.quiet, arguments.what = False, []
-        _parser().parse_args(["--hang-warning-after", seconds, *words], arguments)
+        arguments.parser.parse_args(["--hang-warning-after", seconds, *words], arguments)
 
 
 # -------------------------------------------------------------------------------------------------------------- running
@@ -272,14 +268,19 @@ def _conduct(program: Program, request: LaunchRequest) -> int:
         front_end = _front_end(request)
         with _conducted(whole, request, front_end) as (started, signals):
             check_ranks(request, len(started.view.ranks))
-            code = _waited_for(started, front_end)
+            try:
+                code = waited_for(started, front_end, PROG)
+            except KeyboardInterrupt:
+                # one that came before the wait, which ends the workers at its own
+                started.stop(timeout=0)
+                code = INTERRUPTED
         ended = exit_code_after(signals, started.stopped_at)
         return code if ended is None else ended
 
 
 @contextmanager
 def _conducted(
-    program: Program, request: LaunchRequest, front_end: FrontEnd
+    program: Program, request: LaunchRequest, front_end: TextFrontEnd
 ) -> Iterator[tuple[LaunchedRun, list[int]]]:
     """The run, ready to be started, and the signals that have come; the run of a job is one to which others attach."""
     from accelerate_nb.launching import launcher
@@ -309,7 +310,7 @@ def _input_of(program: Program, *, is_on_hosts: bool) -> Iterator[Program]:
             stdin.close()
 
 
-def _front_end(request: LaunchRequest) -> FrontEnd:
+def _front_end(request: LaunchRequest) -> TextFrontEnd:
     from accelerate_nb.notebook.display.text import TextFrontEnd
 
     is_off = request.config.launching.panel == "off"
@@ -319,19 +320,3 @@ def _front_end(request: LaunchRequest) -> FrontEnd:
         quiet=request.quiet or is_off,
         is_command=True,
     )
-
-
-def _waited_for(run: Run, front_end: FrontEnd) -> int:
-    try:
-        run.start().wait()
-    except WorkerError as error:
-        if not (isinstance(error, StoppedError) or getattr(front_end, "has_shown_failure", False)):
-            print(f"{PROG}: {error}", file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        # one that came before the wait, which ends the workers at its own
-        run.stop(timeout=0)
-        return INTERRUPTED
-    except BrokenPipeError:
-        return BROKEN_PIPE
-    return 0

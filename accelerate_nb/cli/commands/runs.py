@@ -8,16 +8,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelerate_nb.cli.exit_codes import BROKEN_PIPE, exit_code
-from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StoppedError, WorkerError
+from accelerate_nb.cli.exit_codes import waited_for
+from accelerate_nb.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from accelerate_nb.events.run_reader import LogFollower, SavedRun
+    from accelerate_nb.events.run_reader import SavedRun
 
 _PROG = "accelerate-nb runs"
 _NEWEST = 15
@@ -183,22 +183,11 @@ def _attach(arguments: argparse.Namespace) -> int:
     from accelerate_nb.notebook.display.text import TextFrontEnd
 
     saved, front_end = _found_run(arguments), TextFrontEnd(is_command=True)
-    run = DetachedRun(saved, front_end)
     try:
-        run.start().wait()
-    except WorkerError as error:
-        if not (isinstance(error, StoppedError) or front_end.has_shown_failure):
-            print(f"{_PROG}: {error}", file=sys.stderr)
-        return exit_code(error)
-    except AccelerateNbError as error:
-        print(f"{_PROG}: {error}", file=sys.stderr)
-        return 1
+        return waited_for(DetachedRun(saved, front_end), front_end, _PROG)
     except KeyboardInterrupt:
         print(f"{saved.name} goes on. `{_PROG} attach {saved.folder.name}` shows it again.", file=sys.stderr)
         return 0
-    except BrokenPipeError:
-        return BROKEN_PIPE
-    return 0
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -235,7 +224,10 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 def _show_logs(arguments: argparse.Namespace) -> int:
     """Print the last lines of a run's ranks, and with `--follow` those that come; gives the exit code."""
-    from accelerate_nb.events.run_reader import LogFollower, rank_logs
+    from accelerate_nb.events.run_reader import LogFollower, kept_run, rank_logs
+    from accelerate_nb.launching.node_agent.node_logs import is_gap
+    from accelerate_nb.notebook.display.text import standard_sink
+    from accelerate_nb.notebook.display.text_sinks import LabelledLine
 
     found = _found_run(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:
@@ -243,51 +235,29 @@ def _show_logs(arguments: argparse.Namespace) -> int:
             f"--rank {arguments.rank} was requested, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
         )
     wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
-    label = "[{}] " if len(wanted) > 1 else ""
-    most = max(arguments.lines, 0)
-    followers = [LogFollower(rank, found.folder, most) for rank in wanted]
+    sink, is_over = standard_sink(), False
+
+    def write_new(follower: LogFollower) -> None:
+        lines = [(sink.clean(line, "stdout"), line) for line in follower.new()]
+        label = f"[{follower.rank}] " if len(wanted) > 1 else ""
+        sink.write([LabelledLine("stdout", text, "", label, (follower.rank,)) for text, _ in lines])
+        if any(is_gap(line) for _, line in lines):
+            text = f"Parts of what rank {follower.rank} wrote are left out; each gap names the node and the file on it that holds all of it."
+            sink.write([LabelledLine("stderr", text)])
+
+    followers = [LogFollower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
     for follower in followers:
-        lines = follower.new()
-        _write(follower.rank, lines, label)
-        _note_gaps(follower.rank, lines)
+        write_new(follower)
     if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
         print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
-    if arguments.follow:
-        _follow(found, followers, label)
-    return 0
-
-
-def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None:
-    from accelerate_nb.events.run_reader import kept_run
-
-    is_over = run.is_over
-    while not is_over:
-        time.sleep(_POLL_INTERVAL)
+    while arguments.follow and not is_over:
         # first the state, then the lines: what was written before the end is not missed
-        now = kept_run(run.folder)
+        now = kept_run(found.folder)
         is_over = now is None or now.is_over
+        time.sleep(0 if is_over else _POLL_INTERVAL)
         for follower in followers:
-            _write(follower.rank, follower.new(), label)
-
-
-def _note_gaps(rank: int, lines: Sequence[str]) -> None:
-    """Where parts of a rank's log are left out, say on standard error where the whole is."""
-    from accelerate_nb.launching.node_agent.node_logs import is_gap
-
-    if any(map(is_gap, lines)):
-        print(
-            f"Parts of what rank {rank} wrote are left out; each gap names the node and the file on it that holds all of it.",
-            file=sys.stderr,
-        )
-
-
-def _write(rank: int, lines: Sequence[str], label: str) -> None:
-    from accelerate_nb.events.terminal_lines import cleaned, plain
-
-    for line in lines:
-        text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
-        sys.stdout.write(f"{label.format(rank)}{text}\n")
-    sys.stdout.flush()
+            write_new(follower)
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------------------ reports

@@ -18,6 +18,8 @@ from accelerate_nb.launching.launcher import choose_where, environment, worker_t
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
+from accelerate_nb.notebook.display.text import standard_sink
+from accelerate_nb.notebook.display.text_sinks import LabelledLine
 from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
@@ -110,16 +112,11 @@ def _what(request: LaunchRequest, program: Program, notebook: NotebookProgram | 
 def _settings(request: LaunchRequest) -> Iterator[ReportSection]:
     """Every setting below its heading: its value, and its source."""
     found = origins(request.settings, os.environ, request.content)
+    sources = {"": "default", "the call": "the command line", "the configuration file": str(request.file)}
     for key, members in grouped().items():
-        values = ((item.name, found[item.name]) for item in members)
-        yield ReportSection(
-            GROUPS[key], tuple((name, str(value.value), _source_text(value.source, request)) for name, value in values)
-        )
-
-
-def _source_text(source: str, request: LaunchRequest) -> str:
-    names = {"": "default", "the call": "the command line", "the configuration file": str(request.file)}
-    return names.get(source, source)
+        values = [(item.name, found[item.name]) for item in members]
+        rows = [(name, str(value.value), sources.get(value.source, value.source)) for name, value in values]
+        yield ReportSection(GROUPS[key], tuple(rows))
 
 
 def _workers(
@@ -128,7 +125,9 @@ def _workers(
     rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
     yield ReportSection("What starts", rows)
     yield ReportSection("Environment of every process", tuple(sorted(variables(request, choice).items())))
-    yield ReportSection("The same with torchrun", tuple((line,) for line in _lines(request, choice, program, notebook)))
+    script = None if notebook is None else notebook.notebook.path.with_suffix(".py").name
+    lines = [] if notebook is None else [(shlex.join(["accelerate-nb", "export", str(notebook.notebook.path)]),)]
+    yield ReportSection("The same with torchrun", (*lines, (torchrun(request, choice, program, script),)))
 
 
 def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:
@@ -144,43 +143,10 @@ def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterat
     yield ReportSection(title, tuple(sorted({**found, **request.variables}.items())))
 
 
-def _lines(
-    request: LaunchRequest, choice: Placement, program: Program, notebook: NotebookProgram | None
-) -> Iterator[str]:
-    if notebook is None:
-        yield torchrun(request, choice, program)
-        return
-    script = notebook.notebook.path.with_suffix(".py").name
-    yield shlex.join(["accelerate-nb", "export", str(notebook.notebook.path)])
-    yield torchrun(request, choice, program, script)
-
-
 def _show(parts: list[ReportSection]) -> None:
-    if sys.stdout.isatty():
-        _show_in_colour(parts)
-        return
+    sink = standard_sink()
     for part in parts:
-        print(part.title)
-        for line in aligned(part.rows):
-            print(f"  {line}")
-        print()
-
-
-def _show_in_colour(parts: list[ReportSection]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for part in parts:
-        console.print(Text(part.title, style="bold"))
-        if len(part.rows[0]) == 1:
-            # a line to be copied, without decoration
-            console.print(Text("\n".join(row[0] for row in part.rows)), soft_wrap=True)
-        else:
-            table = Table.grid(padding=(0, 2))
-            for row in part.rows:
-                is_default = row[-1] == "default"
-                table.add_row(*(Text(f"  {row[0]}"), *map(Text, row[1:])), style="dim" if is_default else None)
-            console.print(table)
-        console.print()
+        lines = [LabelledLine("stdout", part.title, "title")]
+        for row, line in zip(part.rows, aligned(part.rows), strict=True):
+            lines.append(LabelledLine("stdout", f"  {line}", "bar" if row[-1] == "default" else ""))
+        sink.write([*lines, LabelledLine("stdout", "")])

@@ -36,6 +36,7 @@ _COLOURS: dict[LineStyle, str] = {
     "bar": "2",
     "warning": "33",
     "error": "31",
+    "title": "1",
     "finished": "1;32",
     "failed": "1;31",
     "stopped": "1;33",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accelerate_nb.events.rank_state import RankSummary
     from accelerate_nb.launching.front_end import RunHandle
 
-LineStyle: TypeAlias = Meaning | Literal["finished", "failed", "stopped"]
+LineStyle: TypeAlias = Meaning | Literal["title", "finished", "failed", "stopped"]
 
 # Bright yellow is amber in a notebook; plain yellow can't be read on white there.
 _COLOURS: dict[LineStyle, int] = {"warning": 93}

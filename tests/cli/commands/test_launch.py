@@ -13,7 +13,8 @@ import nbformat
 import psutil
 import pytest
 
-from accelerate_nb.cli.commands.launch import configure, exit_code
+from accelerate_nb.cli.commands.launch import configure
+from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config.formats import command
