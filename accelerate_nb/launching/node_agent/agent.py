@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.event_codec import EventReader
 from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
 from accelerate_nb.failures.process_limits import limit_reached
-from accelerate_nb.failures.stack_dumps import crash_dump, process_state
+from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.base import Engine, Workers
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.launching.node_agent.node_logs import NodeLogs, OutputPart, open_logs
-from accelerate_nb.launching.node_agent.output_reader import OutputReader
-from accelerate_nb.launching.node_agent.rank_queries import RankQueries
+from accelerate_nb.launching.node_agent.node_logs import NodeLogs, OutputPart, OutputReader, open_logs
+from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     AgentLost,
     BeginTask,
+    CollectivesReply,
     KillGroup,
     LeaveGroup,
     Message,
+    QueryCollectives,
     RankEvent,
     RankExited,
     RankOutcome,
@@ -51,6 +56,119 @@ _BETWEEN_TURNS = 0.25
 
 # Takes a report of an agent, and its descriptors, which are the taker's to close.
 Report: TypeAlias = Callable[[Message, Sequence[int]], None]
+
+
+class _Readable(Protocol):
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+
+class AgentLoop:
+    """
+    Calls a handler for each descriptor that becomes readable, in the thread that calls `wait`; `wake` may be called from any.
+
+    >>> with AgentLoop() as loop:
+    ...     loop.register(channel, on_message)
+    ...     loop.wait(0.02)
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._waker_far, self._waker = socket.socketpair()
+        for end in (self._waker_far, self._waker):
+            end.setblocking(False)
+        self.register(self._waker_far, lambda: self._waker_far.recv(4096))
+
+    def __enter__(self) -> AgentLoop:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._selector.close()
+        self._waker_far.close()
+        self._waker.close()
+
+    def register(self, readable: int | _Readable, handler: Callable[[], object]) -> None:
+        """Call `handler` whenever a descriptor is readable."""
+        self._selector.register(readable, selectors.EVENT_READ, handler)
+
+    def unregister(self, readable: int | _Readable) -> None:
+        """Watch a descriptor no longer, where it is watched."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(readable)
+
+    def is_registered(self, readable: int | _Readable) -> bool:
+        """Whether a descriptor is watched."""
+        return readable in self._selector.get_map()
+
+    def wait(self, timeout: float | None) -> None:
+        """Call the handlers of what is readable, or becomes so within so many seconds."""
+        for key, _ in self._selector.select(timeout):
+            # another's handler may have unregistered it
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        # where it is full, or its reader has gone, nobody needs to be woken
+        with suppress(OSError):
+            self._waker.send(b"\n")
+
+
+class RankQueries:
+    """
+    Sends messages to ranks over their `connections`, and reads their replies.
+
+    `connected` are the ranks that have sent something; others are not ready for a query.
+    """
+
+    def __init__(self, connections: Mapping[int, Connection], connected: Collection[int]) -> None:
+        self._connections, self._connected = connections, connected
+        self._stacks_lock = threading.Lock()
+        self._closed = False
+
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
+        return self._connections[rank].inbox.try_send(message, descriptors)
+
+    def stacks(self, running: Sequence[int], workers: Workers) -> dict[int, str]:
+        """The stack dump of each of these ranks; empty where one sends none."""
+        with self._stacks_lock:
+            if self._closed:
+                return {}
+            # a process that has not sent anything yet is not ready for the signal, and would be ended by it
+            ranks = [rank for rank in running if rank in self._connected]
+            files = [self._connections[rank].stacks for rank in ranks]
+            before = lengths(files)
+            workers.signal(SIGNAL, ranks)
+            return {**dict.fromkeys(running, ""), **dict(zip(ranks, dumps_since(files, before), strict=True))}
+
+    def collectives(self, ranks: Iterable[int]) -> dict[int, Any]:
+        """The collectives that are under way in each rank, as far as it replies in time."""
+        with self._stacks_lock:
+            pipes: dict[int, int] = {}
+            for rank in ranks:
+                if rank not in self._connected or self._closed:
+                    continue
+                pipes[rank], its = os.pipe()
+                self.send(rank, QueryCollectives(), [its])
+                os.close(its)
+            replies = {rank: _message(data) for rank, data in read_replies(pipes).items()}
+        return {rank: list(reply.entries) for rank, reply in replies.items() if isinstance(reply, CollectivesReply)}
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Within the block, and after it, nothing more is sent."""
+        with self._stacks_lock:
+            self._closed = True
+            yield
+
+
+def _message(data: bytes) -> Message | None:
+    """A rank's reply; `None` where it left none, or what is none."""
+    try:
+        return message_of(data)
+    except ProtocolError:
+        return None
 
 
 class Agent(Protocol):

@@ -8,22 +8,25 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, cast
 
 from msgspec import structs
 
 from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
-from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, NodeAgent
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
-from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
-from accelerate_nb.launching.node_agent.report_sender import ReportSender
+from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
@@ -39,10 +42,15 @@ from accelerate_nb.transport.messages import (
     KillGroup,
     ListenToPeers,
     Message,
+    NodeLoad,
     QueryNode,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
+    RankEvent,
+    RankOutput,
+    RankReport,
+    RankReports,
     RankStacks,
     ReleaseRanks,
     SignalRanks,
@@ -50,11 +58,137 @@ from accelerate_nb.transport.messages import (
     ToRank,
 )
 from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, WorkerSpec, current_environment
 
+# How often the load is sent after workers started, for the first times and from then on, in seconds.
+_FIRST_SAMPLE, _QUICK_SAMPLES, _BETWEEN_SAMPLES = 1.0, 3, 5.0
+# A sample that is being sent may wait for its reader, which has gone or doesn't read, in seconds.
+_CLOSE_TIMEOUT = 2.0
+# Output and measurements are sent at most this often, in seconds: a panel shows them no more often.
+BETWEEN_SENDS = 0.1
+# In larger worlds less often: what the ranks of many nodes write is the work of one process.
+_RANKS_AT_ONCE = 4096
+_LONGEST_BETWEEN = 0.5
+# More bytes of output don't wait: they would fill the memory, or a message.
+_MOST_OUTPUT = 2 << 20
+_CAN_WAIT = (DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
 # Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
 # for ever.
 _SILENCE_LIMIT = 60.0
+
+
+class NodeSampler:
+    """
+    The thread that sends the load of a node every few seconds, and that of the devices of its ranks, until it is closed.
+
+    `specs` are the workers of the node, and `pids` returns the processes of those that run, by their ranks.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[NodeLoad], object],
+        specs: Sequence[WorkerSpec],
+        pids: Callable[[], Mapping[int, int]],
+        first: float = _FIRST_SAMPLE,
+    ) -> None:
+        self._send, self._specs, self._pids, self._first = send, specs, pids, first
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="accelerate_nb samples", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """End it; nothing more is sent from then on, but what is on its way for longer than `timeout` seconds."""
+        self._over.set()
+        self._thread.join(timeout)
+
+    def _sample(self) -> None:
+        host, rank_info = HostGauge(()), self._specs[0].rank_info
+        ranks = range(rank_info.rank, rank_info.rank + len(self._specs))
+        environment = self._specs[0].process_environment.environ
+        kind = "cpu" if environment.get("ACCELERATE_USE_CPU") == "true" else probe().kind
+        waits = chain([self._first] * _QUICK_SAMPLES, repeat(_BETWEEN_SAMPLES))
+        with closing(gauge_of(kind, len(ranks), environment)) as gauge:
+            while not self._over.wait(next(waits)):
+                load = host.sample()
+                devices = tuple(device_samples(gauge, ranks, self._pids(), load))
+                self._send(NodeLoad(structs.replace(load, node=rank_info.node_rank), devices))
+
+
+class ReportSender:
+    """
+    Sends reports in their order. Output and measurements wait up to `BETWEEN_SENDS`, unless nothing was sent for so long; others don't.
+
+    >>> sender = ReportSender(channel)
+    >>> sender.send(RankOutput(0, 0, b"a line", ()))
+    >>> loop.wait(sender.tick(time.monotonic(), 1.0))
+    """
+
+    def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel, self._clock = channel, clock
+        self._collected: list[Message] = []
+        self._output = 0
+        self._next = float("-inf")
+        self._between = BETWEEN_SENDS
+
+    def begin(self, world_size: int) -> None:
+        """Reports of a world of so many ranks follow. In a large one, what a rank writes meanwhile becomes one report."""
+        self._between = min(max(BETWEEN_SENDS, world_size / _RANKS_AT_ONCE), _LONGEST_BETWEEN)
+
+    def send(self, report: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a report, at the latest in a later `tick`; its descriptors are closed."""
+        if descriptors:
+            self.flush()
+            self._channel.try_send(report, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        self._collected.append(report)
+        if isinstance(report, RankOutput):
+            self._output += len(report.raw)
+        if self._output > _MOST_OUTPUT or not _can_wait(report):
+            self.flush()
+
+    def tick(self, now: float, timeout: float) -> float:
+        """Send what is due, on the clock; returns the seconds until something is, at most `timeout`."""
+        if not self._collected:
+            return timeout
+        if now >= self._next:
+            self.flush()
+            return timeout
+        return min(timeout, self._next - now)
+
+    def flush(self) -> None:
+        """Send what has waited."""
+        reports, self._collected, self._output = self._collected, [], 0
+        if self._between > BETWEEN_SENDS:
+            reports = _joined(reports)
+        if reports:
+            # where the other end has gone, that ends the loop
+            self._channel.try_send(
+                reports[0] if len(reports) == 1 else RankReports(cast("tuple[RankReport, ...]", tuple(reports)))
+            )
+            self._next = self._clock() + self._between
+
+
+def _joined(reports: Sequence[Message]) -> list[Message]:
+    """Reports in their order, where the outputs of a rank between which it reported nothing else are one: it has the number of the last."""
+    found: list[Message] = []
+    # where the last report of each rank is
+    places: dict[int | None, int] = {}
+    for report in reports:
+        rank = getattr(report, "rank", None)
+        former = found[places[rank]] if rank in places else None
+        if isinstance(report, RankOutput) and isinstance(former, RankOutput) and not report.left_out:
+            raw, lines = former.raw + report.raw, former.lines + report.lines
+            found[places[rank]] = structs.replace(former, number=report.number, raw=raw, lines=lines)
+        else:
+            places[rank] = len(found)
+            found.append(report)
+    return found
+
+
+def _can_wait(report: Message) -> bool:
+    return isinstance(report, RankOutput) or (isinstance(report, RankEvent) and isinstance(report.event, _CAN_WAIT))
 
 
 class AgentServer:

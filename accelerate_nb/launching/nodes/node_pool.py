@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
-from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, NodeLink, RemoteAgent
 from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.launching.nodes.peer_reach import check_reach, endpoint_of, of_all

@@ -14,9 +14,8 @@ from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
-from accelerate_nb.launching.node_agent.remote_agent import NodeLink
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, NodeLink
 from accelerate_nb.launching.nodes.attempt_nodes import ranks_of_nodes
 from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, came_text, leave_out
 from accelerate_nb.launching.nodes.version_table import check_versions

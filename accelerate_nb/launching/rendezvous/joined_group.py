@@ -14,9 +14,8 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.node_agent.agent import NodeAgent, Report
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
+from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
+from accelerate_nb.launching.node_agent.agent_process import NodeSampler
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host_link import HostLink
 from accelerate_nb.launching.run_context import RunContext, Stop

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.node_agent.agent import Report
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.transport.channel import (

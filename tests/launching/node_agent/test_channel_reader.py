@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from accelerate_nb.launching.node_agent.channel_reader import ChannelReader
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,

@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from accelerate_nb.events.model import LogLine, Progress, StateChange
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.agent import AgentLoop
+from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
-from accelerate_nb.launching.node_agent.report_sender import BETWEEN_SENDS, ReportSender
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,

@@ -17,7 +17,7 @@ from msgspec import structs
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.agent import AgentLoop
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink
