@@ -24,10 +24,8 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.engines.base import Engine
-from accelerate_nb.launching.engines.fork import ForkEngine
+from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
-from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun

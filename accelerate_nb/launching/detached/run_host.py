@@ -24,7 +24,7 @@ from accelerate_nb.launching.detached.host_start import reported_start
 from accelerate_nb.launching.detached.saved_outcome import error_kind, save_error, save_result
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
+from accelerate_nb.launching.engines.supervisor import SupervisorOffer
 from accelerate_nb.launching.front_end import FrontEnd, NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of

@@ -1,13 +1,54 @@
-"""Workers that are this process's own children."""
+"""Worker processes as children of this process, forked from it or started anew; and what every engine does."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import BeginWorker
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
+from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import kill_sessions
+
+
+class Workers(Protocol):
+    """Processes that an engine started, each with one rank, or with several as threads. No method waits."""
+
+    def exit_descriptors(self) -> Sequence[int]:
+        """Descriptors that become readable when there is news."""
+
+    def news(self) -> None:
+        """Take in what has happened."""
+
+    def exit_codes(self) -> Mapping[int, int]:
+        """The ranks whose processes have ended, with their exit codes; negative: the signal that ended it."""
+
+    def signal(self, number: int, ranks: Collection[int]) -> None:
+        """Send a signal, once, to every process that still runs and has one of these ranks."""
+
+    def kill(self) -> None:
+        """SIGKILL for every worker and all that it started."""
+
+    def lost(self) -> str | None:
+        """The reason why the workers can't be observed any more, or `None`; raises a `LaunchError` where none can be started."""
+
+    def close(self) -> None:
+        """Give back what this process holds of them; they have ended."""
+
+
+class Engine(Protocol):
+    """A way to place workers on this machine."""
+
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> Workers:
+        """Start one process for each sequence of workers, which are its ranks; returns before they run."""
 
 
 class ChildProcesses:
@@ -73,3 +114,55 @@ def _ended(pid: int) -> int | None:
         # somebody else in this process waits for all children; how it ended is not known
         return 0
     return os.waitstatus_to_exitcode(status) if found else None
+
+
+class ForkEngine:
+    """Places workers by forking: they inherit everything, so nothing has to travel."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload = payload
+
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> ChildProcesses:
+        """Fork one process for each sequence of workers."""
+        # what is buffered here would be written by every child as well
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return ChildProcesses({self._fork(workers): [worker.rank for worker in workers] for workers in processes})
+
+    def _fork(self, workers: Sequence[LocalWorker]) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            work(workers, parent, self._payload)
+        return pid
+
+
+class SpawnEngine:
+    """Places workers by starting one new interpreter each; nothing of this process is in them."""
+
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> ChildProcesses:
+        """Start one interpreter for each sequence of workers."""
+        return ChildProcesses({_spawn(workers): [worker.rank for worker in workers] for workers in processes})
+
+
+def _spawn(workers: Sequence[LocalWorker]) -> int:
+    reader, writer = os.pipe()
+    spec, descriptors = workers[0].spec, descriptors_of(workers)
+    environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    with os.fdopen(writer, "wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_nb.worker.main", str(reader)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[reader, *descriptors],
+            start_new_session=True,
+            env=environ,
+        )
+        os.close(reader)
+        file.write(frame(BeginWorker(tuple(workers)), len(descriptors)))
+    # the process is waited for by its number, and Popen must not do it too when it is collected
+    process.returncode = 0
+    return process.pid

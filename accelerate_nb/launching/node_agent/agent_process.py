@@ -21,7 +21,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import NodeRanks
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release

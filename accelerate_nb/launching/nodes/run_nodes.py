@@ -13,7 +13,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError, PayloadError
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Event, Failure, NodeRanks, Restart, State, StateChange
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent

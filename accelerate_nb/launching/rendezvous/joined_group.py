@@ -12,7 +12,7 @@ from msgspec import structs
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
 from accelerate_nb.launching.node_agent.agent_process import NodeSampler

@@ -10,7 +10,7 @@ from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import Restart, State
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import stopped_error, worker_error
-from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
