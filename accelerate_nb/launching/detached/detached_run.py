@@ -13,10 +13,7 @@ from typing import Any
 from accelerate_nb.errors import LaunchError, StateError, of_this_package
 from accelerate_nb.events.run_folder import shown_path, status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
-from accelerate_nb.launching.detached.control_client import ControlClient
-from accelerate_nb.launching.detached.control_socket import check_owner
-from accelerate_nb.launching.detached.control_tunnel import tunnel_command
-from accelerate_nb.launching.detached.live_state import apply_live
+from accelerate_nb.launching.detached.control import ControlClient, apply_live, check_owner, tunnel_command
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run

@@ -17,9 +17,7 @@ from typing import Any, NoReturn
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_folder import hold_lock, status_of
-from accelerate_nb.launching.detached.control_server import ControlServer
-from accelerate_nb.launching.detached.control_socket import ControlSocket
-from accelerate_nb.launching.detached.control_tunnel import job_facts
+from accelerate_nb.launching.detached.control import ControlServer, ControlSocket, job_facts
 from accelerate_nb.launching.detached.host_start import reported_start
 from accelerate_nb.launching.detached.saved_outcome import error_kind, save_error, save_result
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after

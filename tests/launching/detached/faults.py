@@ -22,8 +22,7 @@ import psutil
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, runs
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.detached.control_client import ControlClient
-from accelerate_nb.launching.detached.control_socket import connect
+from accelerate_nb.launching.detached.control import ControlClient, connect
 from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.transport.messages import QueryLiveState
 from tests.launching.detached.trainings import (

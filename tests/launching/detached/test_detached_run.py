@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
-from accelerate_nb.launching.detached.control_socket import ControlSocket, connect
+from accelerate_nb.launching.detached.control import ControlSocket, connect
 from tests.launching.detached.trainings import (
     SETTINGS,
     are_gone,

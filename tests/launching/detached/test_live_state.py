@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accelerate_nb.events.model import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.detached.live_state import apply_live, live_events
+from accelerate_nb.launching.detached.control import apply_live, live_events
 
 
 def test_the_load_of_each_machine_comes_to_another_view_of_the_run() -> None:
