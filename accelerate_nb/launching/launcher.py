@@ -34,8 +34,7 @@ from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes, ranks_of_n
 from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection
 from accelerate_nb.launching.nodes.ray.ray_nodes import connection_of_run_host
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
-from accelerate_nb.launching.planning.held_devices import devices_of, taken
-from accelerate_nb.launching.planning.placement import Placement, choose_placement
+from accelerate_nb.launching.planning.placement import Placement, choose_placement, devices_of, taken
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes
 from accelerate_nb.launching.rendezvous.joined_run import JoinedNodes

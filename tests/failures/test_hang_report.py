@@ -15,7 +15,7 @@ from torch.distributed.elastic.utils.store import barrier
 from accelerate_nb import Accelerator, HangError, launch
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work
 from accelerate_nb.failures.stack_dumps import stacks_text
-from accelerate_nb.launching.idle_watchdog import IdleWatchdog
+from accelerate_nb.launching.group_runner import IdleWatchdog
 from accelerate_nb.sources.cells import CellSources
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "stop_grace_period": 0.2}

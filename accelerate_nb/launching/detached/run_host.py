@@ -28,7 +28,7 @@ from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
-from accelerate_nb.launching.planning.held_devices import devices_of
+from accelerate_nb.launching.planning.placement import devices_of
 from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, HostNodeRun
 from accelerate_nb.launching.rendezvous.joined_run import JoinedNodeRun, JoinedNodes
 from accelerate_nb.transport.channel import Channel

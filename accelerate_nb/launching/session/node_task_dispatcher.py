@@ -10,8 +10,7 @@ from accelerate_nb.events.model import Failure
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.session.cell_run import CellHost, CellRun
-from accelerate_nb.launching.session.task_dispatcher import SETTLE, PendingCell, TaskDispatcher
-from accelerate_nb.launching.session.task_files import read_reply
+from accelerate_nb.launching.session.task_dispatcher import SETTLE, PendingCell, TaskDispatcher, read_reply
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.transport.messages import (
     BeginTask,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.errors import mark_in_panel
-from accelerate_nb.launching.background_refresh import keep_drawing
+from accelerate_nb.launching.front_end import keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.cells.panel_output import PanelOutput

@@ -18,8 +18,7 @@ from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.front_end import BackgroundRefresh, RunHandle, keep_drawing
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.text_sinks import LabelledLine, LineStyle, OutputLimits, TextSink
 from accelerate_nb.reports.failure_summary import cause_of

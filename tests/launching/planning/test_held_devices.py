@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerate_nb.events.run_folder import RunRecorder, hold_lock, new_folder
-from accelerate_nb.launching.planning.held_devices import devices_of, taken
-from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.planning.placement import Placement, devices_of, taken
 
 
 @pytest.mark.parametrize(
