@@ -12,15 +12,14 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier
 from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error
 from tests.runtime.checkpoints.test_background_write import hold_writers
 
 
 def test_copies_lie_in_locked_memory_and_wait_for_the_device_once(device: str) -> None:
-    memory = HostMemory()
     state = {"weights": torch.arange(1 << 20, device=device), "steps": [torch.ones(3, device=device), 7]}
-    copier = HostCopier(memory)
+    copier = HostCopier()
     compute_for(0.5, device)
     with synchronizing_is_an_error(device):
         copied = copier.copy(state)
@@ -34,16 +33,14 @@ def test_copies_lie_in_locked_memory_and_wait_for_the_device_once(device: str) -
 
 
 def test_the_memory_of_a_copy_serves_the_next_one(device: str) -> None:
-    memory, state = HostMemory(), {"weights": torch.ones(1 << 20, device=device)}
+    copier, state = HostCopier(), {"weights": torch.ones(1 << 20, device=device)}
     places = set()
     for number in range(3):
         state["weights"].fill_(number)
-        copier = HostCopier(memory)
         copied = copier.copy(state)
         copier.finish()
         assert copied["weights"][:2].tolist() == [number] * 2
         places.add(copied["weights"].data_ptr())
-        memory.give_back()
     assert len(places) == 1
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import mmap
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +14,6 @@ from accelerate_nb.runtime.xla import device as xla
 from accelerate_nb.runtime.xla.device import are_computed, sync, to_cpu
 
 T = TypeVar("T")
-# Memory comes in pieces of at least so many bytes, and its content begins where any type of number may begin.
-_PIECE = 64 << 20
-_ALIGNED = 64
-_THREADS = 4
 
 
 def is_apart(device: torch.device) -> bool:
@@ -110,63 +103,18 @@ def brought(value: T) -> T:
     return nest
 
 
-def large_memory(size: int) -> mmap.mmap:
-    """Memory that begins with a page, in huge pages where the system has them: touching it first is what costs most."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system that was built without
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
-class HostMemory:
+class HostCopier:
     """
-    Host memory for copies, which is used again for the next copy.
+    Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`.
 
-    New memory costs more time than the copying: the system hands it out page by page, and memory that a GPU copies to has to
-    be locked in its place.
+    The next copy of the same tensors goes to the same memory, since new memory costs more time than the copying: the system hands
+    it out page by page, and memory that a GPU copies to has to be locked in its place.
     """
 
     def __init__(self) -> None:
-        self._pieces: dict[bool, list[Tensor]] = {}
-        self._used: dict[bool, list[int]] = {}
-
-    def take(self, size: int, *, pinned: bool) -> Tensor:
-        """`size` bytes, as a tensor of that many; they are taken until `give_back`."""
-        pieces, used = self._pieces.setdefault(pinned, []), self._used.setdefault(pinned, [])
-        for number, piece in enumerate(pieces):
-            if used[number] + size <= len(piece):
-                break
-        else:
-            number = len(pieces)
-            pieces.append(_new(max(size, _PIECE), pinned=pinned))
-            used.append(0)
-        start = used[number]
-        used[number] += -(-size // _ALIGNED) * _ALIGNED
-        # a storage of its own: saving a tensor saves all that is in its storage
-        return torch.frombuffer(pieces[number].numpy().data, dtype=torch.uint8, count=size, offset=start)
-
-    def give_back(self) -> None:
-        """Whatever was taken may be taken again; what the last copy did not use is released."""
-        for pinned, used in self._used.items():
-            self._pieces[pinned] = [piece for piece, size in zip(self._pieces[pinned], used, strict=True) if size]
-            self._used[pinned] = [0] * len(self._pieces[pinned])
-
-
-def _new(size: int, *, pinned: bool) -> Tensor:
-    if pinned:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return torch.frombuffer(large_memory(size), dtype=torch.uint8)
-
-
-class HostCopier:
-    """Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`."""
-
-    def __init__(self, memory: HostMemory) -> None:
-        self._memory = memory
-        self._copied: dict[tuple[torch.device, int], Tensor] = {}
+        self._copied: dict[tuple[torch.device, int, int], Tensor] = {}
+        self._former: dict[tuple[torch.device, int, int], Tensor] = {}
         self._devices: set[torch.device] = set()
-        self._waiting: list[tuple[Tensor, Tensor]] = []
         self._bringer = DeviceToHost()
 
     def copy(self, value: Any) -> Any:
@@ -184,15 +132,12 @@ class HostCopier:
         return copy.deepcopy(value)
 
     def finish(self) -> None:
-        """Copy what is in host memory already, and wait for what is still on its way from a device."""
+        """Wait for what is still on its way from a device; from here on the copy before this one is no longer needed."""
         self._bringer.finish()
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="accelerate_nb copy") as pool:
-            for _ in pool.map(lambda pair: pair[0].copy_(pair[1]), self._waiting):
-                pass
-        self._waiting.clear()
         for device in self._devices:
             torch.accelerator.current_stream(device).synchronize()
         self._devices.clear()
+        self._former, self._copied = self._copied, {}
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_apart(tensor.device):
@@ -201,21 +146,15 @@ class HostCopier:
             return tensor.detach().to("cpu", copy=True)
         if tensor.is_meta or tensor.numel() == 0:
             return tensor.detach()
-        memory = self._storage(tensor)
-        whole = torch.empty(0, dtype=tensor.dtype)
-        return whole.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def _storage(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        key = tensor.device, storage.data_ptr()
+        key = tensor.device, storage.data_ptr(), storage.nbytes()
         if key not in self._copied:
             locked = tensor.device.type in ("cuda", "xpu")
+            memory = self._former.get(key)
+            if memory is None:
+                memory = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=locked)
             source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            copied = self._memory.take(storage.nbytes(), pinned=locked)
-            if tensor.device.type == "cpu":
-                self._waiting.append((copied, source))
-            else:
-                copied.copy_(source, non_blocking=locked)
-                self._devices.add(tensor.device)
-            self._copied[key] = copied
-        return self._copied[key]
+            self._copied[key] = memory.copy_(source, non_blocking=locked)
+            self._devices |= {tensor.device} - {torch.device("cpu")}
+        whole = torch.empty(0, dtype=tensor.dtype)
+        return whole.set_(self._copied[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

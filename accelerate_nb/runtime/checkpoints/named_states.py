@@ -25,6 +25,7 @@ from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of
 from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards
+from accelerate_nb.runtime.checkpoints.weights import is_missing
 from accelerate_nb.runtime.checkpoints.writer import DirectWriter, FileToWrite, LastFile, named, sync
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.operations.sharded_tensors import part_of, whole
@@ -72,13 +73,13 @@ class PartFile(FileToWrite):
     def fill(self, file: Any) -> None:
         self.lengths.clear()
         for item in self.content:
-            counter: Any = _Counter(file)  # of a file it has what torch calls
+            begin = file.tell()
             if isinstance(item, Tensor):
                 # what is saved of a tensor is its whole storage
-                torch.save(item if item.untyped_storage().nbytes() == item.nbytes else item.clone(), counter)
+                torch.save(item if item.untyped_storage().nbytes() == item.nbytes else item.clone(), file)
             else:
-                counter.write(item)
-            self.lengths.append(counter.count)
+                file.write(item)
+            self.lengths.append(file.tell() - begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +108,6 @@ class PartList(LastFile):
         for rank in range(len(self.indices)):
             _note(path.parent / part_name(rank)).unlink()
         return {**entries, self.name: entry_of(path)}
-
-
-class _Counter:
-    """A file that counts what is written to it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self.count = file, 0
-
-    def write(self, data: Any) -> int:
-        self.count += memoryview(data).nbytes
-        self._file.write(data)
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        """What is below brings it to the disk at its end."""
 
 
 def part_name(rank: int) -> str:
@@ -167,7 +153,7 @@ def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]
 
     What is on the meta device is another process's.
     """
-    state = {name: value for name, value in original_state(model).items() if not _is_elsewhere(value)}
+    state = {name: value for name, value in original_state(model).items() if not is_missing(value)}
     if not learning_only:
         return state
     learning = {original_name(name) for name, weight in model.named_parameters() if weight.requires_grad}
@@ -221,7 +207,7 @@ def load_model(folder: Path, index: int, model: Module, *, learning_only: bool =
     expected, state = f"the weights of model {index}", model_state(model, learning_only=learning_only)
 
     def receive(loaded: dict[str, Any]) -> None:
-        elsewhere = {name: value for name, value in original_state(model).items() if _is_elsewhere(value)}
+        elsewhere = {name: value for name, value in original_state(model).items() if is_missing(value)}
         load_original_state(model, {**loaded, **elsewhere}, strict=not learning_only)
 
     if complete.exists():
@@ -253,10 +239,6 @@ def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Mo
         states.set_optimizer_state_dict(model, bare, loaded)
 
     return LoadedFile(path, expected, state, receive)
-
-
-def _is_elsewhere(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
 
 
 def _like(state: Any) -> Any:

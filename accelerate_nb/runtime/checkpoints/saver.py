@@ -29,7 +29,7 @@ from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.checkpoints import folders, manifest
 from accelerate_nb.runtime.checkpoints.folders import CheckpointPaths
-from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, LastFile, named, sync, write_files
 from accelerate_nb.runtime.world.registry import has_own_store
 from accelerate_nb.runtime.world.world import World
@@ -56,7 +56,7 @@ class Saver:
 
     world: World
     writing: BackgroundWrite | None = None
-    _memory: HostMemory = field(default_factory=HostMemory)
+    _copier: HostCopier = field(default_factory=HostCopier)
     _channel: SaveChannel | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,9 @@ class Saver:
                 paths.draft.mkdir(parents=True, exist_ok=True)  # on a machine with a disk of its own
                 wanted = files(paths.draft)
                 if not blocking:
-                    wanted = self._copied(wanted)
+                    contents = self._copier.copy([file.content for file in wanted])
+                    self._copier.finish()
+                    wanted = [replace(file, content=content) for file, content in zip(wanted, contents, strict=True)]
         except BaseException as error:
             with suppress(CheckpointError):  # the others receive the reason
                 agreement.finish(f"{paths.folder} was not written: {error}", lambda: None)
@@ -123,13 +125,6 @@ class Saver:
         if self.world.is_main:
             return MainProcessCommit(self._channel, folder, needs_all=needs_all)
         return OtherProcessCommit(self._channel, folder)
-
-    def _copied(self, files: list[FileToWrite]) -> list[FileToWrite]:
-        self._memory.give_back()
-        copier = HostCopier(self._memory)
-        copies = [replace(file, content=copier.copy(file.content)) for file in files]
-        copier.finish()
-        return copies
 
     def _write(
         self, agreement: SingleProcessCommit, paths: CheckpointPaths, files: list[FileToWrite], threads: int
@@ -239,11 +234,7 @@ class SaveChannel:
         """The number of the main process's newest save, which begins now or has begun."""
         return int(self._store.add("saves", int(begins)))
 
-    def put(self, name: str, content: Any) -> None:
-        """Keep a value in the store."""
-        self._store.set(name, self._signed(name, json.dumps(content)))
-
-    def first(self, name: str, content: Any) -> Any:
+    def put(self, name: str, content: Any) -> Any:
         """Keep a value where there is none; returns the one that is there then."""
         store: Any = self._store
         return json.loads(self._text(name, store.compare_set(name, "", self._signed(name, json.dumps(content)))))
@@ -374,22 +365,16 @@ class MainProcessCommit(SingleProcessCommit):
         channel = self._channel
         self._number = channel.newest(begins=True)
         channel.put(f"{self._number}", str(self._folder))
-        plan: Any = _INTERRUPTED
         try:
             self._others = self._joined()
             clear()
             members = [0, *self._others]
-            plan = [members, channel.group if members == channel.members else self._number]
-        except (OSError, CheckpointError) as error:
-            plan = str(error)
-            raise
-        finally:
-            channel.put(f"{self._number}/plan", plan)
-            if not isinstance(plan, list):
-                channel.put(f"{self._number}/over", "")
-        try:
-            channel.connect(*plan)
-        except CheckpointError:
+            group = channel.group if members == channel.members else self._number
+            channel.put(f"{self._number}/plan", [members, group])
+            channel.connect(members, group)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, (OSError, CheckpointError)) else _INTERRUPTED
+            channel.put(f"{self._number}/plan", reason)  # where there is no plan yet
             channel.put(f"{self._number}/over", "")
             raise
         return True
@@ -429,7 +414,7 @@ class MainProcessCommit(SingleProcessCommit):
         expected = [names[rank] for rank in others if self._needs_all or rank not in channel.absent]
         channel.are_there(expected, LIMIT if self._needs_all else JOIN_TIMEOUT)
         channel.are_there(list(names.values()), RETURN_TIMEOUT)
-        statuses = {rank: channel.first(name, _LEFT_OUT) for rank, name in names.items()}
+        statuses = {rank: channel.put(name, _LEFT_OUT) for rank, name in names.items()}
         absent = {rank for rank, status in statuses.items() if status == _LEFT_OUT}
         for rank in sorted(absent - channel.absent):
             if channel.has_died(rank):
@@ -495,7 +480,7 @@ class OtherProcessCommit(SingleProcessCommit):
             number, channel.next = channel.next, channel.next + 1
             folder = channel.get(f"{number}")
             is_mine = folder == str(self._folder)
-            status = channel.first(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
+            status = channel.put(f"{number}/{rank}", _JOINED if is_mine else _ELSEWHERE)
             if status == _JOINED:
                 plan = channel.get(f"{number}/plan")
                 if not isinstance(plan, list):

@@ -62,28 +62,30 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     tensors = without_aliases(state) if safe else dict(state)
     base, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = split(tensors, parse_size(max_shard_size))
-    files = _names(base, suffix, len(shards))
+    files = [f"{base}-{number:05d}-of-{len(shards):05d}.{suffix}" for number in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [f"{base}.{suffix}"]
     draft = folder / f".{base}.incomplete"
     remove(draft)
     draft.mkdir()
     try:
         write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
         if len(shards) > 1:
-            _write_index(draft / f"{base}.{suffix}.index.json", files, shards)
-        _replace_weights(draft, folder)
+            index = {
+                "metadata": {"total_size": size_of(shards)},
+                "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
+            }
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            write_file(draft / f"{base}.{suffix}.index.json", lambda file: file.write(text.encode()))
+        written = {path.name for path in draft.iterdir()}
+        for name in written:
+            (draft / name).replace(folder / name)
+        # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
+        for path in folder.iterdir():
+            if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
+                path.unlink()
+        sync(folder)
     finally:
         remove(draft)
-
-
-def _replace_weights(draft: Path, folder: Path) -> None:
-    written = {path.name for path in draft.iterdir()}
-    for name in written:
-        (draft / name).replace(folder / name)
-    # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
-    for path in folder.iterdir():
-        if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
-            path.unlink()
-    sync(folder)
 
 
 def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
@@ -149,21 +151,6 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.device, address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _names(base: str, suffix: str, count: int) -> list[str]:
-    if count == 1:
-        return [f"{base}.{suffix}"]
-    return [f"{base}-{number:05d}-of-{count:05d}.{suffix}" for number in range(1, count + 1)]
-
-
-def _write_index(path: Path, files: list[str], shards: list[dict[str, Any]]) -> None:
-    index = {
-        "metadata": {"total_size": sum(size_of(tensor) for shard in shards for tensor in shard.values())},
-        "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
-    }
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    write_file(path, lambda file: file.write(text.encode()))
-
-
 def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """
     A model's state with the weights that its hooks have, on the CPU or in files, in place of those on the meta device.
@@ -172,12 +159,12 @@ def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
     `dispatch_model` do here and in Accelerate. A `StateError` names a weight that no hook has.
     """
     whole = dict(state)
-    if any(_is_missing(value) for value in whole.values()):
+    if any(is_missing(value) for value in whole.values()):
         for path, module in model.named_modules(remove_duplicate=False):
             for hook in offloading_hooks(module):
                 if hook.weights_map is not None:
                     _fill(whole, original_name(f"{path}." if path else ""), hook.weights_map)
-    missing = [name for name, value in whole.items() if _is_missing(value)]
+    missing = [name for name, value in whole.items() if is_missing(value)]
     if missing:
         raise StateError(
             "You can't save the model since some parameters are on the meta device, and no hook has them: "
@@ -186,7 +173,8 @@ def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a weight is not in this process's memory: a hook has it, or another process."""
     return isinstance(value, Tensor) and value.is_meta
 
 
@@ -201,7 +189,7 @@ def offloading_hooks(module: Module) -> Iterator[Any]:
 
 def _fill(state: dict[str, Any], prefix: str, weights: Mapping[str, Tensor]) -> None:
     for name, value in state.items():
-        if _is_missing(value) and name.startswith(prefix):
+        if is_missing(value) and name.startswith(prefix):
             try:
                 found = weights[name.removeprefix(prefix)]
             except KeyError:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import file_names as names
-from accelerate_nb.runtime.checkpoints.host_copy import brought, large_memory
+from accelerate_nb.runtime.checkpoints.host_copy import brought
 from accelerate_nb.runtime.checkpoints.load_file import SharedSetting
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of, folded, sums_of
 
@@ -114,20 +115,17 @@ def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:
 
 def write_files(files: Sequence[FileToWrite], folder: Path, *, threads: int = 1) -> dict[str, ManifestEntry]:
     """Write all files, with several threads some of them at the same time; returns what was written."""
-    names, contents = [file.name for file in files], brought([file.content for file in files])
-    files = [replace(file, content=content) for file, content in zip(files, contents, strict=True)]
-    with _sums.block():
-        if threads == 1:
-            blocks = DirectWriter(1)
-            return {file.name: file.write(folder, blocks) for file in files}
-        with (
-            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb disk") as disk,
-            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool,
-        ):
-            # each file that is filled holds one block, and one is on its way for each thread
-            blocks = DirectWriter(2 * threads + 1, disk)
-            written = pool.map(lambda file: file.write(folder, blocks), files)
-            return dict(zip(names, written, strict=True))
+    contents = brought([file.content for file in files])
+    with (
+        _sums.block(),
+        ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb disk") as disk,
+        ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool,
+    ):
+        # each file that is filled holds one block, and one is on its way for each thread
+        blocks = DirectWriter(2 * threads + 1, disk)
+        brought_files = map(lambda file, content: replace(file, content=content), files, contents)
+        written = pool.map(lambda file: file.write(folder, blocks), brought_files)
+        return dict(zip((file.name for file in files), written, strict=True))
 
 
 def size_of(value: Any) -> int:
@@ -197,20 +195,16 @@ def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 class DirectWriter:
     """The memory through which files go to the disk, a block at a time, and the threads that write it."""
 
-    def __init__(self, count: int, pool: Executor | None = None) -> None:
+    def __init__(self, count: int, pool: Executor) -> None:
         self.pool = pool
-        self._free: SimpleQueue[np.ndarray[Any, Any]] = SimpleQueue()
+        self.free: SimpleQueue[np.ndarray[Any, Any]] = SimpleQueue()
         for _ in range(count):
-            # what goes past the page cache begins at the beginning of a page
-            self._free.put(np.frombuffer(large_memory(BLOCK), np.uint8))
-
-    def take(self) -> np.ndarray[Any, Any]:
-        """A block that is free; waits for one."""
-        return self._free.get(timeout=600)
-
-    def give_back(self, block: np.ndarray[Any, Any]) -> None:
-        """The block may be used again."""
-        self._free.put(block)
+            # what goes past the page cache begins at the beginning of a page; a huge page costs less to be touched first
+            memory = mmap.mmap(-1, BLOCK)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a system that was built without
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            self.free.put(np.frombuffer(memory, np.uint8))
 
 
 class DiskFile:
@@ -225,25 +219,27 @@ class DiskFile:
 
     def __init__(self, path: Path, size: int, blocks: DirectWriter) -> None:
         self._blocks = blocks
-        self._descriptor = _open(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            self._descriptor = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
+        except OSError:
+            self._descriptor = os.open(path, flags, 0o666)  # a file system without a way past the page cache
         self._written: list[Future[list[int]]] = []
-        self._sums: list[int] = []
         self._block: np.ndarray[Any, Any] | None = None
         self._length = 0
         self._position = 0
-        self._error: OSError | None = None
         if hasattr(os, "posix_fallocate") and size > BLOCK:
             # blocks that extend a file are written one after the other
-            with self._noting():
+            with suppress(OSError):  # a full disk is found by what is written to it
                 os.posix_fallocate(self._descriptor, 0, size)
 
     def write(self, data: Any) -> int:
         """Take bytes; they are on their way to the disk, or wait for more to fill a block."""
         source = np.frombuffer(data, np.uint8)
         done = 0
-        while done < len(source) and self._error is None:
+        while done < len(source):
             if self._block is None:
-                self._block = self._blocks.take()
+                self._block = self._blocks.free.get(timeout=600)
             part = source[done : done + BLOCK - self._length]
             np.copyto(self._block[self._length : self._length + len(part)], part)
             self._length += len(part)
@@ -252,37 +248,33 @@ class DiskFile:
                 self._send()
         return len(source)
 
+    def tell(self) -> int:
+        """The number of bytes so far."""
+        return self._position + self._length
+
     def flush(self) -> None:
         """Nothing is done before `finish`."""
 
     def finish(self) -> ManifestEntry:
         """Wait until the disk has everything; returns what was written, or raises the `OSError` that kept it from that."""
         try:
-            size = self._position + self._length
+            size = self.tell()
             if self._block is not None:
                 self._block[self._length :] = 0
                 self._length = -(-self._length // _ALIGNED) * _ALIGNED
                 self._send()
-            for written in self._written:
-                with self._noting():
-                    self._sums += written.result()
-            if self._error is not None:
-                raise self._error
+            wait(self._written)
+            sums = [sum_ for written in self._written for sum_ in written.result()]
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
-            return ManifestEntry(size, folded(self._sums))
+            return ManifestEntry(size, folded(sums))
         finally:
             os.close(self._descriptor)
 
     def _send(self) -> None:
-        block, length, position = self._block, self._length, self._position
-        assert block is not None
-        self._block, self._length, self._position = None, 0, position + length
-        if self._blocks.pool is not None:
-            self._written.append(self._blocks.pool.submit(self._put, block, length, position))
-            return
-        with self._noting():
-            self._sums += self._put(block, length, position)
+        assert self._block is not None
+        self._written.append(self._blocks.pool.submit(self._put, self._block, self._length, self._position))
+        self._block, self._length, self._position = None, 0, self._position + self._length
 
     def _put(self, block: np.ndarray[Any, Any], length: int, position: int) -> list[int]:
         try:
@@ -293,22 +285,7 @@ class DiskFile:
                 rest, position = rest[count:], position + count
             return sums
         finally:
-            self._blocks.give_back(block)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._error = self._error or error
-
-
-def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
-        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
-    except OSError:
-        return os.open(path, flags, 0o666)  # a file system without a way past the page cache
+            self._blocks.free.put(block)
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:

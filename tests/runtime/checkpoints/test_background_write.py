@@ -14,7 +14,7 @@ import torch
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import writer
-from accelerate_nb.runtime.checkpoints.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.host_copy import HostCopier
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.checkpoints.test_checkpoint import Training, resumed
 from tests.runtime.checkpoints.test_kills import fill, training
@@ -138,9 +138,9 @@ def test_a_failure_that_nobody_waits_for_is_reported_at_the_programs_end(tmp_pat
 
 
 def test_copies_share_memory_as_their_originals_do() -> None:
-    memory, whole = HostMemory(), torch.arange(12.0)
+    whole = torch.arange(12.0)
     state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
-    copier = HostCopier(memory)
+    copier = HostCopier()
     copied = copier.copy(state)
     copier.finish()
     whole.zero_()
@@ -161,10 +161,10 @@ def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
 
 
 def test_memory_for_copies_is_used_again() -> None:
-    memory, value = HostMemory(), torch.randn(1000)
-    first = HostCopier(memory).copy(value).data_ptr()
-    memory.give_back()
-    assert HostCopier(memory).copy(value).data_ptr() == first
+    copier, value = HostCopier(), torch.randn(1000)
+    first = copier.copy(value).data_ptr()
+    copier.finish()
+    assert copier.copy(value).data_ptr() == first
 
 
 def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
