@@ -107,7 +107,7 @@ class Checkpoint:
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
             found += self._customs(folder, weights_only=options.get("weights_only", True))
-            gradients, states = self._read_gradients(folder), self._read_random(folder)
+            gradients, random_file = self._read_gradients(folder), self._random(folder)
             positions = self._read_positions(folder, options)
             found += [] if positions else self._loaders(folder, options)
             checked.result()
@@ -117,13 +117,14 @@ class Checkpoint:
         for loader, position in zip(self.bundle.loaders, positions, strict=False):
             loader.resume(position)
         # before there are gradients, which DDP would have moved into its buckets
-        self.strategy.set_bucket_orders(
-            self.bundle.models, states.get("bucket_orders", ()) if isinstance(states, dict) else ()
-        )
+        states = random_file.content if random_file is not None and isinstance(random_file.content, dict) else {}
+        self.strategy.set_bucket_orders(self.bundle.models, states.get("bucket_orders", ()))
         for model, saved in zip(self.bundle.models, gradients, strict=False):
             self.strategy.set_window_gradients(model, saved)
         self.strategy.settle()
-        return self._set_random(folder, states)
+        if random_file is not None:
+            random_file.give()
+        return states.get("step")
 
     @contextmanager
     def _read_by_all(self) -> Iterator[None]:
@@ -158,10 +159,12 @@ class Checkpoint:
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
         found = read_states(folder, file_names.SCHEDULER_NAME, self._schedulers, elsewhere)
         scaler, path = self.precision.scaler, folder / file_names.SCALER_NAME
-        if scaler is not None and not path.exists() and manifest.read(folder) is None:
+        if scaler is None:
+            return found
+        if not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
             warn_user(f"{path} does not exist, so the gradient scaler starts from its initial state.")
-        elif scaler is not None:
+        else:
             found.append(loaded_into(scaler, path, "the state of the gradient scaler", {}))
         return found
 
@@ -217,11 +220,9 @@ class Checkpoint:
 
     def _read_positions(self, folder: Path, options: Mapping[str, Any]) -> list[Any]:
         # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
-        rank_path, main_path = (
-            folder / file_names.of_rank(file_names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0)
-        )
-        path = rank_path if rank_path.exists() else main_path
-        if not path.exists():
+        paths = [folder / file_names.of_rank(file_names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0)]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
             return []  # Accelerate writes none: the next epoch begins at its beginning
         positions: list[Any] = read(
             path, "the positions of the loaders", weights_only=options.get("weights_only", True)
@@ -241,26 +242,20 @@ class Checkpoint:
         saved: list[dict[str, Tensor]] = read(path, "the gradients of a window of accumulation")
         return saved
 
-    def _read_random(self, folder: Path) -> dict[str, Any] | None:
+    def _random(self, folder: Path) -> LoadedFile | None:
         path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)
         if path.exists():
-            states: dict[str, Any] = read(path, "the random states of a process")
-            return states
+            return _random_file(path)
         warn_user(
             f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
             " Random numbers go on from where they are, and the count of micro-steps from zero."
         )
         return None
 
-    def _set_random(self, folder: Path, states: dict[str, Any] | None) -> int | None:
-        if states is None:
-            return None
-        with fitting(
-            folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank), "the random states of a process"
-        ):
-            restore_random_states(states)
-            step: int | None = states.get("step")
-        return step
+
+def _random_file(path: Path) -> LoadedFile:
+    expected = "the random states of a process"
+    return LoadedFile(path, expected, read(path, expected), restore_random_states)
 
 
 def random_states() -> dict[str, Any]:
@@ -364,11 +359,9 @@ def load_accelerator_state(
         resumable = [loader for loader in dataloaders if hasattr(loader, "resume")]
         for loader, position in zip(resumable, read(positions, "the positions of the loaders"), strict=False):
             loader.resume(position)
-    states = read(
-        folder / file_names.of_rank(file_names.RNG_STATE_NAME, process_index), "the random states of a process"
-    )
-    restore_random_states(states)
-    return {"step": states["step"]} if "step" in states else {}
+    states = _random_file(folder / file_names.of_rank(file_names.RNG_STATE_NAME, process_index))
+    states.give()
+    return {"step": states.content["step"]} if "step" in states.content else {}
 
 
 def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:

@@ -60,7 +60,6 @@ def clear(paths: CheckpointPaths) -> None:
     """Make an empty draft, after finishing a save that was killed half-way."""
     settle(paths)
     shutil.rmtree(paths.draft.parent, ignore_errors=True)
-    shutil.rmtree(_aside(paths.former), ignore_errors=True)
     paths.draft.mkdir(parents=True)
 
 
@@ -74,7 +73,11 @@ def commit(paths: CheckpointPaths) -> None:
         _move_in(paths)
     elif paths.folder.exists():
         paths.draft.rename(paths.former)
-        exchange(paths.former, paths.folder)
+        if not _exchange(paths.former, paths.folder):
+            # for a moment there is no folder: `settle` brings the former one back
+            paths.former.rename(paths.draft)
+            paths.folder.rename(paths.former)
+            paths.draft.rename(paths.folder)
         sync(paths.folder.parent)
         _clear_former(paths)
     else:
@@ -113,20 +116,8 @@ def discard(paths: CheckpointPaths) -> None:
     shutil.rmtree(paths.draft.parent)
 
 
-def exchange(path: Path, other: Path) -> None:
-    """Exchange two folders: at once where the system can, else with a moment in which `other` is not there."""
-    if _renames_at_once(path, other):
-        return
-    path.rename(_aside(path))
-    other.rename(path)
-    _aside(path).rename(other)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f"{path.name}-aside")
-
-
-def _renames_at_once(path: Path, other: Path) -> bool:
+def _exchange(path: Path, other: Path) -> bool:
+    """Exchange two folders at once, where the system can."""
     if sys.platform != "linux":
         return False
     # renameat2(2): flag 2 is RENAME_EXCHANGE, and -100 is AT_FDCWD
@@ -211,16 +202,11 @@ def folder_to_read(requested: str | os.PathLike[str] | None, project: ProjectCon
         raise ConfigurationError(
             "No input_dir provided and automatic checkpoint naming is disabled. Pass the folder that save_state wrote."
         )
-    return _newest(numbered_in(project))
-
-
-def _newest(folder: Path) -> Path:
-    for item in reversed(numbered(folder)):
-        reason = manifest.why_incomplete(item)
-        if reason is None:
-            return item
-        warn_user(f"{item} is skipped, since it is not a whole checkpoint: {reason}")
-    raise CheckpointError(f"There is no checkpoint in {folder} yet. Call save_state() first.")
+    home = numbered_in(project)
+    newest = next((folder for folder in reversed(numbered(home)) if _is_complete(folder)), None)
+    if newest is None:
+        raise CheckpointError(f"There is no checkpoint in {home} yet. Call save_state() first.")
+    return newest
 
 
 def numbered(folder: Path) -> list[Path]:
@@ -297,13 +283,13 @@ def _candidates(requested: str | os.PathLike[str] | None, project: ProjectConfig
 
 def _by_time(folders: Iterable[Path]) -> list[Path]:
     """The folders by the time of their commit, the newest first."""
-    return sorted((folder for folder in folders if folder.is_dir()), key=_committed, reverse=True)
 
+    def committed(folder: Path) -> int:
+        listed = folder / file_names.MANIFEST_NAME
+        # the list of files is written last; Accelerate writes none
+        return (listed if listed.exists() else folder).stat().st_mtime_ns
 
-def _committed(folder: Path) -> int:
-    listed = folder / file_names.MANIFEST_NAME
-    # the list of files is written last; Accelerate writes none
-    return (listed if listed.exists() else folder).stat().st_mtime_ns
+    return sorted((folder for folder in folders if folder.is_dir()), key=committed, reverse=True)
 
 
 def _is_complete(folder: Path) -> bool:
