@@ -106,8 +106,7 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "safe"), [(1, True), (2, True), (2, False)])
+@pytest.mark.parametrize(("size", "safe"), [pytest.param(1, True, marks=pytest.mark.slow), (2, True), (2, False)])
 def test_everything_goes_on_in_the_other_package(tmp_path: Path, size: int, safe: bool) -> None:
     written = under_both(writes, size, str(tmp_path), safe)
     read = under_both(reads_the_others, size, str(tmp_path))

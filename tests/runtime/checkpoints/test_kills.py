@@ -101,6 +101,19 @@ def test_the_newest_whole_one_of_numbered_checkpoints_is_found_after_a_kill(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
+def test_where_two_folders_can_not_be_exchanged_at_once_the_new_one_takes_the_formers_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    paths = folders.CheckpointPaths.of(tmp_path / "saved")
+    for content in ("former", "new"):
+        folders.clear(paths)
+        (paths.draft / "model.safetensors").write_text(content)
+        folders.commit(paths)
+    assert (tmp_path / "saved" / "model.safetensors").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
 def dies_while_pruning(folder: str) -> None:
     accelerator, model = training(folder, True)
     fill(model, 1.0)

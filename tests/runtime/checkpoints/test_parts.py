@@ -197,12 +197,6 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def with_code_in_the_list(path: Path) -> None:
-    metadata = pickle.loads((path.parent / ".metadata").read_bytes())
-    metadata.planner_data = Harmful(path.parents[2] / "proof")
-    path.write_bytes(pickle.dumps(metadata))
-
-
 def with_code_in_a_value(path: Path) -> None:
     """An entry that is no tensor holds what runs code; the list has its place."""
     metadata = pickle.loads((path.parent / ".metadata").read_bytes())
@@ -232,7 +226,6 @@ DAMAGES: dict[str, tuple[Damage, str, bool]] = {
     "the list is empty, without sums": (empty, f"{MODEL}/.metadata", False),
     "the list is gone": (Path.unlink, f"{MODEL}/.metadata", True),
     "the list is gone, without sums": (Path.unlink, f"{MODEL}/.metadata", False),
-    "the list has code": (with_code_in_the_list, f"{MODEL}/.metadata", False),
     "a value has code": (with_code_in_a_value, f"{OPTIMIZER}/.metadata", False),
 }
 
