@@ -77,6 +77,7 @@ class RowExchange:
         others = [rank for rank in range(self.size) if rank != self.rank]
         self.order = [self.size - 1 if rank == self.rank else others.index(rank) for rank in range(self.size)]
         self.own, self._received = self.bytes[-1].data, self.rows[:-1].view(-1)
+        self._rooms = [0 if rank == self.rank else self.room for rank in range(self.size)]
         # the check that was begun last and is not finished
         self.unfinished: CallCheck | None = None
         self._work: Any = None
@@ -84,10 +85,11 @@ class RowExchange:
     def start(self, call: CollectiveCall, length: int, end: int) -> None:
         """Send this process's row, whose data are written already, up to its `end`; `length` is that of all its data."""
         _HEAD.pack_into(self.own, 0, call.signature, length)
-        sizes, rooms = ([0 if rank == self.rank else n for rank in range(self.size)] for n in (end, self.room))
+        sizes = [end] * self.size
+        sizes[self.rank] = 0
         sent = self.rows[-1, :end]
         sent = sent if self.size == 2 else sent.repeat(self.size - 1)
-        self._work = self.group().alltoall_base(self._received, sent, rooms, sizes, dist.AllToAllOptions())
+        self._work = self.group().alltoall_base(self._received, sent, self._rooms, sizes, dist.AllToAllOptions())
 
     def finish(self) -> list[tuple[bytes, int]]:
         """Wait for the rows of all: the signature and the length in the head of each."""
@@ -96,8 +98,7 @@ class RowExchange:
 
     def values(self, offset: int, part: Tensor) -> Tensor:
         """What stands at an offset of each row, as tensors of a part's shape and type: a view of `(processes, *part.shape)`."""
-        rows = self.rows[:, offset : offset + part.nbytes]
-        return rows.view(part.dtype).view(self.size, *part.shape)
+        return self.rows.narrow(1, offset, part.nbytes).view(part.dtype).view(self.size, *part.shape)
 
 
 class CallCheck:
@@ -105,7 +106,7 @@ class CallCheck:
     One call that is being agreed on: its row is sent at once, with those parts of the payload that have room in it.
 
     Equal calls have payloads of equal lengths, of which `is_inside=False` sends none and a `source` those of that process alone.
-    `carries` marks the parts that travel inside; `finish` waits for the others' rows.
+    `carries` says whether a part travels inside; `finish` waits for the others' rows.
     """
 
     def __init__(
@@ -117,24 +118,24 @@ class CallCheck:
         is_inside: bool = True,
         source: int | None = None,
     ) -> None:
-        self.world, self.call, self.payload = world, call, payload
+        self.world, self.call = world, call
         self.exchange = exchange = exchange_of(world)
         if exchange.unfinished is not None:
             with suppress(OperationError):
                 exchange.unfinished.finish()  # an interrupt came while it waited: the others have gone on
-        self._offsets: list[int | None] = []
-        end = _HEAD.size
+        sends, end = source in (None, world.rank), _HEAD.size
+        # the rows' values of each part that travels inside
+        self._values: list[Tensor | None] = []
         for part in payload:
             fits = is_inside and end + part.nbytes <= exchange.room
-            self._offsets.append(end if fits else None)
-            if fits:
-                if source in (None, world.rank):
-                    exchange.values(end, part)[-1].copy_(part.detach())
+            values = exchange.values(end, part) if fits else None
+            self._values.append(values)
+            if values is not None:
+                if sends:
+                    values[-1].copy_(part.detach())
                 end += -(-part.nbytes // _ALIGNED) * _ALIGNED
-        self.carries = [offset is not None for offset in self._offsets]
         self._calls: list[str] = []
         exchange.unfinished = self
-        sends = source in (None, world.rank)
         exchange.start(call, sum(part.nbytes for part in payload), end if sends else _HEAD.size)
 
     def finish(self) -> None:
@@ -148,19 +149,16 @@ class CallCheck:
         if self._calls:
             raise _misfit(self.world, self.call, self._calls)
 
-    def gathered(self, index: int) -> Tensor:
-        """All processes' values of a part that travelled inside, in their order: a new tensor of `(processes, *shape)`."""
-        values = self._values(index)
-        return torch.stack([values[place] for place in self.exchange.order])
+    def carries(self, index: int) -> bool:
+        """Whether this part of the payload travels inside of the rows."""
+        return self._values[index] is not None
 
-    def received(self, index: int, source: int) -> Tensor:
-        """One process's value of a part that travelled inside: a view, until the next check."""
-        return self._values(index)[self.exchange.order[source]]
-
-    def _values(self, index: int) -> Tensor:
-        offset = self._offsets[index]
-        assert offset is not None, "only what a row carries can be read from it"
-        return self.exchange.values(offset, self.payload[index])
+    def received(self, index: int) -> list[Tensor]:
+        """All processes' values of a part that travelled inside, in their order: views, until the next check."""
+        values = self._values[index]
+        assert values is not None, "only what a row carries can be read from it"
+        rows = values.unbind()
+        return [rows[place] for place in self.exchange.order]
 
     def _gather_texts(self) -> list[str]:
         """The texts of the calls of all; every process has seen a difference, and sends its own."""
@@ -183,13 +181,15 @@ def exchange_rows(world: World, call: CollectiveCall, row: Tensor) -> list[Tenso
     """Every process's row of bytes, of whatever length each is: views, until the next check."""
     check = CallCheck(world, call, [row])
     check.finish()
-    exchange = check.exchange
-    if _HEAD.size + max(check.lengths) <= exchange.room:
-        places = zip(exchange.order, check.lengths, strict=True)
-        return [exchange.rows[place, _HEAD.size : _HEAD.size + length] for place, length in places]
-    rows = [torch.empty(length, dtype=torch.uint8, device=_CPU) for length in check.lengths]
-    rows[world.rank] = row
-    for work in [exchange.group().broadcast(row, rank) for rank, row in enumerate(rows) if row.numel()]:
+    exchange, rows, works = check.exchange, [], []
+    for rank, (place, length) in enumerate(zip(exchange.order, check.lengths, strict=True)):
+        end = _HEAD.size + length
+        if end <= exchange.room:
+            rows.append(exchange.rows[place, _HEAD.size : end])
+            continue
+        rows.append(row if rank == world.rank else torch.empty(length, dtype=torch.uint8, device=_CPU))
+        works.append(exchange.group().broadcast(rows[-1], rank))
+    for work in works:
         work.wait()
     return rows
 

@@ -354,9 +354,9 @@ def _gather_lengths(world: World, call: CollectiveCall, lengths: list[int | None
 def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:
     shape = list(leaf.shape)
     shape[dim] = wanted
-    padded = leaf.new_full(shape, value)
-    start = wanted - leaf.shape[dim] if at_front else 0
-    padded.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
+    padded, length = leaf.new_empty(shape), leaf.shape[dim]
+    padded.narrow(dim, 0 if at_front else length, wanted - length).fill_(value)
+    padded.narrow(dim, wanted - length if at_front else 0, length).copy_(leaf)
     return padded
 
 

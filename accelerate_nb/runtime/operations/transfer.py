@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,15 +20,15 @@ _LARGEST_SHARED = 1 << 20
 # No backend adds up all types of numbers; gloo stops at these.
 _REDUCED_LOCALLY = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 
-OF_ROWS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
-        "mean": lambda rows: rows.sum(0, dtype=rows.dtype),
-        "max": lambda rows: rows.amax(0),
-        "min": lambda rows: rows.amin(0),
-    }
+_COMBINE: MappingProxyType[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {"sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum}
 )
 _OPERATIONS = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
+
+
+def combined(reduction: str, rows: Iterable[Tensor]) -> Tensor:
+    """The sum of the rows, as for a "mean" too, or the largest or smallest of them."""
+    return functools.reduce(_COMBINE[reduction], rows)
 
 
 class _RowTransfer(Protocol):
@@ -101,27 +102,26 @@ class TensorMover:
         return self._moved(
             call,
             leaves,
-            lambda check, index: _joined(check.gathered(index)),
+            lambda rows: _joined(torch.stack(rows)),
             lambda row: _Gather(self.world, row, _joined),
         )
 
     def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
         """The reduction of every process's tensors, "mean" among them being a sum still."""
-        of_rows = OF_ROWS[reduction]
 
         def transfer(row: Tensor) -> _RowTransfer:
             if row.dtype in _REDUCED_LOCALLY:
-                return _Gather(self.world, row, of_rows)
+                return _Gather(self.world, row, lambda rows: combined(reduction, rows))
             return _Reduce(self.world, row, reduction)
 
-        return self._moved(call, leaves, lambda check, index: of_rows(check.gathered(index)), transfer)
+        return self._moved(call, leaves, lambda rows: combined(reduction, rows), transfer)
 
     def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
         """One process's tensors."""
         return self._moved(
             call,
             leaves,
-            lambda check, index: check.received(index, source).clone(),
+            lambda rows: rows[source].clone(),
             lambda row: _Broadcast(self.world, row, source),
             source,
         )
@@ -143,17 +143,21 @@ class TensorMover:
         self,
         call: CollectiveCall,
         leaves: list[Tensor],
-        inside: Callable[[CallCheck, int], Tensor],
+        inside: Callable[[list[Tensor]], Tensor],
         transfer: Callable[[Tensor], _RowTransfer],
         source: int | None = None,
     ) -> list[Tensor]:
-        """The result for each tensor: `inside` where the check's rows hold it, and otherwise that of a collective after the check."""
+        """The result for each tensor: `inside` of the check's rows where they hold it, else that of a collective after the check."""
         # what is on a device travels from there: the host is not to wait for it
         check = CallCheck(self.world, call, leaves, is_inside=self.world.device.type == "cpu", source=source)
-        shared = _shared([index for index, carried in enumerate(check.carries) if not carried], leaves)
+        outside = [index for index in range(len(leaves)) if not check.carries(index)]
+        if not outside:
+            check.finish()
+            return [inside(check.received(index)) for index in range(len(leaves))]
+        shared = _shared(outside, leaves)
         transfers = [transfer(_row([leaves[index] for index in indices])) for indices in shared]
         check.finish()
-        results = {index: inside(check, index) for index, carried in enumerate(check.carries) if carried}
+        results = {index: inside(check.received(index)) for index in range(len(leaves)) if index not in outside}
         for work in [item.start() for item in transfers if item.rows.numel()]:
             work.wait()
         for indices, item in zip(shared, transfers, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.operations.nested import leaves_of
-from accelerate_nb.runtime.operations.transfer import OF_ROWS, TensorMover
+from accelerate_nb.runtime.operations.transfer import TensorMover, combined
 from accelerate_nb.runtime.xla import device as xla
 
 
@@ -65,7 +65,7 @@ class XlaMover(TensorMover):
         if not leaf.numel():
             return leaf.clone()
         if leaf.is_complex() and reduction in ("max", "min"):
-            return OF_ROWS[reduction](self._rows(leaf))
+            return combined(reduction, self._rows(leaf))
         return xla.reduced(leaf, "sum" if reduction == "mean" else reduction, scale)
 
 
