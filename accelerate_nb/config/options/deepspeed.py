@@ -18,9 +18,7 @@ _DEVICE = OneOf(("none", "cpu", "nvme"))
 class DeepSpeedOptions:
     """What DeepSpeed's plugin is made with; an option that is `None` is read from its variable `ACCELERATE_*`."""
 
-    hf_ds_config: Any = option(  # noqa: RUF009 - a field, as the others
-        Text(), "none", key=_FILE, variable="ACCELERATE_DEEPSPEED_CONFIG_FILE"
-    )
+    hf_ds_config: Any = option(Text(), "none", key=_FILE, variable="ACCELERATE_DEEPSPEED_CONFIG_FILE")
     gradient_accumulation_steps: int | str | None = option(
         Integer(1), "auto", variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
     )

@@ -1,12 +1,12 @@
-"""The options of FSDP, under the keys of Accelerate's `fsdp_config`."""
+"""The options of FSDP: the fields of its plugin, of which most are keys of Accelerate's `fsdp_config`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from accelerate_nb.config.options.entries import BooleanOrWord, CapitalWord, Entries, Entry, Names
+from accelerate_nb.config.options.entries import BooleanOrWord, CapitalWord, Entries, Names, entries_of, option
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Text
 
 _STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
@@ -30,28 +30,44 @@ class _Sharding(BooleanOrWord):
         return word
 
 
-_KNOWN: dict[str, Entry] = {
-    _VERSION: Entry(Integer(1, 2), "FSDP_VERSION", _OURS, 1),
-    "fsdp_sharding_strategy": Entry(_Sharding(), "FSDP_SHARDING_STRATEGY", "FULL_SHARD"),
-    "fsdp_reshard_after_forward": Entry(_Sharding(), "FSDP_RESHARD_AFTER_FORWARD", True, True, is_lower=True),
-    "fsdp_offload_params": Entry(Boolean(), "FSDP_OFFLOAD_PARAMS", False, False),
-    "fsdp_min_num_params": Entry(Integer(0), "FSDP_MIN_NUM_PARAMS", 100_000_000, 0),
-    "fsdp_auto_wrap_policy": Entry(
-        CapitalWord(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "FSDP_AUTO_WRAP_POLICY", None, "NO_WRAP"
-    ),
-    "fsdp_transformer_layer_cls_to_wrap": Entry(Names(), "FSDP_TRANSFORMER_CLS_TO_WRAP"),
-    "fsdp_backward_prefetch": Entry(BooleanOrWord(), "FSDP_BACKWARD_PREFETCH"),
-    "fsdp_state_dict_type": Entry(
-        CapitalWord(("SHARDED_STATE_DICT", "FULL_STATE_DICT"), ("LOCAL_STATE_DICT",)), "FSDP_STATE_DICT_TYPE"
-    ),
-    "fsdp_forward_prefetch": Entry(Boolean(), "FSDP_FORWARD_PREFETCH", False),
-    "fsdp_use_orig_params": Entry(Boolean(), "FSDP_USE_ORIG_PARAMS", True),
-    "fsdp_cpu_ram_efficient_loading": Entry(Boolean(), "FSDP_CPU_RAM_EFFICIENT_LOADING", True, False),
-    "fsdp_sync_module_states": Entry(Boolean(), "FSDP_SYNC_MODULE_STATES", True),
-    "fsdp_activation_checkpointing": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING", False, False),
-    "fsdp_activation_checkpointing_offload": Entry(Boolean(), "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", False, False),
-    "fsdp_ignored_modules": Entry(Text(), "FSDP_IGNORED_MODULES"),
-}
+@dataclass
+class FsdpOptions:
+    """
+    The fields of FSDP's plugin, in Accelerate's order; most are keys of `fsdp_config`, too.
+
+    One that is `None` is read from its variable `FSDP_*`, which a launcher sets.
+    """
+
+    fsdp_version: Any = option(Integer(1, 2), 1, launched=_OURS, key=_VERSION, variable="FSDP_VERSION")
+    sharding_strategy: Any = option(_Sharding(), launched="FULL_SHARD")
+    reshard_after_forward: Any = option(_Sharding(), True, launched=True)
+    backward_prefetch: Any = option(BooleanOrWord())
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: Any = option(CapitalWord(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "NO_WRAP")
+    cpu_offload: Any = option(
+        Boolean(), False, launched=False, key="fsdp_offload_params", variable="FSDP_OFFLOAD_PARAMS"
+    )
+    ignored_modules: Any = option(Text())
+    state_dict_type: Any = option(CapitalWord(("SHARDED_STATE_DICT", "FULL_STATE_DICT"), ("LOCAL_STATE_DICT",)))
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = option(Boolean(), launched=True)
+    param_init_fn: Any = None
+    sync_module_states: bool | None = option(Boolean(), launched=True)
+    forward_prefetch: bool | None = option(Boolean(), launched=False)
+    activation_checkpointing: bool | None = option(Boolean(), False, launched=False)
+    activation_checkpointing_offload: bool | None = option(Boolean(), False, launched=False)
+    cpu_ram_efficient_loading: bool | None = option(Boolean(), False, launched=True)
+    transformer_cls_names_to_wrap: list[str] | None = option(
+        Names(), key="fsdp_transformer_layer_cls_to_wrap", variable="FSDP_TRANSFORMER_CLS_TO_WRAP"
+    )
+    min_num_params: int | None = option(Integer(0), 0, launched=100_000_000)
+
+
+_KNOWN = entries_of(FsdpOptions, "fsdp_", "FSDP_")
+# Accelerate's launcher writes it in small letters.
+_KNOWN["fsdp_reshard_after_forward"] = replace(_KNOWN["fsdp_reshard_after_forward"], is_lower=True)
 OPTIONS = Entries(prefix="fsdp_", known=_KNOWN, ignored=frozenset({"fsdp_backward_prefetch_policy"}))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.config.options.fsdp import OPTIONS
+from accelerate_nb.config.options.fsdp import OPTIONS, FsdpOptions
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
 from accelerate_nb.runtime.compat.packages import is_cuda_available
@@ -32,7 +32,7 @@ _DTYPES = {"fp8": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16,
 
 
 @dataclass
-class FullyShardedDataParallelPlugin:
+class FullyShardedDataParallelPlugin(FsdpOptions):
     """
     The configuration of sharded weights; `None` leaves a value to the `FSDP_*` variables, which a launcher sets.
 
@@ -44,30 +44,6 @@ class FullyShardedDataParallelPlugin:
     >>> plugin.reshard_after_forward, plugin.state_dict_type.name
     (True, 'SHARDED_STATE_DICT')
     """
-
-    fsdp_version: int = None  # type: ignore[assignment]  # a number once it is made
-    sharding_strategy: str | int | torch_fsdp.ShardingStrategy | None = None
-    reshard_after_forward: str | int | torch_fsdp.ShardingStrategy | bool = None  # type: ignore[assignment]  # a bool once it is made
-    backward_prefetch: str | torch_fsdp.BackwardPrefetch | None = None
-    mixed_precision_policy: (
-        dict[str, torch.dtype] | str | torch_fsdp.MixedPrecision | torch_fsdp.MixedPrecisionPolicy | None
-    ) = None
-    auto_wrap_policy: Callable[..., Any] | str | None = None
-    cpu_offload: bool | torch_fsdp.CPUOffload | torch_fsdp.OffloadPolicy = None  # type: ignore[assignment]  # a policy once it is made
-    ignored_modules: Iterable[Module] | str | None = None
-    state_dict_type: str | torch_fsdp.StateDictType = None  # type: ignore[assignment]  # a type once it is made
-    state_dict_config: torch_fsdp.FullStateDictConfig | torch_fsdp.ShardedStateDictConfig | None = None
-    optim_state_dict_config: torch_fsdp.FullOptimStateDictConfig | torch_fsdp.ShardedOptimStateDictConfig | None = None
-    limit_all_gathers: bool = True
-    use_orig_params: bool | None = None
-    param_init_fn: Callable[[Module], None] | None = None
-    sync_module_states: bool | None = None
-    forward_prefetch: bool | None = None
-    activation_checkpointing: bool = None  # type: ignore[assignment]  # a bool once it is made
-    activation_checkpointing_offload: bool = None  # type: ignore[assignment]  # a bool once it is made
-    cpu_ram_efficient_loading: bool = None  # type: ignore[assignment]  # a bool once it is made
-    transformer_cls_names_to_wrap: list[str] | None = None
-    min_num_params: int | None = None
 
     def __post_init__(self) -> None:
         given: int | None = self.fsdp_version
@@ -238,7 +214,7 @@ class FullyShardedDataParallelPlugin:
             self.auto_wrap_policy = None
 
     def _choose_memory(self) -> None:
-        for name in ("activation_checkpointing", "activation_checkpointing_offload"):
+        for name in ("activation_checkpointing", "activation_checkpointing_offload", "ignored_modules"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
@@ -246,8 +222,6 @@ class FullyShardedDataParallelPlugin:
                 "activation_checkpointing_offload=True was requested with activation_checkpointing=False, but only what is "
                 "checkpointed can be offloaded. Pass activation_checkpointing=True as well."
             )
-        if self.ignored_modules is None:
-            self.ignored_modules = _read("ignored_modules")
         if self.cpu_ram_efficient_loading is None:
             self.cpu_ram_efficient_loading = _read("cpu_ram_efficient_loading")
         else:
