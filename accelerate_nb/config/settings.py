@@ -99,6 +99,11 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def worker_variable(self) -> str:
+        """The variable through which the `Accelerator` in a worker gets it: Accelerate's, where it has one."""
+        return (*self.variables[1:], *self.variables)[0]
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The values that it can have, where it can have only some."""
         return self.value_type.choices if isinstance(self.value_type, OneOf) else ()
@@ -115,6 +120,11 @@ class Setting:
     def parse(self, text: str, where: str) -> Any:
         """The value of a text."""
         return self._fitting(self.value_type.parse, text, where)
+
+    def in_worker(self, environment: Mapping[str, str]) -> Any:
+        """The value that the environment of a worker gives it; `None` where its variable is not set, or empty."""
+        text = environment.get(self.worker_variable)
+        return self.parse(text, f"The variable {self.worker_variable} is") if text else None
 
     def _fitting(self, read: Callable[[Any], Any], value: Any, where: str) -> Any:
         try:

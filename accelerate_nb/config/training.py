@@ -150,13 +150,11 @@ class TrainingConfig:
     def environ(self) -> dict[str, str]:
         """The variables through which an `Accelerator` gets these settings; unset ones are left out."""
         of_strategy = {"strategy", "fsdp_config", "deepspeed_config", "megatron_lm_config", "parallelism_config"}
-        # under the names that Accelerate reads, where it has one
-        names = {
-            (*setting.variables[1:], *setting.variables)[0]: setting.name
+        values = {
+            setting.worker_variable: getattr(self, setting.name)
             for setting in settings(TrainingConfig)
             if setting.name not in of_strategy
         }
-        values = {variable: getattr(self, name) for variable, name in names.items()}
         texts = {
             variable: str(value).lower() if isinstance(value, bool) else str(value)
             for variable, value in values.items()

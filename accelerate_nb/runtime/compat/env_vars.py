@@ -17,6 +17,7 @@ import torch
 from packaging.version import parse
 
 from accelerate_nb.config.environment import autolog, set_variables
+from accelerate_nb.config.run_config import setting_named
 from accelerate_nb.config.value_types import YES, Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 
@@ -237,14 +238,18 @@ class LauncherSettings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
-        """The values of these variables."""
+        """The values of these variables; `ConfigurationError` names one that does not fit."""
+
+        def given(name: str) -> Any:
+            return setting_named(name).in_worker(environment)
+
         return cls(
-            cpu=is_yes(environment, "ACCELERATE_USE_CPU"),
-            mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
-            accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
-            debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
+            cpu=bool(given("cpu")),
+            mixed_precision=given("mixed_precision"),
+            accumulation_steps=given("gradient_accumulation_steps"),
+            debug=bool(given("debug")),
             fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
-            loader_progress=is_yes(environment, "ACCELERATE_NB_LOADER_PROGRESS"),
+            loader_progress=bool(given("loader_progress")),
             use_deepspeed=is_yes(environment, "ACCELERATE_USE_DEEPSPEED"),
             autolog=autolog(environment),
             use_fsdp=is_yes(environment, "ACCELERATE_USE_FSDP"),
@@ -256,14 +261,3 @@ class LauncherSettings:
 def is_yes(environment: Mapping[str, str], name: str, default: str = "") -> bool:
     """Whether a variable is true; `default` for one that is not set."""
     return environment.get(name, default).lower() in YES
-
-
-def _steps(text: str | None) -> int | None:
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(
-            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS should be a whole number, but is {text!r}. Correct or unset it."
-        ) from None

@@ -10,11 +10,19 @@ from typing import Any
 import torch
 from torch.nn import Module, ModuleList
 
+from accelerate_nb.config.run_config import setting_named
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DynamoBackend, named
-from accelerate_nb.runtime.compat.env_vars import is_yes
 from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
 
+# The settings that fill the fields of a plugin, and what these are without.
+_VARIABLES: dict[str, tuple[str, Any]] = {
+    "backend": ("dynamo_backend", "no"),
+    "mode": ("dynamo_mode", "default"),
+    "fullgraph": ("dynamo_use_fullgraph", False),
+    "dynamic": ("dynamo_use_dynamic", None),
+    "use_regional_compilation": ("dynamo_use_regional_compilation", False),
+}
 # torch 2.9 and later know one backend for XLA devices, by another name
 _GONE = (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE)
 
@@ -38,17 +46,11 @@ class TorchDynamoPlugin(KwargsHandler):
     use_regional_compilation: bool | None = None
 
     def _fill(self, environment: Mapping[str, str]) -> None:
-        prefix = "ACCELERATE_DYNAMO_"
-        given = environment.get(f"{prefix}BACKEND", "no") if self.backend is None else self.backend
-        self.backend = _backend(named(given))
-        if self.mode is None:
-            self.mode = environment.get(f"{prefix}MODE", "default")
-        if self.fullgraph is None:
-            self.fullgraph = is_yes(environment, f"{prefix}USE_FULLGRAPH")
-        if self.use_regional_compilation is None:
-            self.use_regional_compilation = is_yes(environment, f"{prefix}USE_REGIONAL_COMPILATION")
-        if self.dynamic is None and f"{prefix}USE_DYNAMIC" in environment:
-            self.dynamic = is_yes(environment, f"{prefix}USE_DYNAMIC")
+        for name, (setting, default) in _VARIABLES.items():
+            if getattr(self, name) is None:
+                given = setting_named(setting).in_worker(environment)
+                setattr(self, name, default if given is None else given)
+        self.backend = _backend(named(self.backend))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields with their values; the backend is spelled as `torch.compile` takes it."""
