@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -82,11 +82,6 @@ class ModelOutline:
 
     source: str
     weights: tuple[TensorInfo, ...]
-
-    @property
-    def parameters(self) -> tuple[TensorInfo, ...]:
-        """The parameters, without buffers."""
-        return tuple(weight for weight in self.weights if not weight.is_buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +272,7 @@ def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: 
     torch.distributed.checkpoint. Or it is code, `path/file.py:name` or `package.module:name`, of which the name is a module
     or is called with `arguments` to make one. With `trusts`, code beside a configuration is run.
 
-    >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).parameters[0].shape
+    >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).weights[0].shape
     (2, 3)
     """
     path = Path(source).expanduser()
@@ -309,6 +304,8 @@ def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: 
 def of_module(model: Module, source: str) -> ModelOutline:
     """The weights of a module; a layer is a module without children, or one of a class that must not be split."""
     no_split: Any = getattr(model, "_no_split_modules", None) or []
+    modules = [(path, module) for path, module in model.named_modules() if path]
+    layers = {path for path, module in modules if not list(module.children()) or type(module).__name__ in no_split}
     splits: Mapping[str, int] = {}
     if getattr(model, "tp_plan", None):
         # not before it is used: it loads what trains
@@ -316,27 +313,14 @@ def of_module(model: Module, source: str) -> ModelOutline:
 
         splits = split_dimensions(model)
 
-    def layers(module: Module, path: str) -> Iterator[tuple[str, str]]:
-        """Each tensor's name with its layer."""
-        children = list(module.named_children())
-        if path and (not children or type(module).__name__ in no_split):
-            for name, _ in (*module.named_parameters(), *module.named_buffers()):
-                yield f"{path}.{name}", path
-            return
-        for name, child in children:
-            yield from layers(child, f"{path}.{name}" if path else name)
+    def info(name: str, tensor: Tensor, *, is_buffer: bool) -> TensorInfo:
+        around = accumulate(name.split("."), "{}.{}".format)
+        layer = next((path for path in around if path in layers), name)
+        trains = tensor.requires_grad and not is_buffer
+        return replace(_stored(name, tensor), trains=trains, is_buffer=is_buffer, layer=layer, split=splits.get(name))
 
-    layer_of = dict(layers(model, ""))
-
-    def info(name: str, tensor: Tensor, *, trains: bool, is_buffer: bool) -> TensorInfo:
-        is_float, layer = _is_float(tensor), layer_of.get(name, name)
-        shape, itemsize = tuple(tensor.shape), tensor.element_size()
-        return TensorInfo(name, shape, itemsize, is_float, trains and is_float, is_buffer, layer, splits.get(name))
-
-    parameters = [
-        info(name, item, trains=item.requires_grad, is_buffer=False) for name, item in model.named_parameters()
-    ]
-    buffers = [info(name, item, trains=False, is_buffer=True) for name, item in model.named_buffers()]
+    parameters = [info(name, item, is_buffer=False) for name, item in model.named_parameters()]
+    buffers = [info(name, item, is_buffer=True) for name, item in model.named_buffers()]
     return ModelOutline(source, (*parameters, *buffers))
 
 
@@ -375,12 +359,8 @@ def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
 
 
 def _stored(name: str, tensor: Tensor) -> TensorInfo:
-    is_float, layer = _is_float(tensor), name.rpartition(".")[0] or name
+    is_float, layer = tensor.is_floating_point() or tensor.is_complex(), name.rpartition(".")[0] or name
     return TensorInfo(name, tuple(tensor.shape), tensor.element_size(), is_float, is_float, not is_float, layer)
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
