@@ -23,7 +23,7 @@ FLAKY: dict[str, Flaky] = {
     "tests/browser/test_running.py::test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it": Flaky(
         _NO_MODEL, "1 of 12 loads with the processor slowed down to a quarter"
     ),
-    "tests/worker/test_control_handlers.py::"
+    "tests/worker/test_control_channel.py::"
     "test_stacks_of_a_rank_are_requested_as_often_as_one_likes_while_its_threads_run": Flaky(_ENDED, "1 of 15 runs"),
     "tests/failures/test_hang_report.py::"
     "test_what_ranks_wait_for_is_reported_with_their_stacks[computes_on-rank 0 waits in backward's all_reduce]": Flaky(

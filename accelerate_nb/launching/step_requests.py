@@ -13,8 +13,7 @@ from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.events.model import Event, HeldAt, ProfileRequested
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.rank.knobs import checked_change
-from accelerate_nb.rank.step_hold import HOLD_TIMEOUT, StopPoint
+from accelerate_nb.rank.step_hold import HOLD_TIMEOUT, StopPoint, checked_change
 from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, Message, ProfileSteps
 
 # A rank that is far behind, or in a long step, gets so many times the time that a step took so far.

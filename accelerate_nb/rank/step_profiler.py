@@ -1,4 +1,4 @@
-"""The profile of a rank's next optimizer steps, by torch's profiler, while the training goes on."""
+"""A rank's optimizer steps as an observer sees them: the first one, and the profile of the next ones by torch's profiler."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.events.model import ProfiledOperation, StepProfile
+from accelerate_nb.events.model import FirstStep, ProfiledOperation, StepProfile
 from accelerate_nb.rank import background_tasks
-from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.import_hook import after_import
 from accelerate_nb.rank_local import RankLocal
 
 MOST_OPERATIONS = 10
@@ -259,3 +260,33 @@ def _export(recording: _Recording, seconds: float) -> None:
         trace = str(path)
     operations = costliest(recording.profiler.key_averages())
     emit(StepProfile(request.rank, request.number, recording.steps, seconds, operations, trace, time.time()))
+
+
+_reported: RankLocal[bool] = RankLocal(lambda: False)
+
+
+def report_first_step() -> None:
+    """Send the event of the first step, once a rank; called after every step."""
+    if _reported.get():
+        return
+    _reported.set(True)
+    if (listener := outlet()) is not None:
+        emit(FirstStep(listener.rank, time.time()))
+
+
+def watch_steps() -> None:
+    """Have any optimizer of torch report its steps in this process, also where no `Accelerator` is used."""
+    after_import("torch.optim.optimizer", _watch)
+
+
+def _watch(module: Any) -> None:
+    module.register_optimizer_step_post_hook(_on_step)
+
+
+def _on_step(optimizer: Any, *_: Any) -> None:
+    import torch
+
+    # a step that is being traced is none, and to send anything would break its graph
+    if not torch.compiler.is_compiling():
+        report_first_step()
+        current_step_profiler().stepped(optimizer)

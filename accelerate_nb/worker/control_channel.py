@@ -1,21 +1,39 @@
-"""The kernel's messages to a worker while its function runs, received in a thread of their own."""
+"""The kernel's messages to a worker while its function runs, received in a thread of their own, and the replies to them."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, TypeAlias
 
+from msgspec.structs import astuple
+
+from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.rank.step_hold import change_after, current_step_hold
+from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
+    frame,
 )
 from accelerate_nb.transport.messages import (
+    ChangeKnobAfter,
+    CollectivesReply,
+    HoldAtStep,
     LeaveGroup,
     Message,
+    ProfileSteps,
+    QueryCollectives,
+    StopAt,
 )
 
 # A handler gets the message, and its descriptors, which it closes.
@@ -87,3 +105,98 @@ def connect(inbox: ControlChannel | None) -> None:
 def current_inbox() -> ControlChannel | None:
     """The process's inbox; `None` where there is no kernel."""
     return _inbox.get()
+
+
+# More of them than are sent would fill the pipe.
+_MOST_COLLECTIVES = 20
+_PACKAGE = str(Path(__file__).parents[1])
+# Files of torch whose calls wait for other ranks; those that wait for one, by the argument that names it.
+_OF_TORCH = ("torch/distributed/distributed_c10d.py", "torch/distributed/elastic/utils/store.py")
+_PEERS = {
+    "recv": "src",
+    "irecv": "src",
+    "send": "dst",
+    "isend": "dst",
+    "recv_object_list": "src",
+    "send_object_list": "dst",
+}
+
+
+def install(channel: ControlChannel) -> None:
+    """Reply to the kernel's messages from now on; a stop request inherited by a fork is forgotten."""
+    current_step_hold().reset()
+    channel.on(HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
+    channel.on(StopAt, lambda message, _: current_step_hold().stop_at(message.point))
+    channel.on(ChangeKnobAfter, lambda message, _: change_after(*astuple(message)))
+    channel.on(QueryCollectives, _collectives)
+    channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
+
+
+def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:
+    entries = recorded()
+    awaited = awaited_ranks(entries)
+    reply = CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ())))
+    (pipe,) = descriptors
+    # nobody may wait for it any more
+    with suppress(BrokenPipeError), open(pipe, "wb") as file:
+        file.write(frame(reply))
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The collectives that are under way by torch's flight recorder, oldest first; none where torch has no such thing."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    entries: list[dict[str, Any]] = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            entries += json.loads(dump(includeCollectives=True, onlyActive=True) or b"{}").get("entries", [])
+    return [
+        {
+            "group": entry["process_group"][0],
+            "number": entry["collective_seq_id"],
+            "name": entry["profiling_name"],
+            "sizes": entry["input_sizes"],
+        }
+        for entry in entries
+        if not entry["retired"]
+    ]
+
+
+def awaited_ranks(entries: Sequence[dict[str, Any]]) -> list[int]:
+    """
+    The ranks without which the call does not return that the main thread is in, as far as they are known.
+
+    A call of torch names its process group, or its peer; else one of this package does, else the oldest of these recorded
+    collectives.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return []
+    calls = [call for call, _ in walk_stack(sys._current_frames().get(threading.main_thread().ident or 0))]
+    # outermost first: a collective of objects makes others
+    for call in reversed(calls):
+        if call.f_code.co_filename.endswith(_OF_TORCH) and (ranks := _ranks_in(call, c10d)):
+            return ranks
+    for call in calls:
+        if call.f_code.co_filename.startswith(_PACKAGE):
+            world = getattr(call.f_locals.get("self"), "world", call.f_locals.get("world"))
+            if ranks := _members(c10d, getattr(world, "group", None)):
+                return ranks
+    name = entries[0]["group"] if entries else None
+    return next((_members(c10d, group) for group, known in list(c10d._world.pg_names.items()) if known == name), [])
+
+
+def _ranks_in(call: FrameType, c10d: Any) -> list[int]:
+    """The ranks that a call of torch waits for; none where it names none."""
+    known, name = call.f_locals, call.f_code.co_name
+    is_of_all = name in {"init_process_group", "new_group"} or call.f_code.co_filename.endswith(_OF_TORCH[1])
+    if is_of_all and not known.get("use_local_synchronization"):
+        return list(range(int(os.environ.get("WORLD_SIZE", "1"))))
+    if name in _PEERS:
+        return [known[_PEERS[name]]] if isinstance(known.get(_PEERS[name]), int) else []
+    return _members(c10d, known["group"] or c10d.GroupMember.WORLD) if "group" in known else []
+
+
+def _members(c10d: Any, group: Any) -> list[int]:
+    """The ranks of a process group; none where it is none, or gone."""
+    return sorted(c10d._world.pg_group_ranks.get(group, ())) if group is not None else []

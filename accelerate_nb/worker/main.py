@@ -13,7 +13,7 @@ from multiprocessing import process, util
 from typing import Any, NoReturn
 
 from accelerate_nb.failures.stack_dumps import SIGNAL
-from accelerate_nb.rank import first_step
+from accelerate_nb.rank import step_profiler
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
@@ -95,7 +95,7 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     display.install()
     tqdm_hook.install()
     logging_hooks.install()
-    first_step.install()
+    step_profiler.watch_steps()
     send_main_by_value()
 
 

@@ -18,7 +18,7 @@ from accelerate_nb.sources.installed_packages import loaded_since
 from accelerate_nb.transport.outcome import Raised, failure_of, write_raised, write_returned
 from accelerate_nb.transport.payload import Payload, arrived
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import control_channel, control_handlers, stdio
+from accelerate_nb.worker import control_channel, stdio
 
 
 class RankConnection:
@@ -40,7 +40,7 @@ class RankConnection:
         connect(self._sender)
         self.channel = control_channel.ControlChannel(sock)
         control_channel.connect(self.channel)
-        control_handlers.install(self.channel)
+        control_channel.install(self.channel)
         # from here on it dumps its stack at the signal
         self._send_state("starting")
 

@@ -19,7 +19,7 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.step_requests import checked_ranks
-from accelerate_nb.rank.knobs import checked_change
+from accelerate_nb.rank.step_hold import checked_change
 from accelerate_nb.transport.messages import (
     ChangeKnob,
     LiveState,

@@ -18,8 +18,7 @@ from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
-from accelerate_nb.rank.knobs import change_after
-from accelerate_nb.rank.step_hold import STOP, current_step_hold
+from accelerate_nb.rank.step_hold import STOP, change_after, current_step_hold
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.messages import (
     ChangeKnobAfter,
