@@ -16,8 +16,8 @@ import torch
 from accelerate_nb import Accelerator, WorkerError
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.launching import self_test
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.planning import self_test
 from accelerate_nb.launching.run import Run
 from accelerate_nb.runtime.observability import self_test as in_a_worker
 from tests.gpu.devices import compute_for, finish, until

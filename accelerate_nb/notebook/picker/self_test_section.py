@@ -10,7 +10,7 @@ import ipywidgets
 
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.events.model import CheckResult
-from accelerate_nb.launching.planning.self_test import SelfTest
+from accelerate_nb.launching.self_test import SelfTest
 from accelerate_nb.notebook.picker import html
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.planning import self_test
+from accelerate_nb.launching import self_test
 from accelerate_nb.runtime.observability import self_test as in_a_worker
 
 NAMES = ["start", *(step.name for step in in_a_worker.STEPS)]
