@@ -112,10 +112,10 @@ def _lines(check: CheckResult) -> list[LabelledLine]:
 
 def _make(config: RunConfig, checks: _CheckList) -> None:
     """Check the machine, then run the tests on it."""
-    from accelerate_nb.launching.planning import machine_checks
+    from accelerate_nb.launching.planning import preflight
     from accelerate_nb.launching.self_test import SelfTest
 
-    found = machine_checks.run_checks(config, os.environ, checks.take)
+    found = preflight.run_checks(config, os.environ, checks.take)
     if not any(item.state == "failed" and item.name in _NEEDED for item in found):
         SelfTest(config, checks.take).run()
 

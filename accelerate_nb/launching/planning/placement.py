@@ -6,18 +6,21 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.options import parallelism
+from accelerate_nb.config.options import deepspeed, megatron, parallelism
 from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.config.training import TrainingConfig
+from accelerate_nb.config.value_types import parse_json
+from accelerate_nb.devices import async_io
 from accelerate_nb.devices.probe import AvailableDevices
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.devices.xla import XlaDevices
+from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
-from accelerate_nb.launching.planning import deepspeed_placement, megatron_placement, xla_placement
-from accelerate_nb.launching.planning.xla_placement import XlaPlacement
 
 Start = Literal["inline", "supervisor", "fork", "spawn"]
 
@@ -59,9 +62,9 @@ def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: boo
 def check_training(config: RunConfig, placement: Placement) -> None:
     """Raise `LaunchError` where the strategy or the degrees of parallelism don't fit a placement."""
     if config.training.strategy == "deepspeed":
-        deepspeed_placement.check(config.training, placement.kind)
+        check_deepspeed(config.training, placement.kind)
     if config.training.strategy == "megatron":
-        megatron_placement.check(config.training, placement.kind, placement.size)
+        check_megatron(config.training, placement.kind, placement.size)
     degrees = config.training.parallelism_config or {}
     if config.training.strategy not in {None, "deepspeed"} and (parts := parallelism.sizes(degrees).get("sp")):
         raise LaunchError(
@@ -82,11 +85,11 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -
 
     Raises `LaunchError` where they don't fit together.
     """
-    through = xla_placement.requested_devices(config, devices)
-    computing = _computing(config, devices) if through is None else xla_placement.computing(config, through)
+    through = requested_xla_devices(config, devices)
+    computing = _computing(config, devices) if through is None else xla_computing(config, through)
     start, why = _start(config, computing.size, can_fork)
     if through is not None:
-        xla_placement.check_start(start, through)
+        check_xla_start(start, through)
     elif start == "inline" and computing.shows:
         raise LaunchError(
             f"gpu_ids={config.gpu_ids!r} was requested with engine='inline', but this process has its devices already. "
@@ -214,3 +217,182 @@ def _held_by(run: SavedRun) -> list[str]:
     status = status_of(run.folder) or {}
     devices = status.get("devices")
     return [*map(str, devices)] if status.get("host") == socket.gethostname() and isinstance(devices, list) else []
+
+
+def requested_xla_devices(config: LaunchingConfig, devices: AvailableDevices) -> XlaDevices | None:
+    """
+    The devices that ranks compute on through torch_xla; `None` where they don't.
+
+    Raises `LaunchError` where they are requested, and can't be used.
+    """
+    if config.cpu and config.engine == "xla":
+        raise LaunchError(
+            "engine='xla' was requested with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them "
+            "out; torch_xla computes on the CPU with PJRT_DEVICE=CPU in the environment."
+        )
+    if config.engine == "xla" and devices.xla is None:
+        raise LaunchError(
+            "engine='xla' was requested, but torch_xla is not installed. pip install 'accelerate-nb[tpu]', or leave engine out."
+        )
+    if config.cpu or (config.engine != "xla" and devices.kind != "xla"):
+        return None
+    found = devices.xla
+    if found is not None and found.trouble:
+        raise LaunchError(found.trouble)
+    return found
+
+
+def xla_computing(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+    """
+    The number of ranks on these devices; pure.
+
+    Raises `LaunchError` for what torch_xla does not do there.
+    """
+    if config.gpu_ids != "all":
+        raise LaunchError(
+            f"gpu_ids={config.gpu_ids!r} was requested, but {found.label}s are not chosen by number: torch_xla takes all of them, "
+            "or one. Leave gpu_ids out; num_processes=1 takes one."
+        )
+    return _on_xla_cpu(config, found) if found.device == "CPU" else _on_tpu(config, found)
+
+
+def check_xla_start(start: str, found: XlaDevices) -> None:
+    """
+    Raise `LaunchError` where workers that start so could not have the devices, because this process has.
+
+    A TPU's chips belong to one process at a time; the CPU does not, but a runtime that was awake does not outlive a fork.
+    """
+    if not found.held or start == "inline":
+        return
+    if found.device == "TPU":
+        raise LaunchError(
+            f"A launch on {found.label}s was requested, but {found.held}, and no other process can have them. Restart the "
+            "kernel, and launch before any cell calls torch_xla.device(), makes an Accelerator or uses the TPU otherwise."
+        )
+    if start == "fork":
+        raise LaunchError(
+            f"start_method='fork' was requested, but {found.held}, and does not work in a process that is forked from there. "
+            "Leave start_method out: the workers then come from a process in which it sleeps."
+        )
+
+
+def _on_xla_cpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+    size = config.num_processes or found.count
+    where = _several(size, found) + ("" if found.requested else ", through torch_xla: there is no TPU")
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})
+
+
+def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+    size = config.num_processes or found.count
+    if size > found.count:
+        raise LaunchError(
+            f"num_processes={size} was requested, but this machine has {_several(found.count, found)}. "
+            f"Use {_possible_sizes(found)}, or pass cpu=True."
+        )
+    if size not in {1, found.count}:
+        raise LaunchError(
+            f"num_processes={size} was requested, but torch_xla's processes find each other on all of this machine's "
+            f"{_several(found.count, found)} only. Use {_possible_sizes(found)}."
+        )
+    where = f"{size} of {_several(found.count, found)}"
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"})
+
+
+def _possible_sizes(found: XlaDevices) -> str:
+    return f"{found.count} or 1" if found.count > 1 else "1"
+
+
+def _several(number: int, found: XlaDevices) -> str:
+    return f"{number} {found.label}{'s' if number != 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class XlaPlacement:
+    """`size` ranks, the `kind` of their devices in torch's word, and `where` that is, in a person's."""
+
+    size: int
+    kind: str
+    where: str
+    # the variables that show workers no other devices than those that were requested
+    shows: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_deepspeed(config: TrainingConfig, kind: str) -> None:
+    """Raise `LaunchError` for what DeepSpeed can't do, or `MissingExtraError` where it is not installed; `kind` is of the devices."""
+    if find_spec("deepspeed") is None:
+        raise MissingExtraError(
+            "strategy='deepspeed' was requested, and DeepSpeed is not installed: pip install 'accelerate-nb[deepspeed]'"
+        )
+    if kind == "xla":
+        raise LaunchError(
+            "strategy='deepspeed' was requested on XLA devices, which DeepSpeed doesn't know. Leave strategy out, or train on GPUs."
+        )
+    options = config.deepspeed_config or {}
+    if said := deepspeed.conflicts(options):
+        raise LaunchError(
+            f"deepspeed_config has {', '.join(said)} beside deepspeed_config_file, which says it itself. Write it in that file, "
+            "and leave it out here."
+        )
+    path = options.get("deepspeed_config_file")
+    if path is not None and not Path(path).expanduser().is_file():
+        raise LaunchError(
+            f"deepspeed_config_file={path!r} was requested, which is no file at {Path.cwd()}. Pass the path of a ds_config.json."
+        )
+    _check_disk(options)
+    split = {axis for axis in parallelism.sizes(config.parallelism_config or {}) if axis in {"tp", "pp", "cp"}}
+    if split:
+        raise LaunchError(
+            f"strategy='deepspeed' was requested with parallelism_config by {' and '.join(sorted(split))}, along which it does not "
+            "spread a training. Leave these degrees out, or take another strategy."
+        )
+
+
+def _check_disk(options: Mapping[str, Any]) -> None:
+    """Raise `LaunchError` where weights or states of optimizers are to be on a disk, and can't be."""
+    parts = [part for part in ("optimizer", "param") if options.get(f"offload_{part}_device") == "nvme"]
+    for part in parts:
+        if options.get(f"offload_{part}_nvme_path") in {None, "", "none"}:
+            raise LaunchError(
+                f"offload_{part}_device='nvme' was requested without its folder. Pass offload_{part}_nvme_path, a folder on a fast disk."
+            )
+    if (parts or _file_offloads(options.get("deepspeed_config_file"))) and (complaint := async_io.missing_library()):
+        raise LaunchError(complaint)
+
+
+def _file_offloads(path: str | None) -> bool:
+    """Whether a file of DeepSpeed's names a disk; one that can't be read is left to the ranks, whose error has its lines."""
+    try:
+        zero = parse_json(Path(path).expanduser().read_text(encoding="utf-8"))["zero_optimization"] if path else {}
+        return any(zero.get(f"offload_{part}", {}).get("device") == "nvme" for part in ("optimizer", "param"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def check_megatron(config: TrainingConfig, kind: str, size: int) -> None:
+    """
+    Raise `LaunchError` for what Megatron can't do on so many processes, or `MissingExtraError` where it is not installed.
+
+    `kind` is of the devices. `NotYetError` names options that would change nothing.
+    """
+    if find_spec("megatron") is None:
+        raise MissingExtraError(
+            "strategy='megatron' was requested, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
+        )
+    if kind != "cuda":
+        raise LaunchError(
+            f"strategy='megatron' was requested on {kind} devices, but megatron-core computes on the current CUDA device. Launch it on "
+            "NVIDIA GPUs, or pass parallelism_config with tp_size or pp_size in its place."
+        )
+    options = config.megatron_lm_config or {}
+    if said := megatron.not_offered(options):
+        raise NotYetError(f"megatron_lm_config has {', '.join(said)}, which is not offered here yet. Leave it out.")
+    if options.get("megatron_lm_sequence_parallelism") and options.get("megatron_lm_tp_degree", 1) == 1:
+        raise LaunchError(
+            "megatron_lm_sequence_parallelism was requested with megatron_lm_tp_degree: 1, but sequences are cut among the processes "
+            "that split a layer. Pass a degree of 2 or more, or leave it out."
+        )
+    if size % (number := megatron.processes(options)):
+        raise LaunchError(
+            f"megatron_lm_config was requested with degrees whose product is {number}, which does not divide {size} processes. Pass "
+            f"num_processes={number} or a multiple, or other degrees."
+        )

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
-from accelerate_nb.devices.probe import AvailableDevices
+from accelerate_nb.config.environment import already_launched, runs_folder
+from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
+from accelerate_nb.devices import xla
+from accelerate_nb.devices.nvml import Driver, driver
+from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.events.model import CheckResult
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
+
+_SHARED = Path("/dev/shm")
+_MIB = 1 << 20
+# Below the first, a loader's batches and NCCL's own buffers hardly fit; Docker gives 64 MiB where nothing else is set.
+_TOO_LITTLE_SHARED, _LITTLE_SHARED = 16 * _MIB, 256 * _MIB
+# A worker has some dozens of files open, and each batch that a loader's processes send is one more.
+_FEW_FILES = 1024
+_LITTLE_DISK = 64 * _MIB
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +117,156 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
         text = "These are options of strategy='megatron', which was not requested: every rank has the whole model."
         found.append(PreflightIssue("megatron_lm_config", text, grave=False))
     return tuple(found)
+
+
+def run_checks(
+    config: RunConfig, environment: Mapping[str, str], on_check: Callable[[CheckResult], None]
+) -> list[CheckResult]:
+    """
+    Check the machine; `on_check` is called with each check when it is made. One that passed may have advice all the same.
+
+    >>> [check.name for check in run_checks(RunConfig(), os.environ, print)]
+    ['environment', 'settings', 'torch', 'shared memory', 'open files', 'folder']
+    """
+    devices = probe(environment)
+    folder_setting = config.launching.folder
+    folder = Path(folder_setting).expanduser() if folder_setting else runs_folder(environment)
+    found = [
+        of_environment(environment),
+        of_settings(config, devices),
+        of_torch(devices, driver(), environment) if devices.kind != "xla" else of_xla(devices, xla.holders()),
+        of_shared_memory(shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None),
+        of_open_files(_open_files()),
+        of_folder(folder),
+        *([of_port(config.launching.port)] if config.launching.port else []),
+    ]
+    for check in found:
+        on_check(check)
+    return found
+
+
+def of_environment(environment: Mapping[str, str]) -> CheckResult:
+    """Whether variables of a launch are left in the environment, which make every launcher take this process for a worker."""
+    title = "The environment"
+    left = [name for name in _OF_A_LAUNCHER if name in environment]
+    if not left:
+        return CheckResult("environment", title, "passed", "no variables of another launch")
+    words = ", ".join(f"{name}={environment[name]}" for name in left)
+    advice = f"unset {' '.join(left)}"
+    if already_launched(environment):
+        text = f"{words} are set: launchers and Accelerators take this process for a worker"
+        return CheckResult("environment", title, "failed", text, advice)
+    return CheckResult("environment", title, "passed", f"{words} set, which workers get anew", advice)
+
+
+def of_settings(config: RunConfig, devices: AvailableDevices) -> CheckResult:
+    """Whether the settings fit this machine, and each other."""
+    outlook = run_preflight(differing(config), devices, can_fork=hasattr(os, "fork"))
+    grave = [objection.text for objection in outlook.objections if objection.grave]
+    slight = " ".join(objection.text for objection in outlook.objections if not objection.grave)
+    if grave or outlook.choice is None:
+        return CheckResult("settings", "The settings", "failed", " ".join(grave))
+    return CheckResult("settings", "The settings", "passed", outlook.choice.why, slight)
+
+
+def of_torch(devices: AvailableDevices, nvidia: Driver | None, environment: Mapping[str, str]) -> CheckResult:
+    """Whether torch is there, and was built for the GPUs that are."""
+    title = "torch"
+    if find_spec("torch") is None:
+        return CheckResult("torch", title, "failed", "torch is not installed for this Python", "pip install torch")
+    gpus = 0 if nvidia is None else len(nvidia.gpus)
+    text = f"it sees {devices.count} of them" if devices.count else "no GPU found, using the CPU"
+    if not gpus or devices.count:
+        return CheckResult("torch", title, "passed", f"built for {devices.label}s; {text}" if devices.count else text)
+    there = f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}"
+    if not torch_is_built_for("cuda"):
+        text = f"{there}, and torch was built without CUDA"
+        advice = "Install a build for CUDA: https://pytorch.org/get-started/locally"
+        return CheckResult("torch", title, "failed", text, advice)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    text = f"{there}, and CUDA_VISIBLE_DEVICES={visible!r} hides them"
+    return CheckResult("torch", title, "passed", text, "unset CUDA_VISIBLE_DEVICES where they should be used")
+
+
+def of_xla(devices: AvailableDevices, holders: Sequence[int]) -> CheckResult:
+    """Whether torch_xla has devices to compute on, and nobody else has them."""
+    name, title, found = "torch", "torch_xla", devices.xla
+    if found is None or found.trouble:
+        return CheckResult(name, title, "failed", "" if found is None else found.trouble)
+    text = f"it computes on {devices.count} {devices.label}{'s' if devices.count > 1 else ''}"
+    if found.device != "TPU" or not holders:
+        return CheckResult(name, title, "passed", text)
+    who = ", ".join(map(str, holders))
+    advice = "Restart the notebook's kernel, or end what computes there: chips belong to one process at a time"
+    return CheckResult(name, title, "failed", f"the TPU's chips are held by process {who}", advice)
+
+
+def of_shared_memory(free: int | None) -> CheckResult:
+    """Whether a loader's processes have the memory through which they send batches."""
+    name, title = "shared memory", "Shared memory"
+    if free is None:
+        return CheckResult(name, title, "passed", "this system has no /dev/shm to run full")
+    text = f"{free / _MIB:,.0f} MiB are free in /dev/shm"
+    advice = (
+        "Data loaders with processes of their own, and NCCL, need more: start the container with --shm-size=8g or "
+        "--ipc=host (in Kubernetes an emptyDir with medium: Memory at /dev/shm), or use num_workers=0"
+    )
+    if free < _TOO_LITTLE_SHARED:
+        return CheckResult(name, title, "failed", text, advice)
+    return CheckResult(name, title, "passed", text, advice if free < _LITTLE_SHARED else "")
+
+
+def of_open_files(limit: int | None) -> CheckResult:
+    """Whether a process may have as many files open as loaders want."""
+    name, title = "open files", "Open files"
+    if limit is None:
+        return CheckResult(name, title, "passed", "no limit")
+    advice = "ulimit -n 65535 before the notebook server or the launch starts" if limit < _FEW_FILES else ""
+    return CheckResult(name, title, "passed", f"{limit} for each process", advice)
+
+
+def of_folder(folder: Path) -> CheckResult:
+    """Whether the runs' folder can be written to."""
+    title = "The folder of runs"
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return CheckResult("folder", title, "failed", f"{folder} can't be written to", "Choose another with --folder")
+    free = shutil.disk_usage(there).free
+    text = f"{folder}, {free / (1 << 30):,.1f} GiB free"
+    if free < _LITTLE_DISK:
+        return CheckResult("folder", title, "failed", text, "Make space, or choose another with --folder")
+    return CheckResult("folder", title, "passed", text)
+
+
+def of_port(port: int) -> CheckResult:
+    """Whether the requested port can be used for the rendezvous."""
+    title = "The port"
+    with socket.socket() as rendezvous:
+        rendezvous.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            rendezvous.bind(("127.0.0.1", port))
+        except OSError as error:
+            text = f"{port} can't be used: {error.strerror}{_holder(port)}"
+            return CheckResult("port", title, "failed", text, "Leave the port out: any free one is taken")
+    return CheckResult("port", title, "passed", f"{port} is free")
+
+
+def _holder(port: int) -> str:
+    """The process that listens at a port, where that can be seen."""
+    import psutil
+
+    try:
+        listening = (item for item in psutil.net_connections("tcp") if item.status == psutil.CONN_LISTEN)
+        pid = next(item.pid for item in listening if item.laddr and item.laddr.port == port and item.pid)
+        return f", {psutil.Process(pid).name()} (process {pid}) listens there"
+    except (psutil.Error, StopIteration):
+        return ""
+
+
+def _open_files() -> int | None:
+    if find_spec("resource") is None:
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

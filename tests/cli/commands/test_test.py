@@ -11,7 +11,7 @@ import pytest
 
 from accelerate_nb.cli.commands import test as command
 from accelerate_nb.cli.main import main
-from accelerate_nb.launching.planning import machine_checks
+from accelerate_nb.launching.planning import preflight
 from accelerate_nb.runtime.observability import self_test as in_a_worker
 
 CPU = ["test", "--cpu", "-n", "2"]
@@ -113,7 +113,7 @@ def test_a_configuration_that_cannot_be_is_a_failed_check(tmp_path, capsys, cont
 
 
 def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     assert main([*CPU, "--json"]) == 1
     states = {load["name"]: load["state"] for load in json.loads(capsys.readouterr().out)["checks"]}
     assert states["torch"] == "failed"

@@ -11,17 +11,17 @@ import pytest
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices import async_io
 from accelerate_nb.errors import LaunchError, MissingExtraError
-from accelerate_nb.launching.planning import deepspeed_placement
+from accelerate_nb.launching.planning import placement
 from accelerate_nb.launching.planning.placement import Placement, check_training
 
 
 def check(kind: str = "cpu", **settings: Any) -> None:
     config = resolve({"strategy": "deepspeed", **settings}, {})
-    deepspeed_placement.check(config.training, kind)
+    placement.check_deepspeed(config.training, kind)
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_placement, "find_spec", lambda _name: None)
+    monkeypatch.setattr(placement, "find_spec", lambda _name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'accelerate-nb\[deepspeed\]'"):
         check()
 
@@ -44,7 +44,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_does_not_go_together_is_named(
     settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deepspeed_placement, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(placement, "find_spec", lambda name: ModuleSpec(name, None))
     with pytest.raises(LaunchError, match=message):
         check(**settings)
 
@@ -53,7 +53,7 @@ TO_A_DISK = {"offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": 
 
 
 def test_an_offload_to_a_disk_has_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_placement, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(placement, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setattr(async_io, "missing_library", lambda: None)
     with pytest.raises(LaunchError, match="Pass offload_param_nvme_path"):
         check(deepspeed_config={"offload_param_device": "nvme"})
@@ -61,7 +61,7 @@ def test_an_offload_to_a_disk_has_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_libaio_reports_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_placement, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(placement, "find_spec", lambda name: ModuleSpec(name, None))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     # a compiler that finds no header
     compiler = tmp_path / "compiler"
@@ -92,7 +92,7 @@ def test_sequences_are_split_by_deepspeed_alone() -> None:
 
 
 def test_what_goes_together_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_placement, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(placement, "find_spec", lambda name: ModuleSpec(name, None))
     check(deepspeed_config={"zero_stage": 3, "offload_param_device": "cpu"})
     check(deepspeed_config={"deepspeed_config_file": __file__, "zero3_init_flag": True})
     check(parallelism_config={"sp_size": 2, "dp_shard_size": 2})

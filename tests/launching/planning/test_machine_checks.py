@@ -12,7 +12,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.nvml import Driver, Gpu
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
-from accelerate_nb.launching.planning import machine_checks
+from accelerate_nb.launching.planning import preflight
 
 MIB = 1 << 20
 CPU = AvailableDevices("cpu", "CPU", 0, 2)
@@ -23,7 +23,7 @@ NVIDIA = Driver("570.1", "12.8", (Gpu("H100", 80 << 30), Gpu("H100", 80 << 30)))
 def test_this_machine_is_looked_at(tmp_path):
     reported = []
     config = resolve({"cpu": True, "num_processes": 2, "folder": str(tmp_path / "runs")}, {})
-    found = machine_checks.run_checks(config, os.environ, reported.append)
+    found = preflight.run_checks(config, os.environ, reported.append)
     assert reported == found
     assert [item.name for item in found] == [
         "environment",
@@ -48,7 +48,7 @@ def test_this_machine_is_looked_at(tmp_path):
     ],
 )
 def test_variables_that_a_launch_left_are_seen(environment, state, advice):
-    check = machine_checks.of_environment(environment)
+    check = preflight.of_environment(environment)
     assert (check.state, check.advice) == (state, advice)
     assert all(f"{name}={value}" in check.text for name, value in environment.items())
 
@@ -63,25 +63,25 @@ def test_variables_that_a_launch_left_are_seen(environment, state, advice):
     ],
 )
 def test_settings_that_do_not_fit_the_machine_are_seen(settings, devices, state, text):
-    check = machine_checks.of_settings(resolve(settings, {}), devices)
+    check = preflight.of_settings(resolve(settings, {}), devices)
     assert check.state == state
     assert text in check.text + check.advice
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
 def test_a_torch_that_cannot_use_the_gpus_is_seen():
-    check = machine_checks.of_torch(CPU, NVIDIA, {})
+    check = preflight.of_torch(CPU, NVIDIA, {})
     assert check.state == "failed"
     assert "2 NVIDIA GPUs, and torch was built without CUDA" in check.text
     assert "pytorch.org" in check.advice
 
 
 def test_gpus_that_are_hidden_are_noted(monkeypatch):
-    monkeypatch.setattr(machine_checks, "torch_is_built_for", lambda name: name == "cuda")
-    check = machine_checks.of_torch(CPU, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
+    monkeypatch.setattr(preflight, "torch_is_built_for", lambda name: name == "cuda")
+    check = preflight.of_torch(CPU, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
     assert check.state == "passed"
     assert "CUDA_VISIBLE_DEVICES='' hides them" in check.text
-    assert machine_checks.of_torch(GPUS, NVIDIA, {}).advice == ""
+    assert preflight.of_torch(GPUS, NVIDIA, {}).advice == ""
 
 
 def through(device, count, trouble=""):
@@ -90,16 +90,16 @@ def through(device, count, trouble=""):
 
 
 def test_a_tpu_is_ready_if_nobody_holds_its_chips():
-    check = machine_checks.of_xla(through("TPU", 4), [])
+    check = preflight.of_xla(through("TPU", 4), [])
     assert (check.state, check.text) == ("passed", "it computes on 4 TPU cores")
-    check = machine_checks.of_xla(through("TPU", 4), [11, 12])
+    check = preflight.of_xla(through("TPU", 4), [11, 12])
     assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
     assert "Restart the notebook's kernel" in check.advice
-    assert machine_checks.of_xla(through("CPU", 1), [11]).text == "it computes on 1 XLA CPU device"
+    assert preflight.of_xla(through("CPU", 1), [11]).text == "it computes on 1 XLA CPU device"
 
 
 def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
-    check = machine_checks.of_xla(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
+    check = preflight.of_xla(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
     assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
 
 
@@ -108,29 +108,29 @@ def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
     [(None, "passed", False), (0, "failed", True), (64 * MIB, "passed", True), (8 << 30, "passed", False)],
 )
 def test_little_shared_memory_is_seen(free, state, advises):
-    check = machine_checks.of_shared_memory(free)
+    check = preflight.of_shared_memory(free)
     assert check.state == state
     assert ("--shm-size" in check.advice) == advises
 
 
 @pytest.mark.parametrize(("limit", "advises"), [(None, False), (256, True), (20_000, False)])
 def test_a_low_limit_of_open_files_is_noted(limit, advises):
-    check = machine_checks.of_open_files(limit)
+    check = preflight.of_open_files(limit)
     assert check.state == "passed"
     assert ("ulimit -n" in check.advice) == advises
 
 
 def test_a_folder_that_cannot_be_written_to_is_seen(tmp_path):
     (tmp_path / "file").touch()
-    check = machine_checks.of_folder(tmp_path / "file" / "runs")
+    check = preflight.of_folder(tmp_path / "file" / "runs")
     assert check.state == "failed"
     assert "--folder" in check.advice
 
 
 def test_a_full_disk_is_seen(tmp_path, monkeypatch):
-    usage = machine_checks.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda _: usage._replace(free=0))
-    check = machine_checks.of_folder(tmp_path)
+    usage = preflight.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    check = preflight.of_folder(tmp_path)
     assert (check.state, check.advice.split(",")[0]) == ("failed", "Make space")
 
 
@@ -139,8 +139,8 @@ def test_a_port_that_is_taken_is_seen_with_who_has_it():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        check = machine_checks.of_port(port)
+        check = preflight.of_port(port)
         assert check.state == "failed"
         assert f"{port} can't be used" in check.text
         assert f"process {os.getpid()}" in check.text
-    assert machine_checks.of_port(port).state == "passed"
+    assert preflight.of_port(port).state == "passed"
