@@ -89,15 +89,6 @@ def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], fo
     return error
 
 
-def ended_elsewhere_error(reason: str, rank_results: Sequence[RankResult], folder: Path) -> WorkerError:
-    """The error for a cell that was ended because of what happened on another node, as its reason says."""
-    failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
-    error = _bare()
-    error.message = f"{reason}; this cell was ended because of it.\n\nAll output: {shown_path(folder)}"
-    error.rank, error.failures, error.folder = failures[0].rank, failures, str(folder)
-    return error
-
-
 def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -> str:
     parts = [_headline(first)]
     if first.traceback:

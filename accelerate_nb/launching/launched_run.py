@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from accelerate_nb.errors import HangError, LaunchError, NotYetError, StoppedError, WorkerError
+from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import (
     Event,
-    NodeRanks,
     Restart,
     State,
     StateChange,
@@ -22,9 +21,8 @@ from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, decide, explanation
+from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, StartAgain, decide, explanation
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, WorkerGroupLike, stronger
 from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
@@ -36,9 +34,6 @@ from accelerate_nb.transport.messages import Message
 
 class LaunchedRun(Run):
     """A run whose worker groups this process starts and follows; the launcher makes it."""
-
-    # where requests don't reach all ranks, and what to do instead; empty where they do
-    unreached: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -54,7 +49,6 @@ class LaunchedRun(Run):
         at_end: Callable[[tuple[RankResult, ...]], None],
         sampler: ResourceMonitor,
         restart_delay: float = 0.0,
-        node_ranks: Sequence[NodeRanks] = (),
         changing_nodes: ChangingNodes | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
@@ -70,12 +64,10 @@ class LaunchedRun(Run):
         self._run_context, self._make_worker_group = run_context, worker_group
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
-        self._node_ranks, self._changing_nodes, self._facts = node_ranks, changing_nodes, dict(facts or {})
+        self._changing_nodes, self._facts = changing_nodes, dict(facts or {})
         self.tags = tags_of(self._facts)
         self.function, self.arguments = self._facts.get("function", ""), self._facts.get("arguments")
         self._worker_group: WorkerGroupLike | None = None
-        # the group that was stopped for nodes that have come, and when
-        self._stopped_for_newcomers: tuple[WorkerGroupLike, float] | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
         self._why_given_up = ""
@@ -83,8 +75,6 @@ class LaunchedRun(Run):
         self.stopped_at: str | None = None
         # the ranks on this machine, whose process numbers mean something here; `None` for all
         self.ranks_here: Collection[int] | None = None
-        # where each node launches its part: the way to their sessions
-        self.session_nodes: LaunchedNodes | None = None
         self._thread: threading.Thread | None = None
         self._knobs = KnobChanges(run_context.view, self.send)
         self._profiles = ProfileRequests(run_context.view, self.folder, self.send, run_context.take)
@@ -125,20 +115,12 @@ class LaunchedRun(Run):
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
 
-    def stop_for_newcomers(self) -> None:
-        """Have all ranks stop after the same step, from any thread, and start again together with nodes that have come."""
-        if (worker_group := self._worker_group) is not None:
-            self._stopped_for_newcomers = (worker_group, time.time())
-            worker_group.stop("finish")
-
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, from any thread, without waiting for it."""
-        self._check_reached(f"Knob {name!r} was to be changed")
         self._knobs.request(name, value)
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """Have ranks profile their next optimizer steps, from any thread, without waiting for it."""
-        self._check_reached("A profile was requested")
         self._profiles.request(steps, ranks)
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -171,10 +153,6 @@ class LaunchedRun(Run):
     def _is_going_on(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _check_reached(self, request: str) -> None:
-        if self.unreached:
-            raise NotYetError(f"{request} {self.unreached}")
-
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)
         self._on_event(event)
@@ -200,44 +178,35 @@ class LaunchedRun(Run):
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
         attempts: list[FailedAttempt] = []
-        regroupings = 0
         while True:
-            began, number = time.monotonic(), len(attempts) + regroupings
+            began, number = time.monotonic(), len(attempts)
             worker_group, rank_results = self._run_once(number)
-            may_be_fewer = (
-                self._changing_nodes is not None and self._changing_nodes.may_be_fewer and worker_group.lost_ranks
-            )
-            if worker_group.lost is not None and not worker_group.began and not may_be_fewer:
+            retries = self._changing_nodes is None or self._changing_nodes.retries_at_once
+            if worker_group.lost is not None and not worker_group.began and retries:
                 # what forks the workers died before the function had begun in any: nothing is done twice
-                if self._replace_lost_nodes(worker_group):
+                if self._next_nodes(worker_group):
                     self._take_nodes()
                 worker_group, rank_results = self._run_once(number)
-            if self._was_stopped_for_newcomers(worker_group, rank_results):
-                # which is no failure, and uses up no restart
-                regroupings += 1
-                reason, delay = "", 0.0
-            elif left := self._leave_out_newcomers(worker_group):
-                regroupings += 1
-                reason, delay = left, 0.0
-            elif all(rank_result.failure is None for rank_result in rank_results):
+            if all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
-            else:
-                error = self._error_of(worker_group, rank_results)
-                attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
-                decision = decide(attempts, self._max_restarts, self._restart_delay)
-                if isinstance(decision, GiveUp):
-                    self._error, self._why_given_up = (
-                        _explained(error, explanation(attempts, decision)),
-                        decision.reason,
-                    )
-                    return rank_results
-                reason, delay = self._replace_lost_nodes(worker_group) or attempts[-1].reason, decision.delay
-            came = "" if self._changing_nodes is None else self._changing_nodes.take_newcomers()
+            error = self._error_of(worker_group, rank_results)
+            attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
+            decision = decide(attempts, self._max_restarts, self._restart_delay)
+            changed = ""
+            if isinstance(decision, StartAgain):
+                try:
+                    changed = self._next_nodes(worker_group)
+                except LaunchError as reason:
+                    decision = GiveUp(str(reason))
+            if isinstance(decision, GiveUp):
+                self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
+                return rank_results
+            texts = (changed,) if changed and worker_group.lost_ranks else (attempts[-1].reason, changed)
             restart = Restart(
                 attempt=number + 1,
-                max_restarts=self._max_restarts + regroupings,
-                reason="; ".join(filter(None, (reason, came))) or "a node had come, and has left again",
-                delay=delay,
+                max_restarts=self._max_restarts,
+                reason="; ".join(filter(None, texts)),
+                delay=decision.delay,
                 time=time.time(),
                 ranks=self._next_size(len(rank_results)),
             )
@@ -245,34 +214,18 @@ class LaunchedRun(Run):
                 self._error = stopped_error(None, rank_results, self.folder)
                 return rank_results
 
-    def _was_stopped_for_newcomers(self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult]) -> bool:
-        """Whether a group ended because nodes have come, rather than by itself or by a request."""
-        if self._stopped_for_newcomers is None or self._stopped is not None or worker_group.lost is not None:
-            return False
-        group, requested = self._stopped_for_newcomers
-        if group is not worker_group or worker_group.timed_out is not None:
-            return False
-        failures = [item.failure for item in rank_results if item.failure is not None]
-        if not failures:
-            return worker_group.stopped_at is not None
-        return all(failure.ended_by_us or failure.time >= requested for failure in failures)
-
-    def _leave_out_newcomers(self, worker_group: WorkerGroupLike) -> str:
-        """Go on without nodes that had just come and were lost before any step; returns a sentence, empty where others failed."""
-        nodes, lost = self._changing_nodes, worker_group.lost_ranks
-        if nodes is None or self._stopped is not None or self.view.has_stepped or not (lost and nodes.are_new(lost)):
+    def _next_nodes(self, worker_group: WorkerGroupLike) -> str:
+        """Choose the nodes of another attempt; returns a sentence, empty where nothing changes, and raises `LaunchError` with the reason."""
+        if self._changing_nodes is None or self._max_restarts == 0:
             return ""
-        return nodes.replace_lost(lost)
-
-    def _replace_lost_nodes(self, worker_group: WorkerGroupLike) -> str:
-        """Have spares take the places of nodes that were lost, or go on with fewer; returns a sentence, empty where nothing changes."""
-        if self._changing_nodes is None or self._max_restarts == 0 or not worker_group.lost_ranks:
-            return ""
-        return self._changing_nodes.replace_lost(worker_group.lost_ranks)
+        return self._changing_nodes.next_nodes(worker_group.lost_ranks, self._stop_requested.is_set)
 
     def _take_nodes(self) -> None:
-        for node in self._node_ranks if self._changing_nodes is None else self._changing_nodes.node_ranks:
+        """Know the ranks of each node, and those of this one."""
+        for node in () if self._changing_nodes is None else self._changing_nodes.node_ranks:
             self._run_context.take(node)
+        self.ranks_here = None if self._changing_nodes is None else self._changing_nodes.ranks_here
+        self.main_rank = min(self.ranks_here or (0,))
 
     def _next_size(self, size: int) -> int | None:
         """The number of ranks of the next attempt, where it is another one than that of the last."""
@@ -308,8 +261,6 @@ class LaunchedRun(Run):
         self._worker_group = worker_group = self._make_worker_group(number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
-        elif self._changing_nodes is not None and self._changing_nodes.has_newcomers:
-            self.stop_for_newcomers()
         return worker_group, worker_group.follow()
 
     def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
@@ -333,14 +284,12 @@ class LaunchedRun(Run):
             self._run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
             self._run_context.record.close()
-            self._report_end(state, detail)
+            if self._changing_nodes is not None:
+                self._changing_nodes.leave(detail or _reason(self._error) or f"its run has {state}")
             self._at_end(self._rank_results)
         finally:
             self._worker_group = None
             self._over.set()
-
-    def _report_end(self, state: State, detail: str) -> None:
-        """Report the end to whoever else takes part in the run: nobody."""
 
     def rename(self, name: str | None, tags: str) -> None:
         """Give the run another name, unless that is `None`, and other tags, while it goes on."""
@@ -391,6 +340,13 @@ def _explained(error: BaseException, text: str) -> BaseException:
     # the worker's class may be a frozen dataclass, which refuses plain assignment
     object.__setattr__(error, "message", f"{error.message}\n\n{text}")
     return error
+
+
+def _reason(error: BaseException | None) -> str:
+    """An error in one line for other nodes."""
+    if not isinstance(error, AccelerateNbError):
+        return "" if error is None else repr(error)
+    return next(iter(str(error).splitlines()), "")
 
 
 class InlineRun(LaunchedRun):

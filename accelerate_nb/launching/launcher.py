@@ -18,7 +18,7 @@ from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
-from accelerate_nb.events.model import Event, NodeRanks
+from accelerate_nb.events.model import Event
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits
@@ -30,16 +30,16 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes, ranks_of_nodes
+from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes
+from accelerate_nb.launching.nodes.launched_group import LaunchedGroupRunner
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection
 from accelerate_nb.launching.nodes.ray.ray_nodes import connection_of_run_host
+from accelerate_nb.launching.nodes.rendezvous import join_nodes
+from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import Placement, choose_placement, devices_of, taken
 from accelerate_nb.launching.planning.plan import LaunchPlan
-from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes
-from accelerate_nb.launching.rendezvous.joined_run import JoinedNodes
-from accelerate_nb.launching.rendezvous.nodes import join_nodes
-from accelerate_nb.launching.rendezvous.settings import local_placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes
 from accelerate_nb.launching.run_context import RunContext
@@ -62,7 +62,7 @@ def warm_early() -> None:
 
 
 LaunchedKind = TypeVar("LaunchedKind", bound=LaunchedRun)
-Nodes: TypeAlias = RunNodes | HostedNodes | JoinedNodes
+Nodes: TypeAlias = RunNodes | LaunchedNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,13 @@ def _on_each_node(
 ) -> LaunchedRun:
     """The run of several nodes, all of which launch it; returns when they have come."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    choice, nodes = join_nodes(config)
+    config, choice, nodes = join_nodes(config)
     try:
         request = _request(call, config, choice, nodes, is_run_kept=is_run_kept)
-        return run_of(request, nodes.run_kind, front_end, on_event)
-    except BaseException:
+        return run_of(request, LaunchedRun, front_end, on_event)
+    except BaseException as error:
         # the others learn that there is no run
-        nodes.close()
+        nodes.leave(str(error) or "it was interrupted")
         raise
 
 
@@ -193,10 +193,10 @@ def request(
 
 def meet_nodes(request: RunRequest) -> RunRequest:
     """The request of a node that launches its part of a run, once the others have come; raises `LaunchError`."""
-    placement, nodes = join_nodes(request.config)
+    config, placement, nodes = join_nodes(request.config)
     plan = request.plan.with_variables(nodes.variables())
     plan = replace(plan, size=placement.size, run=nodes.run, max_restarts=nodes.max_restarts, node_sizes=nodes.sizes)
-    return replace(request, placement=placement, plan=plan, nodes=nodes)
+    return replace(request, config=config, placement=placement, plan=plan, nodes=nodes)
 
 
 def run_of(
@@ -211,14 +211,14 @@ def run_of(
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
     engine = _engine(choice, plan.payload, request.config.launching)
-    nodes: Nodes | AttemptNodes | None = request.nodes
-    if isinstance(nodes, RunNodes):
-        nodes = AttemptNodes(nodes)
+    nodes = AttemptNodes(request.nodes) if isinstance(request.nodes, RunNodes) else request.nodes
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
         if nodes is None:
             return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
+        if isinstance(nodes, LaunchedNodes):
+            return LaunchedGroupRunner(attempt, engine, run_context, nodes)
         return nodes.worker_group(attempt, engine, run_context, number)
 
     run = _run(
@@ -233,12 +233,13 @@ def run_of(
         worker_group,
         plan.payload,
         {**request.facts, **(facts or {})},
-        ranks_here=lambda: None if request.nodes is None else request.nodes.ranks_here,
-        node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
-        changing_nodes=nodes if isinstance(nodes, (AttemptNodes, HostedNodes)) else None,
+        changing_nodes=nodes,
     )
-    if request.nodes is not None:
-        run.ranks_here = request.nodes.ranks_here
+    if nodes is not None:
+        run.ranks_here = nodes.ranks_here
+        run.main_rank = min(nodes.ranks_here or (0,))
+    if isinstance(nodes, LaunchedNodes):
+        nodes.on_stop = run.request_stop
     return run
 
 
@@ -305,7 +306,7 @@ def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | No
     if isinstance(nodes, RunNodes) and nodes.engine.inherits_environment:
         return node_environment(config, choice)
     more: Mapping[str, str] = {}
-    if isinstance(nodes, (HostedNodes, JoinedNodes)):
+    if isinstance(nodes, LaunchedNodes):
         # threads are shared by the ranks of this machine
         choice, more = nodes.local, nodes.variables()
     threads = worker_threads(config.launching, choice)
@@ -358,8 +359,6 @@ def _run(
     payload: Payload | None = None,
     facts: Mapping[str, Any] | None = None,
     *,
-    ranks_here: Callable[[], range | None] = lambda: None,
-    node_ranks: Sequence[NodeRanks] = (),
     changing_nodes: ChangingNodes | None = None,
 ) -> LaunchedKind:
     launching_config = config.launching
@@ -392,12 +391,13 @@ def _run(
         at_end=at_end,
         sampler=ResourceMonitor(
             run_context.view,
-            lambda: range(choice.size) if (here := ranks_here()) is None else here,
+            lambda: (
+                range(choice.size) if changing_nodes is None or (here := changing_nodes.ranks_here) is None else here
+            ),
             choice.kind,
             {**os.environ, **choice.shows},
             [folder, Path.cwd()],
         ),
-        node_ranks=node_ranks,
         changing_nodes=changing_nodes,
         facts={"settings": differing(config), **(facts or {})},
     )

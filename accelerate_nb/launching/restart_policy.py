@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,21 +38,22 @@ class ChangingNodes(Protocol):
         """The ranks of each node."""
 
     @property
-    def may_be_fewer(self) -> bool:
-        """Whether the run may go on with fewer of them, and with fewer ranks."""
+    def ranks_here(self) -> range | None:
+        """The ranks on this machine; `None` for all."""
 
     @property
-    def has_newcomers(self) -> bool:
-        """Whether nodes have come for which the ranks are to start again at once."""
+    def retries_at_once(self) -> bool:
+        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
 
-    def are_new(self, ranks: Collection[int]) -> bool:
-        """Whether all nodes of these ranks have come for this attempt."""
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
+        """
+        Choose the nodes of another attempt after those of these ranks were lost; returns a sentence, which is empty where nothing changes.
 
-    def replace_lost(self, ranks: Collection[int]) -> str:
-        """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
+        It waits for others unless a stop was requested. Raises `LaunchError` with the reason where there can't be one.
+        """
 
-    def take_newcomers(self) -> str:
-        """Go on with nodes that have come, too; returns a sentence, which is empty where there are none."""
+    def leave(self, reason: str) -> None:
+        """Let the nodes go, since the run is over, for a reason in words."""
 
 
 @dataclass(frozen=True, slots=True)

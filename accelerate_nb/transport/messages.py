@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine
+from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine
 from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
 
@@ -433,7 +433,20 @@ class GroupClosed(Message, frozen=True):
     """All of a group's workers have ended, and all that they left was reported."""
 
 
-# --------------------------------------------------------- a node to the one that hosts a run which is launched on each
+# ------------------------------------- between nodes on each of which a run is launched, through their rendezvous's store
+
+
+class Posted(Message, frozen=True):
+    """
+    An entry of the log that these nodes share: the message in `body` (`encode`), for the node `to`, or for all.
+
+    Nodes are numbered in the order in which they came to the store. What ranks report is of an attempt of the run.
+    """
+
+    sender: int
+    to: int | None
+    attempt: int
+    body: bytes
 
 
 class JoinRun(Message, frozen=True):
@@ -451,23 +464,30 @@ class JoinRun(Message, frozen=True):
     facts: NodeFacts
 
 
-class RequestStop(Message, frozen=True):
-    """Stop the whole run, on all nodes."""
+class NodeReady(Message, frozen=True):
+    """The sender's ranks of former attempts have ended, and it waits for its place in this one (`RunJoined`)."""
 
-    how: Literal["finish", "interrupt", "kill"]
-
-
-# ---------------------------------------------------------------------------- the node that hosts such a run to another
+    attempt: int
 
 
 class RunJoined(Message, frozen=True):
-    """All nodes have come: the name of the run, the receiver's rank among nodes, and the name and the number of ranks of each."""
+    """
+    All nodes of an attempt have come: the receiver's rank among them, and each one's number in the log, name, and number of ranks.
+
+    The ranks find each other at `port` of node 0, whose settings hold for all. `text` is what has changed since the last attempt.
+    """
 
     run: str
+    attempt: int
     node_rank: int
+    senders: tuple[int, ...]
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    port: int
     max_restarts: int
+    restart_delay: float
+    timeout: float | None
+    text: str = ""
 
 
 class RunRefused(Message, frozen=True):
@@ -476,61 +496,18 @@ class RunRefused(Message, frozen=True):
     reason: str
 
 
-class StartGroup(Message, frozen=True):
-    """
-    Start the receiver's own ranks, which were started again so many times; a `CloseGroup` ends them.
+class RequestStop(Message, frozen=True):
+    """Stop the whole run, on all nodes."""
 
-    `node_rank` is the receiver's rank among the nodes that take part now, `sizes` the number of ranks of each, and `port` the one of
-    node 0 at which the ranks find each other.
-    """
-
-    restart_count: int
-    node_rank: int
-    sizes: tuple[int, ...]
-    port: int
+    how: Literal["finish", "interrupt", "kill"]
 
 
-class RunEvent(Message, frozen=True):
-    """What happened on other nodes."""
-
-    event: Event
+class RunTimedOut(Message, frozen=True):
+    """The time that the run may take is over on the sender's node."""
 
 
-class EndRun(Message, frozen=True):
-    """
-    The run is over, in a state and with a detail.
-
-    `failures` are those of ranks on all nodes; `error` is the text of an error of another class, "launch" or "hang".
-    """
-
-    state: Literal["finished", "failed", "stopped"]
-    detail: str
-    stopped_at: str | None = None
-    failures: tuple[Failure, ...] = ()
-    error_kind: Literal["", "launch", "hang"] = ""
-    error: str = ""
-
-
-# --------------------------------------------------------------------------- between the sessions of such a run's nodes
-
-
-class BreakGroups(Message, frozen=True):
-    """To node 0: a cell has failed, for a reason in words, and left the process groups of this generation in a state that nobody knows."""
-
-    generation: int
-    reason: str
-
-
-class RebuildGroups(Message, frozen=True):
-    """To every node: rebuild the process groups, as this generation, since a cell of a node has failed; what runs elsewhere is ended."""
-
-    generation: int
-    node: str
-    reason: str
-
-
-class EndSession(Message, frozen=True):
-    """To node 0, and from there to every node: close the session, for a reason in words."""
+class NodeLeft(Message, frozen=True):
+    """The sender takes part no more, for a reason in words: its run is over."""
 
     reason: str
 

@@ -15,9 +15,9 @@ from accelerate_nb.config.run_config import grouped, origins
 from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.launcher import choose_where, environment, worker_threads
+from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
 from accelerate_nb.launching.planning.placement import Placement
-from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.notebook.display.text import standard_sink
 from accelerate_nb.notebook.display.text_sinks import LabelledLine
 from accelerate_nb.reports.text_format import aligned

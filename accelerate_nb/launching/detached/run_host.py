@@ -8,10 +8,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,8 +28,6 @@ from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, take_over
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of
-from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, HostNodeRun
-from accelerate_nb.launching.rendezvous.joined_run import JoinedNodeRun, JoinedNodes
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.messages import (
@@ -115,23 +112,6 @@ class HostedRun(LaunchedRun):
         return Returned(None) if has_left_one and glance.state == "finished" else None
 
 
-class DetachedHostNodeRun(HostedRun, HostNodeRun):
-    """A run of nodes that each launch their part, conducted here."""
-
-
-class DetachedJoinedNodeRun(HostedRun, JoinedNodeRun):
-    """A run of nodes that each launch their part, which node 0 conducts."""
-
-
-def _kind(request: RunRequest) -> Callable[..., HostedRun]:
-    match request.nodes:
-        case HostedNodes() as nodes:
-            return partial(nodes.run_of, DetachedHostNodeRun)
-        case JoinedNodes() as nodes:
-            return partial(nodes.run_of, DetachedJoinedNodeRun)
-    return HostedRun
-
-
 def _progress(run: HostedRun) -> dict[str, Any]:
     glances = run.view.glances()
     bars = [bar for glance in glances for bar in glance.progress.values() if bar.total]
@@ -154,7 +134,7 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun
     facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    run = run_of(request, _kind(request), front_end, facts=facts)
+    run = run_of(request, HostedRun, front_end, facts=facts)
     with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()

@@ -21,8 +21,8 @@ from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.launching.nodes.handed_machines import HandedMachine, handed_machines
+from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
-from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, write_entries
 from accelerate_nb.transport.serializer import dump

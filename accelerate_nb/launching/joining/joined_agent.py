@@ -10,8 +10,7 @@ from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine
 from accelerate_nb.launching.joining.join_ticket import JoinTicket
 from accelerate_nb.launching.node_agent.agent_process import AgentServer, serve_warm
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork
-from accelerate_nb.launching.rendezvous.peers import probe_connection
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, probe_connection
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import (

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket
-from accelerate_nb.launching.rendezvous.pending_connections import PENDING_TIMEOUT, PendingConnections
+from accelerate_nb.launching.node_agent.node_network import probe_connection
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import ListenerHandshake
 from accelerate_nb.transport.messages import RequestMembership
@@ -19,6 +20,9 @@ from accelerate_nb.transport.messages import RequestMembership
 # So many connections with another token, and the listener closes: somebody guesses, or the line was copied wrong.
 MOST_WRONG_TOKENS = 5
 _LONGEST_NAME = 64
+# Connections that have sent nothing yet: so many may wait, each for so many seconds. A port that others reach meets strangers.
+_MOST_PENDING = 128
+PENDING_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +145,49 @@ class MachineListener:
         if machine is not None:
             self._newcomers.take(sock)
         return machine
+
+
+class PendingConnections:
+    """
+    New connections, each with what `begin` makes of it, until they are taken or refused; `refused` counts the latter.
+
+    >>> pending = PendingConnections(Channel)
+    >>> pending.accept(listener)
+    >>> pending.refuse_expired()
+    """
+
+    def __init__(self, begin: Callable[[socket.socket], _Newcomer], timeout: float = PENDING_TIMEOUT) -> None:
+        self.states: dict[socket.socket, _Newcomer] = {}
+        self.refused = 0
+        self._begin, self._timeout = begin, timeout
+        self._since: dict[socket.socket, float] = {}
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take in one connection; one too many is closed."""
+        sock = listener.accept()[0]
+        if len(self.states) >= _MOST_PENDING:
+            sock.close()
+            return
+        probe_connection(sock)
+        self.states[sock], self._since[sock] = self._begin(sock), time.monotonic()
+
+    def take(self, sock: socket.socket) -> _Newcomer:
+        """A connection that has shown whose it is, which is the caller's from now on."""
+        del self._since[sock]
+        return self.states.pop(sock)
+
+    def refuse(self, sock: socket.socket) -> None:
+        """Count a connection that is none of those that are waited for, and close it."""
+        self.refused += 1
+        self.take(sock).close()
+
+    def refuse_expired(self) -> None:
+        """Refuse those whose time is over."""
+        now = time.monotonic()
+        for sock in [sock for sock, since in self._since.items() if now - since > self._timeout]:
+            self.refuse(sock)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for sock in list(self.states):
+            self.take(sock).close()

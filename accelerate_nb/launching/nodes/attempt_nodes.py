@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from accelerate_nb.errors import LaunchError
@@ -10,11 +10,10 @@ from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
-from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
+from accelerate_nb.launching.nodes.node_pool import lease, release
 from accelerate_nb.launching.nodes.node_sizes import Host
-from accelerate_nb.launching.nodes.peer_reach import of_all
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, came_text, leave_out, reachable_change
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, leave_out, ranks_of_nodes, reachable_change
 from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
@@ -26,9 +25,6 @@ class AttemptNodes:
 
     def __init__(self, nodes: RunNodes) -> None:
         self._nodes = nodes
-        # hosts that were left out, those of the last loss apart
-        self._left_out: list[Host] = []
-        self._just_left_out: list[Host] = []
 
     @property
     def node_ranks(self) -> list[NodeRanks]:
@@ -36,59 +32,36 @@ class AttemptNodes:
         return ranks_of_nodes(self._nodes.names, self._nodes.sizes)
 
     @property
-    def may_be_fewer(self) -> bool:
-        """Whether the run may go on with fewer nodes, and with fewer ranks."""
-        return self._nodes.min_nodes is not None
+    def ranks_here(self) -> range | None:
+        """The ranks on this machine: all, or none that is known."""
+        return self._nodes.ranks_here
 
-    def replace_lost(self, ranks: Collection[int]) -> str:
+    @property
+    def retries_at_once(self) -> bool:
+        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
+        return self._nodes.min_nodes is None
+
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """
         Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
 
-        Others are those that the engine gives, and then spares.
-
-        Returns a sentence, which is empty where nothing changes.
+        Others are those that the engine gives, and then spares. Returns a sentence, which is empty where nothing changes.
         """
         roster = NodeRoster(self._nodes.names, self._nodes.sizes, self._nodes.spares)
-        found = {node: self._nodes.engine.replacement(roster.names[node]) for node in roster.nodes_of(ranks)}
+        found = {node: self._nodes.engine.replacement(roster.names[node]) for node in roster.nodes_of(lost)}
         # where an agent has started on its own machine again, nothing changes
-        lost = [node for node, name in found.items() if name != roster.names[node]]
-        given = tuple(Host(name, roster.sizes[node]) for node in lost if (name := found[node]) is not None)
+        gone = [node for node, name in found.items() if name != roster.names[node]]
+        given = tuple(Host(name, roster.sizes[node]) for node in gone if (name := found[node]) is not None)
         roster = replace(roster, spares=(*given, *roster.spares))
-        change = reachable_change(roster, lost, self._can_reach) or leave_out(roster, lost, self._nodes.min_nodes)
+        change = reachable_change(roster, gone, self._can_reach) or leave_out(roster, gone, self._nodes.min_nodes)
         if change is None:
             return ""
         changed = change.roster
-        if len(changed.names) < len(roster.names):
-            self._just_left_out += [Host(roster.names[node], roster.sizes[node]) for node in lost]
         self._nodes = replace(self._nodes, names=changed.names, sizes=changed.sizes, spares=changed.spares)
         return change.text
 
-    @property
-    def has_newcomers(self) -> bool:
-        """Never: hosts that come back wait for the next restart."""
-        return False
-
-    def are_new(self, ranks: Collection[int]) -> bool:
-        """Never: a host that came back is one of the run's own."""
-        return False
-
-    def take_newcomers(self) -> str:
-        """Take in hosts that were left out at a restart before this one, and can be reached again; returns a sentence, or an empty text."""
-        candidates = self._left_out
-        are_there = of_all(lambda host: self._can_reach(host.name), candidates) if candidates else []
-        back = tuple(host for host, is_there in zip(candidates, are_there, strict=True) if is_there)
-        nodes = replace(
-            self._nodes,
-            names=(*self._nodes.names, *(host.name for host in back)),
-            sizes=(*self._nodes.sizes, *(host.slots or 0 for host in back)),
-        )
-        if back and _can_start(nodes):
-            self._nodes = nodes
-        else:
-            back = ()
-        self._left_out = [*(host for host in candidates if host not in back), *self._just_left_out]
-        self._just_left_out = []
-        return came_text([host.name for host in back], sum(nodes.sizes), "come back") if back else ""
+    def leave(self, reason: str) -> None:
+        """Agents stay for the next launch."""
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
@@ -112,26 +85,3 @@ class AttemptNodes:
         except LaunchError:
             return False
         return True
-
-
-def _can_start(nodes: RunNodes) -> bool:
-    """Whether all nodes have the versions of this process, and reach each other."""
-    try:
-        group = open_group(nodes.engine, nodes.names, 0)
-        for connection in group.connections:
-            release(connection, is_usable=True)
-        check_versions(
-            facts_of_this_node(LOOPBACK), {connection.name: connection.facts for connection in group.connections}
-        )
-    except LaunchError:
-        return False
-    return True
-
-
-def ranks_of_nodes(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
-    """The ranks of each node, in order."""
-    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
-    return [
-        NodeRanks(node, name, last - size + 1, last)
-        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
-    ]

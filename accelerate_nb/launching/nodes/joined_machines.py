@@ -21,8 +21,8 @@ from accelerate_nb.launching.joining.machine_listener import JoiningMachine, Mac
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
 from accelerate_nb.launching.nodes.node_sizes import Host
-from accelerate_nb.launching.rendezvous.peers import print_notice
-from accelerate_nb.launching.rendezvous.settings import is_loopback, resolved_host
+from accelerate_nb.launching.nodes.rendezvous_settings import is_loopback, resolved_host
+from accelerate_nb.launching.nodes.wait_notice import print_notice
 from accelerate_nb.transport.channel import (
     Channel,
     is_readable,

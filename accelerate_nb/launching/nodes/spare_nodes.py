@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.nodes.node_sizes import Host
 
 
@@ -96,16 +97,14 @@ def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) 
     return NodeChange(NodeRoster(names, sizes, roster.spares), (), text)
 
 
-def came_text(names: Sequence[str], ranks: int, verb: str = "come") -> str:
+def came_text(names: Sequence[str], ranks: int) -> str:
     """
     The sentence about nodes that take part from now on, so that there are so many ranks.
 
     >>> came_text(["node 2 on c"], 6)
     'node 2 on c has come; 6 ranks start again'
     """
-    return (
-        f"{' and '.join(map(_called, names))} {'has' if len(names) == 1 else 'have'} {verb}; {ranks} ranks start again"
-    )
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} come; {ranks} ranks start again"
 
 
 def _called(name: str) -> str:
@@ -126,3 +125,12 @@ def reachable_change(roster: NodeRoster, lost: Collection[int], can_reach: Calla
             return change
         unreachable |= missing
     return None
+
+
+def ranks_of_nodes(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
+    """The ranks of each node, in order."""
+    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
+    return [
+        NodeRanks(node, name, last - size + 1, last)
+        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
+    ]

@@ -21,14 +21,10 @@ from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
-from accelerate_nb.launching.session.node_task_dispatcher import NodeTaskDispatcher
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import (
     CloseSession,
-    EndSession,
-    Message,
-    RebuildGroups,
 )
 from accelerate_nb.transport.payload import check_function
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
@@ -67,6 +63,12 @@ class Session:
                 f"min_nodes={config.launching.min_nodes} was requested for a session, which does not start again with fewer nodes after a loss "
                 "yet. Pass one number of nodes, or launch a function with max_restarts."
             )
+        if config.launching.is_on_each_node:
+            raise LaunchError(
+                f"A session was requested with num_nodes={config.launching.num_nodes}, launched on each of several machines, whose cells one "
+                "notebook can't send to all. Name the machines, which one notebook reaches: hosts=['a', 'b'], engine='slurm', 'ray' or "
+                "'join'. Or launch a function on each machine."
+            )
         try:
             session = cls(config)
         except AccelerateNbError as error:
@@ -88,13 +90,7 @@ class Session:
         self._run: LaunchedRun = prepare(
             task_loop.session, (), replace(config, launching=launching_config), NoFrontEnd(), self._on_event
         )
-        self._nodes = self._run.session_nodes
-        self._tasks: TaskDispatcher
-        if self._nodes is None:
-            self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck, self._run.view.ranks)
-        else:
-            self._tasks = NodeTaskDispatcher(self, self._run, config, self._end_stuck, self._nodes)
-            self._nodes.join_session(self._on_node_message)
+        self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck, self._run.view.ranks)
         self._run.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
@@ -297,11 +293,10 @@ class Session:
         """End the workers, cleanly where they can, on all machines: cells that run are interrupted; returns when all have ended."""
         self._closing = True
         atexit.unregister(self.close)
-        if self._nodes is None:
-            self._close_workers("")
-        else:
-            # it comes back after what other nodes have to do first
-            self._nodes.report(EndSession(f"the session was closed on {self._nodes.name}"))
+        for cell in self._tasks.busy:
+            self._tasks.interrupt(cell)
+        for rank in self.ranks:
+            self._run.send(rank, CloseSession())
         if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
             self._run.request_stop("kill")
         # a next session may need its port
@@ -338,22 +333,6 @@ class Session:
                 self._begun.set()
         elif isinstance(event, StateChange) and event.rank is None and event.state in OVER:
             self._end()
-
-    def _on_node_message(self, message: Message) -> None:
-        """In a thread of the nodes: what the sessions of all of them are to do."""
-        match message:
-            case RebuildGroups() if isinstance(self._tasks, NodeTaskDispatcher):
-                self._tasks.rebuild(message)
-            case EndSession(reason):
-                if not self._closing:
-                    self._closing, self._error = True, LaunchError(reason)
-                self._close_workers(reason)
-
-    def _close_workers(self, reason: str) -> None:
-        """End what runs, and have the workers end after it."""
-        self._tasks.close(reason)
-        for rank in self.ranks:
-            self._run.send(rank, CloseSession())
 
     def _end(self) -> None:
         """The workers have ended, whatever the reason."""

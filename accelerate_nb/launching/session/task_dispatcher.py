@@ -13,10 +13,10 @@ from typing import Any
 from accelerate_nb.config.rank_lists import listed, named, of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
-from accelerate_nb.events.model import Failure, TaskDone
+from accelerate_nb.events.model import TaskDone
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.worker_error import ended_elsewhere_error, hang_error, worker_error
+from accelerate_nb.failures.worker_error import hang_error, worker_error
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.sources.cells import CellSources, current_sources
@@ -82,17 +82,15 @@ class PendingCell:
     """
     A cell that runs: the ranks that have not replied, its timers, the reason why it was ended.
 
-    `generation` is that of the process groups that it found, where it may use them; `cause` is what happened on another node.
+    `uses_groups`: it may use the ranks' process groups.
     """
 
     cell: CellRun
     waiting: set[int]
     uses_groups: bool
-    generation: int = 0
     timers: list[threading.Timer] = field(default_factory=list)
     failed: bool = False
     interrupted: bool = False
-    cause: str = ""
     timeout: float | None = None
     stacks: str | None = None
 
@@ -142,11 +140,6 @@ class TaskDispatcher:
         """The cells that run now."""
         with self.lock:
             return tuple(pending_cell.cell for pending_cell in self._open.values())
-
-    @property
-    def _generation(self) -> int:
-        """The generation of the process groups that all nodes share."""
-        return 0
 
     def begin(
         self,
@@ -214,11 +207,6 @@ class TaskDispatcher:
                 self.interrupt(pending_cell.cell)
             return bool(cells)
 
-    def close(self, reason: str) -> None:
-        """Interrupt the cells that run, since the session ends, for a reason that some other node has."""
-        for cell in self.busy:
-            self.interrupt(cell)
-
     def end(self, error: BaseException | None) -> None:
         """End the cells that still run, since the workers have ended."""
         with self.lock:
@@ -256,14 +244,8 @@ class TaskDispatcher:
         self._run.send(rank, message, (nothing,))
         os.close(nothing)
 
-    @property
-    def _where(self) -> str:
-        """The machine of the ranks, where others have ranks, too."""
-        return ""
-
     def _pending(self, cell: CellRun, task: Task) -> PendingCell:
-        uses_groups = isinstance(task, (RunCell, CallFunction))
-        return PendingCell(cell, set(), uses_groups, self._generation)
+        return PendingCell(cell, set(), isinstance(task, (RunCell, CallFunction)))
 
     def _others(self, rank: int) -> tuple[int, ...]:
         return tuple(pid for other, pid in self.pids.items() if other != rank)
@@ -273,7 +255,7 @@ class TaskDispatcher:
         wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
         if not wanted or not set(wanted) <= set(self.ranks):
             raise ConfigurationError(
-                f"ranks={list(ranks or ())} was requested, but the session's ranks{self._where} are {named(self.ranks)}. "
+                f"ranks={list(ranks or ())} was requested, but the session's ranks are {named(self.ranks)}. "
                 "Name some of these, or none for all."
             )
         return wanted
@@ -297,7 +279,8 @@ class TaskDispatcher:
         file = self._run.task_reply(event.rank, event.number)
         pending_cell = self._open.get(event.number)
         if pending_cell is None or event.rank not in pending_cell.waiting:
-            self._take_rebuilt(file, event.rank)
+            # of a rank that only took part in rebuilding the groups
+            os.close(file)
             return
         pending_cell.waiting.discard(event.rank)
         reply = read_reply(file, event.rank)
@@ -314,18 +297,10 @@ class TaskDispatcher:
         is_last = pending_cell.cell.take(end)
         if failure is not None and not pending_cell.failed:
             pending_cell.failed = True
-            self._on_failure(pending_cell, failure)
             if not is_last:
                 pending_cell.after(SETTLE, self._settle)
         if is_last:
             self._finish(pending_cell)
-
-    def _take_rebuilt(self, file: int, rank: int) -> None:
-        """Take the reply of a rank that only took part in rebuilding the groups."""
-        os.close(file)
-
-    def _on_failure(self, pending_cell: PendingCell, failure: Failure) -> None:
-        """The first rank of a cell has failed."""
 
     def _finish(self, pending_cell: PendingCell) -> None:
         pending_cell.close()
@@ -351,8 +326,6 @@ class TaskDispatcher:
         if pending_cell.cell.was_interrupted and only_ended:
             text = f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
             return KeyboardInterrupt(text)
-        if pending_cell.cause and only_ended:
-            return ended_elsewhere_error(pending_cell.cause, rank_results, self._run.folder)
         return worker_error(rank_results, self._run.folder)
 
     # ------------------------------------------------------------------------------------- what happens after a while

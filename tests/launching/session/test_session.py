@@ -591,3 +591,9 @@ def test_what_a_cell_s_function_captures_and_a_new_process_can_t_get_is_named(se
     text = f"{POOL}\nimport threading\nlock = threading.Lock()\ndef locked():\n    return lock\n"
     call = "multiprocessing.get_context('spawn').Process(target=locked).start()"
     assert "'lock', a _thread.lock, can't be sent" in str(error_of(session.run(f"{text}\n{call}")))
+
+
+def test_machines_on_each_of_which_it_is_launched_have_no_session() -> None:
+    config = resolve({"num_nodes": 2, "master_addr": "10.0.0.1", "cpu": True}, {})
+    with pytest.raises(LaunchError, match=r"(?s)num_nodes=2, launched on each of several machines.*hosts=\['a', 'b'\]"):
+        Session.start(config)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from msgspec import structs
 
 from accelerate_nb import Accelerator, Run, attach, launch
-from accelerate_nb.errors import LaunchError, NotYetError, PayloadError, StoppedError, WorkerError
-from accelerate_nb.transport.messages import RunRefused
-from accelerate_nb.utils.dataclasses import ProjectConfiguration
-from tests.launching.rendezvous.test_rendezvous import FACTS, asked, request
+from accelerate_nb.errors import LaunchError, StoppedError, WorkerError
 from tests.nodes.trainings import trains
 
 pytestmark = pytest.mark.timeout(60)
@@ -66,15 +60,10 @@ def waits() -> None:
     time.sleep(600)
 
 
-def waits_then_checks_until_three() -> tuple[str, ...]:
-    attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["WORLD_SIZE"]
-    if attempt == "0":
-        waits()
-    accelerator = Accelerator()
-    accelerator.wait_for_everyone()
+def waits_until_three() -> tuple[str, ...]:
     print("begins", flush=True)
-    while size == "2" and not accelerator.stop_requested:
-        time.sleep(0.01)
+    if os.environ["WORLD_SIZE"] == "2" or os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(600)
     return tuple(os.environ[name] for name in ("RANK", "GROUP_RANK", "WORLD_SIZE"))
 
 
@@ -92,8 +81,9 @@ def steps_until_stopped() -> int:
     accelerator = Accelerator()
     model, steps = torch.nn.Linear(1, 1), 0
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    print("begins", flush=True)
     while not accelerator.stop_requested:
+        if not steps:
+            print("begins", flush=True)
         accelerator.backward(model(torch.ones(1, 1)).sum())
         optimizer.step()
         steps += 1
@@ -114,6 +104,11 @@ def steps_until_knob() -> float:
     return knob.value
 
 
+def nodes_of(run: Run) -> Any:
+    """The nodes of a run as this process sees them."""
+    return run._changing_nodes  # type: ignore[attr-defined]
+
+
 def until_lines(run: Run, count: int) -> None:
     deadline = time.monotonic() + 40
     while run.view.line_count < count:
@@ -124,11 +119,12 @@ def until_lines(run: Run, count: int) -> None:
 
 def test_each_node_has_its_ranks_and_their_values(tmp_path: Path) -> None:
     host, other = launched(place, folder=tmp_path, num_processes=2)
-    # all nodes' lines are with node 0
+    # each node has the lines of its own ranks, and the states of all
     assert host.wait() == [("0", "0", "2", "0", "2", "4"), ("1", "1", "2", "0", "2", "4"), None, None]
-    assert host.logs(3) == "rank 3\n"
+    assert (host.logs(1), host.logs(3), other.logs(3)) == ("rank 1\n", "", "rank 3\n")
     assert other.wait() == [None, None, ("2", "0", "2", "1", "2", "4"), ("3", "1", "2", "1", "2", "4")]
-    assert [other.view.rank(rank).state for rank in range(4)] == ["finished"] * 4
+    for run in (host, other):
+        assert [run.view.rank(rank).state for rank in range(4)] == ["finished"] * 4
     assert [(node.label.partition(" on ")[0], node.first, node.last) for node in host.view.nodes] == [
         *(("node 0", 0, 1), ("node 1", 2, 3))
     ]
@@ -159,14 +155,9 @@ def test_an_exception_has_its_class_on_its_node_and_its_name_on_the_other(tmp_pa
 
 def test_a_worker_that_is_killed_ends_the_ranks_of_the_other_node(tmp_path: Path) -> None:
     host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 2)
-    deadline = time.monotonic() + 40
-    while 1 not in host.view.node_loads:
-        # the load of the other machine
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert host.view.rank(1).devices["cpu"].memory_used
-    workers = [psutil.Process(int(host.view.rank(rank).detail)) for rank in range(2)]
+    until_lines(host, 1)
+    until_lines(other, 1)
+    workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank, run in enumerate((host, other))]
     workers[0].kill()
     for run in (host, other):
         with pytest.raises(WorkerError, match="rank 0 ended with SIGKILL"):
@@ -181,136 +172,68 @@ def test_all_nodes_start_again_together(tmp_path: Path) -> None:
     assert "the first time" in other.view.restarts[0].reason
 
 
-def test_nodes_that_are_left_go_on_where_there_may_be_fewer_until_another_one_comes(tmp_path: Path) -> None:
-    settings = {"num_nodes": "2:3", "rdzv_backend": "c10d", "max_restarts": 1, "restart_delay": 0.01}
-    settings |= {"stop_grace_period": 30.0, "use_port": free_port()}
-    function = waits_then_checks_until_three
+def test_nodes_that_are_left_go_on_and_one_that_has_come_takes_part_from_the_next_restart(tmp_path: Path) -> None:
+    settings = {"num_nodes": "2:3", "rdzv_backend": "c10d", "max_restarts": 3, "restart_delay": 0.01}
+    settings |= {"use_port": free_port()}
+    function = waits_until_three
     host, lost, other = launched(function, folder=tmp_path, nodes=3, **settings)
-    until_lines(host, 3)
-    lost._link._channel.shutdown()  # type: ignore[attr-defined]
-    with pytest.raises(LaunchError):
+    for run in (host, lost, other):
+        until_lines(run, 1)
+    # the cable is out
+    nodes_of(lost)._log.peers._peers[0].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(LaunchError, match=r"node 0 on \S+ was lost: its connection has ended"):
         lost.wait(40)
-    until_lines(host, 5)
+    until_lines(host, 2)
     assert (other.main_rank, len(host.view.ranks), len(other.view.nodes)) == (1, 2, 2)
     comes = {**LAUNCH, "num_processes": 1, "folder": str(tmp_path), **settings}
-    # one that comes and can't begin costs no restart
-    with pytest.raises(PayloadError):
-        launch(function, (iter([]), threading.Lock()), **comes)
-    until_lines(host, 7)
-    late = launch(function, **comes)
-    # it has the place of the lost one, whatever that was called
-    assert host.wait(40) == [("0", "0", "3"), None, None]
-    assert late.wait(40) == [None, ("1", "1", "3"), None]
+    with pytest.raises(LaunchError, match=r"rdzv_id='other' was given on this node"):
+        launch(place, **{**comes, "rdzv_id": "other"})
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(launch, function, **comes)
+        while not nodes_of(host)._waiting:
+            time.sleep(0.01)
+        psutil.Process(int(host.view.rank(0).detail)).kill()
+        # it has the place of the lost one, whatever that was called
+        assert host.wait(40) == [("0", "0", "3"), None, None]
+        assert late.result().wait(40) == [None, ("1", "1", "3"), None]
     assert other.wait(40) == [None, None, ("2", "2", "3")]
     for run in (host, other):
-        fewer, more, without, again = run.view.restarts
-        for restart in (fewer, without):
-            assert "2 of 3 ranks start again, on node 0 on" in restart.reason
-        # that a node came has used up no restart
-        assert (again.attempt, again.max_restarts) == (4, 4)
-        for restart in (more, again):
-            assert re.fullmatch(r"node 1 on \S+ has come; 3 ranks start again", restart.reason)
+        fewer, more = run.view.restarts
+        assert "2 of 3 ranks start again, on node 0 on" in fewer.reason
+        assert re.fullmatch(r"rank 0 ended with SIGKILL.*; node 1 on \S+ has come; 3 ranks start again", more.reason)
         assert len(run.view.ranks) == len(run.view.nodes) == 3
-
-
-def trains_until_it_grows(folder: str) -> list[float]:
-    """Alone it trains until it is to stop, then saves; two ranks make five steps more, and end when the folder has a file `ends`."""
-    import torch
-
-    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True)
-    accelerator = Accelerator(project_config=project)
-    torch.manual_seed(3)
-    model = torch.nn.Linear(4, 1)
-    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
-    endless = 10**9
-    steps = 5 if accelerator.resume() else endless
-    while steps:
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-            optimizer.step()
-            if steps == endless:
-                # from now on it stops after a step
-                print("has stepped", flush=True)
-            steps -= 1
-            if accelerator.stop_requested:
-                accelerator.save_state()
-                return []
-            if not steps:
-                break
-    while not (Path(folder) / "ends").exists():
-        time.sleep(0.01)
-    return [float(value) for parameter in model.parameters() for value in parameter.flatten()]
-
-
-def test_a_node_that_comes_later_is_taken_in_with_the_weights_of_a_run_that_was_resumed_by_hand(tmp_path: Path) -> None:
-    settings = {
-        **LAUNCH,
-        "num_processes": 1,
-        "num_nodes": "1:2",
-        "rdzv_backend": "c10d",
-        "rdzv_conf": {"last_call_timeout": 0},
-        "use_port": free_port(),
-        "folder": str(tmp_path / "runs"),
-        "stop_grace_period": 30.0,
-        "results": "main",
-    }
-    grows, by_hand = tmp_path / "grows", tmp_path / "by_hand"
-    host = launch(trains_until_it_grows, (str(grows),), **settings)
-    until_lines(host, 1)
-    with pytest.raises(LaunchError, match=r"rdzv_id='other' was given on this node"):
-        launch(place, **{**settings, "rdzv_id": "other"})
-    other_torch = request(node_rank=None, facts=structs.replace(FACTS, torch="2.1.0"))
-    answer = asked(("127.0.0.1", settings["use_port"]), other_torch)
-    assert isinstance(answer, RunRefused)
-    assert "2.1.0" in answer.reason
-    assert not host.view.restarts
-    late = launch(trains_until_it_grows, (str(grows),), **settings)
-    with pytest.raises(LaunchError, match="all nodes of this run have come already"):
-        launch(place, **settings)
-    (grows / "ends").touch()
-    found = host.wait(40)
-    assert late.wait(40) == found
-    (restart,) = host.view.restarts
-    assert re.fullmatch(r"node 1 on \S+ has come; 2 ranks start again", restart.reason)
-    assert late.main_rank == 1
-    assert len(host.view.ranks) == len(host.view.nodes) == 2
-
-    shutil.copytree(grows / "checkpoints" / "checkpoint_0", by_hand / "checkpoints" / "checkpoint_0")
-    (by_hand / "ends").touch()
-    two = {"num_processes": 2, "cpu": True, "panel": "off", "config_file": "", "folder": str(tmp_path / "runs")}
-    assert launch(trains_until_it_grows, (str(by_hand),), **two).wait() == pytest.approx(found, abs=1e-6)
 
 
 def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None:
     host, other = launched(steps_until_stopped, folder=tmp_path, results="main")
-    until_lines(host, 2)
+    until_lines(host, 1)
+    until_lines(other, 1)
     other.stop(30)
     host.wait_until_over(30)
     assert host.view.state == other.view.state == "stopped"
     assert host.wait() == other.wait() > 0
 
 
-def test_node_0_profiles_ranks_and_changes_knobs_of_all_nodes(tmp_path: Path) -> None:
+def test_each_node_profiles_ranks_and_changes_knobs_of_all_nodes(tmp_path: Path) -> None:
     host, other = launched(steps_until_knob, folder=tmp_path, results="main")
-    until_lines(host, 2)
-    host.profile(steps=2)
+    until_lines(host, 1)
+    until_lines(other, 1)
     deadline = time.monotonic() + 40
-    while not all(host.view.rank(rank).profile for rank in range(2)):
+    while host.view.rank(1).state != "running":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    with pytest.raises(NotYetError, match="on a node that joined its run"):
-        other.set_knob("lr", 0.5)
-    host.set_knob("lr", 0.5)
+    host.profile(steps=2)
+    while not all(run.view.rank(rank).profile for run in (host, other) for rank in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    other.set_knob("lr", 0.5)
     assert host.wait(40) == other.wait(40) == 0.5
     assert (other.folder / "profile_1_rank_1.json.gz").exists()
 
 
 def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
     host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 2)
+    until_lines(host, 1)
     other.request_stop("interrupt")
     for run in (host, other):
         with pytest.raises(StoppedError, match="as requested"):
@@ -319,16 +242,16 @@ def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
 
 def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path) -> None:
     host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 2)
+    until_lines(host, 1)
 
     def fails(_: object) -> None:
         raise KeyError("within")
 
     other._worker_group._carry_out = fails  # type: ignore[attr-defined]
-    host.request_stop("interrupt")
+    other._run_context.wake()  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="within"):
         other.wait(40)
-    with pytest.raises(LaunchError, match=r"KeyError\('within'\)"):
+    with pytest.raises(LaunchError, match=r"node 1 on \S+ has left: KeyError\('within'\)"):
         host.wait(40)
 
 
@@ -355,7 +278,7 @@ def test_nodes_that_do_not_come_are_reported_with_the_endpoint(tmp_path: Path) -
 def test_an_endpoint_whose_name_no_host_has_is_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_rank: int
 ) -> None:
-    monkeypatch.setattr("accelerate_nb.launching.rendezvous.settings._NAME_TIMEOUT", 0.5)
+    monkeypatch.setattr("accelerate_nb.launching.nodes.rendezvous_settings._NAME_TIMEOUT", 0.5)
     settings = {**LAUNCH, "master_addr": "nohost.invalid", "node_rank": node_rank}
     with pytest.raises(LaunchError, match=r"at nohost\.invalid:\d+, and there is no host of that name"):
         launch(place, **settings, use_port=free_port(), folder=str(tmp_path))
@@ -364,7 +287,7 @@ def test_an_endpoint_whose_name_no_host_has_is_no_wait(
 def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
     host, other = launched(steps_until_stopped, folder=tmp_path, detach=True, results="main")
     try:
-        until_lines(host, 2)
+        until_lines(host, 1)
         # another process of each machine can attach to it
         again = attach(other.folder)
         deadline = time.monotonic() + 40

@@ -1,0 +1,493 @@
+"""The nodes of a run that is launched on each of them: they come to a rendezvous, and again before each further attempt."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from msgspec import structs
+
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import AccelerateNbError, LaunchError
+from accelerate_nb.events.terminal_lines import plain_name
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, carried_out
+from accelerate_nb.launching.nodes.node_log import NodeLog
+from accelerate_nb.launching.nodes.node_placement import fixed_mesh
+from accelerate_nb.launching.nodes.peer_reach import RequestedNode, check_reach, endpoint_of, of_all
+from accelerate_nb.launching.nodes.rendezvous_settings import (
+    RendezvousSettings,
+    check_name,
+    hosts,
+    interface_variables,
+    listen,
+    local_placement,
+)
+from accelerate_nb.launching.nodes.spare_nodes import NodeChange, NodeRoster, came_text, leave_out
+from accelerate_nb.launching.nodes.version_table import check_versions
+from accelerate_nb.launching.nodes.wait_notice import WaitNotice, print_notice
+from accelerate_nb.launching.planning.placement import Placement, check_training
+from accelerate_nb.transport.channel import Reply
+from accelerate_nb.transport.messages import (
+    ConnectToPeers,
+    HostNotice,
+    JoinRun,
+    ListenToPeers,
+    Message,
+    NodeLeft,
+    NodeReady,
+    Posted,
+    RunJoined,
+    RunRefused,
+)
+from accelerate_nb.transport.rank_info import MasterAddress
+
+# Between two tries to reach node 0, in seconds.
+_PAUSE = 0.25
+_CONNECT_TIMEOUT = 5.0
+# Told to a node that comes late.
+_UNDER_WAY = "a run is under way there, of which all nodes have come already"
+_LATE = "a run is under way there, in which this node takes part when it starts again"
+# Strangers may send any number of them.
+_MOST_OBJECTIONS = 5
+# What is shown of runs of which each node shows its own part.
+_ALL_IN_ONE_PANEL = (
+    "each node shows its own ranks; hosts=, engine='slurm', 'ray' or 'join' show those of all in one panel"
+)
+
+
+class _Requested:
+    """A node that has come, or node 0 itself, and carries out a request."""
+
+    def __init__(self, name: str, send: Callable[[Message], None], replies: queue.SimpleQueue[Message]) -> None:
+        self.name, self._send, self._replies = name, send, replies
+
+    def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
+        """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
+        self._send(message)
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                reply = self._replies.get(timeout=left)
+                if isinstance(reply, reply_class):
+                    return reply
+        raise LaunchError(
+            f"A run on {self.name} was requested, and nothing came from it within {timeout:g} s. Launch again on each node."
+        )
+
+
+class HostNodes(LaunchedNodes):
+    """Node 0, which has the log: it waits for the others, compares what they run, and gives each its place."""
+
+    def __init__(
+        self, listener: socket.socket, local: Placement, settings: RendezvousSettings, config: RunConfig
+    ) -> None:
+        self._bound, self._family = str(listener.getsockname()[0]), listener.family
+        self._launching, self._mesh = config.launching, fixed_mesh(config.training)
+        self._facts = facts_of_this_node(settings.host)
+        # those that have come by their numbers, with their ranks among nodes, and those that wait for a place
+        self._members: dict[int, tuple[int, JoinRun]] = {}
+        self._waiting: dict[int, JoinRun] = {}
+        self._ready: dict[int, int] = {}
+        self._objections: list[str] = []
+        self._store: socket.socket | None = None
+        super().__init__(NodeLog.hosted(listener), local, settings)
+
+    @property
+    def master(self) -> tuple[MasterAddress, socket.socket | None]:
+        """Where the ranks of this attempt find each other, and the socket that listens there."""
+        return MasterAddress(self._address, self.joined.port), self._store
+
+    @property
+    def _address(self) -> str:
+        """This node's address for the others, which may come later."""
+        bound = NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
+        return self._log.peers.address or bound
+
+    def variables(self) -> dict[str, str]:
+        """The variables that have collectives use the interface between the nodes."""
+        return interface_variables(self._address)
+
+    def meet(self) -> None:
+        """
+        Wait for all nodes, or for as many as are needed and for a while for others.
+
+        Raises `LaunchError` where they don't come in time, or run other versions; those that came get the reason, too.
+        """
+        notice, deadline, last_call = WaitNotice(), time.monotonic() + self._settings.timeout, None
+        try:
+            while True:
+                count, now = len(self._members) + 1, time.monotonic()
+                if count < (self._settings.min_nodes or self._settings.nodes):
+                    last_call = None
+                    if now > deadline:
+                        raise LaunchError(self._missing_text())
+                elif last_call is None:
+                    last_call = now + self._settings.last_call
+                if count == self._settings.nodes or (last_call is not None and now >= last_call):
+                    break
+                most = self._settings.timeout if last_call is None else self._settings.last_call
+                notice.say(
+                    f"{count} of {self._settings.nodes} nodes are there; waiting at {self._settings.endpoint} for {self._missing()}, up "
+                    f"to {most:g} s"
+                )
+                self._next()
+                self._admit()
+            self._check_reach(list(self._members))
+            self._begin(0, "")
+        except (AccelerateNbError, KeyboardInterrupt) as error:
+            self.leave(str(error) or "node 0 was interrupted while it waited for other nodes. Launch again")
+            raise
+
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
+        """Wait for those that are left, take in those that wait, and begin another attempt."""
+        attempt = self.joined.attempt + 1
+        deadline, change = time.monotonic() + self._settings.timeout, self._without_lost()
+        while not all(self._ready.get(number) == attempt for number in self._members):
+            if is_stopped():
+                return ""
+            if time.monotonic() > deadline:
+                raise LaunchError("the other nodes did not come to another attempt. Launch it again on each node")
+            self._next()
+            change = self._without_lost()
+        came = self._take_waiting()
+        texts = ["" if change is None else change.text, came_text(came, self._size) if came else ""]
+        self._begin(attempt, "; ".join(filter(None, texts)))
+        return self.joined.text
+
+    def leave(self, reason: str) -> None:
+        """Take part no more; those that wait for a place get to know why."""
+        for number in self._waiting:
+            self._log.post(RunRefused(f"the run is over: {reason}"), number)
+        super().leave(reason)
+        if self._store is not None:
+            self._store.close()
+
+    # ------------------------------------------------------------------------------------------------------ who comes
+
+    def _on_entry(self, entry: Posted, message: Message) -> None:
+        number = entry.sender
+        match message:
+            case JoinRun() as request:
+                if reason := self._objection(request):
+                    self._log.post(RunRefused(reason), number)
+                    objection = plain_name(reason.replace("this node", "that node"))
+                    if objection not in self._objections and len(self._objections) < _MOST_OBJECTIONS:
+                        self._objections.append(objection)
+                        print_notice(f"a node came, and was refused: {objection}")
+                    return
+                self._waiting[number] = request
+                if self._joined is not None:
+                    self._log.post(HostNotice(_LATE if self._may_grow else _UNDER_WAY), number)
+            case NodeReady(attempt):
+                self._ready[number] = attempt
+        super()._on_entry(entry, message)
+
+    def _lose(self, number: int, reason: str) -> None:
+        self._waiting.pop(number, None)
+        if self._joined is None:
+            self._members.pop(number, None)
+        super()._lose(number, reason)
+
+    @property
+    def _may_grow(self) -> bool:
+        return self._settings.min_nodes is not None and not self._mesh
+
+    def _admit(self) -> None:
+        """Have those that wait take part, as far as there is a place."""
+        for number, request in list(self._waiting.items()):
+            taken = {rank: other for other, (rank, _) in self._members.items()}
+            free = [rank for rank in range(1, self._settings.nodes) if rank not in taken]
+            rank = request.node_rank if request.node_rank is not None else next(iter(free), None)
+            del self._waiting[number]
+            if rank is None:
+                continue
+            if rank in taken:
+                name = self._name(taken[rank])
+                reason = f"node_rank={rank} was given, and {name} has joined as that already. Pass another on each node"
+                self._log.post(RunRefused(reason), number)
+                continue
+            self._members[number] = rank, request
+            named = sorted((rank, self._name(other), request.facts) for other, (rank, request) in self._members.items())
+            check_versions(self._facts, {name: facts for _, name, facts in named})
+
+    def _take_waiting(self) -> list[str]:
+        """Have those that have come meanwhile take part, where they fit; returns their names."""
+        came = []
+        for number, request in list(self._waiting.items()):
+            if not self._may_grow or len(self._members) + 1 >= self._settings.nodes:
+                break
+            del self._waiting[number]
+            try:
+                name = f"the new node on {request.facts.host}"
+                check_versions(self._facts, {name: request.facts})
+                self._check_reach([*self._members, number], {number: name})
+            except LaunchError as error:
+                self._log.post(RunRefused(str(error)), number)
+                continue
+            taken = {rank for rank, _ in self._members.values()}
+            free = next(rank for rank in range(1, self._settings.nodes) if rank not in taken)
+            self._members[number] = free, request
+            came.append(self._name(number))
+        return came
+
+    def _without_lost(self) -> NodeChange | None:
+        """Leave out those that were lost; raises `LaunchError` where there may not be fewer, or one has left, which ends the run for all."""
+        numbers = self.joined.senders
+        if left := [
+            f"{self.names[node]} has left it: {self._left[number]}"
+            for node, number in enumerate(numbers)
+            if number in self._left
+        ]:
+            raise LaunchError(left[0])
+        lost = [node for node, number in enumerate(numbers) if number in self._gone]
+        change = leave_out(NodeRoster(self.names, self.sizes), lost, self._settings.min_nodes)
+        if lost and change is None:
+            names = " and ".join(self.names[node] for node in lost)
+            raise LaunchError(f"{names} {'was' if len(lost) == 1 else 'were'} lost. Launch it again on each node")
+        for node in lost:
+            self._members.pop(numbers[node], None)
+        return change
+
+    def _check_reach(self, numbers: list[int], names: dict[int, str] | None = None) -> None:
+        """Check that this node and these can connect to each other; raises `LaunchError`."""
+        if not numbers:
+            return
+        own: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        with closing(NodeNetwork(self._address)) as network:
+
+            def here(message: Message) -> None:
+                assert isinstance(message, (ListenToPeers, ConnectToPeers))
+                own.put(carried_out(message, network))
+
+            def send_to(number: int) -> Callable[[Message], None]:
+                return lambda message: self._log.post(message, number)
+
+            others = (
+                _Requested((names or {}).get(number) or self._name(number), send_to(number), self._replies[number])
+                for number in numbers
+            )
+            nodes: tuple[RequestedNode, ...] = (_Requested(node_name(0, self._facts.host), here, own), *others)
+            check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
+
+    # ------------------------------------------------------------------------------------------------- the next attempt
+
+    @property
+    def _size(self) -> int:
+        return self.local.size + sum(request.processes for _, request in self._members.values())
+
+    def _begin(self, attempt: int, text: str) -> None:
+        """Give each node its place, in the order of their ranks."""
+        if self._store is not None:
+            self._store.close()
+        self._store = socket.create_server((self._bound, 0), family=self._family, backlog=4096)
+        order = sorted(self._members, key=lambda number: self._members[number][0])
+        if self._joined is None:
+            # where fewer came than could, one that went may have left a gap
+            self._members = {number: (rank, self._members[number][1]) for rank, number in enumerate(order, 1)}
+        joined = RunJoined(
+            run=uuid.uuid4().hex if self._joined is None else self._joined.run,
+            attempt=attempt,
+            node_rank=0,
+            senders=(0, *order),
+            names=(node_name(0, self._facts.host), *map(self._name, order)),
+            sizes=(self.local.size, *(self._members[number][1].processes for number in order)),
+            port=self._store.getsockname()[1],
+            max_restarts=self._launching.max_restarts,
+            restart_delay=self._launching.restart_delay,
+            timeout=self._launching.timeout,
+            text=text,
+        )
+        self._joined = joined
+        for node_rank, number in enumerate(order, 1):
+            self._log.post(structs.replace(joined, node_rank=node_rank), number)
+
+    def _name(self, number: int) -> str:
+        rank, request = self._members[number]
+        return node_name(rank, request.facts.host)
+
+    def _missing(self) -> str:
+        taken = {rank for rank, _ in self._members.values()}
+        free = [rank for rank in range(1, self._settings.nodes) if rank not in taken]
+        return (
+            f"{len(free)} more" if self._settings.node_rank is None else " and ".join(f"node {rank}" for rank in free)
+        )
+
+    def _missing_text(self) -> str:
+        there = ", ".join([node_name(0, self._facts.host), *map(self._name, sorted(self._members))])
+        refused = f"; others were refused: {'; '.join(self._objections)}" if self._objections else ""
+        return (
+            f"A run of {self._settings.nodes} nodes was requested, and after {self._settings.timeout:g} s only {len(self._members) + 1} had come to "
+            f"{self._settings.endpoint} ({there}{refused}): {self._missing()} did not. To go on, {self._settings.advice}."
+        )
+
+    def _objection(self, request: JoinRun) -> str:
+        """Why a node can't be one of this run; empty where it can."""
+        settings = self._settings
+        expected: dict[str, tuple[object, object]] = {
+            "rdzv_id": (request.run_id, settings.run_id),
+            "num_nodes": (request.nodes, settings.nodes),
+            "rdzv_backend": (_backend(request.node_rank), _backend(settings.node_rank)),
+        }
+        for name, (theirs, ours) in expected.items():
+            if theirs != ours:
+                return f"{name}={theirs!r} was given on this node, and {name}={ours!r} on node 0. Pass the same on all nodes"
+        if request.kind != self.local.kind:
+            return (
+                f"this node computes on {request.kind}, and node 0 on {self.local.kind}: ranks of one run compute on devices of one "
+                "kind. Pass cpu=True on all nodes"
+            )
+        if request.node_rank is not None and not 0 < request.node_rank < settings.nodes:
+            return f"node_rank={request.node_rank} was given, and nodes beside node 0 are 1 to {settings.nodes - 1}"
+        return ""
+
+
+class MemberNodes(LaunchedNodes):
+    """A node beside node 0."""
+
+    @classmethod
+    def joining(cls, local: Placement, settings: RendezvousSettings) -> MemberNodes:
+        """
+        Join the run, as soon as node 0 is there, and wait for all nodes.
+
+        Raises `LaunchError` where they don't come in time, or node 0 refuses this one.
+        """
+        notice, deadline, trouble = WaitNotice(), time.monotonic() + settings.timeout, ""
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                socket.create_connection((settings.host, settings.port), min(_CONNECT_TIMEOUT, left)).close()
+                log = NodeLog.joined(settings.host, settings.port)
+            except OSError as error:
+                trouble = error.strerror or str(error)
+                notice.say(f"waiting for node 0 at {settings.endpoint} ({trouble}), up to {settings.timeout:g} s")
+            except RuntimeError:
+                trouble = "something listens there, and does not answer as a node"
+                notice.say(f"waiting for node 0 at {settings.endpoint} ({trouble}), up to {settings.timeout:g} s")
+            else:
+                notice.say(f"node 0 is there, at {settings.endpoint}; waiting for the other nodes")
+                nodes = cls(log, local, settings)
+                try:
+                    trouble = nodes._wait_for_place(deadline, notice)
+                except BaseException:
+                    nodes.leave("it waits no more")
+                    raise
+                if not trouble:
+                    return nodes
+                nodes.leave(trouble)
+            time.sleep(_PAUSE)
+        raise LaunchError(
+            f"A run of {settings.nodes} nodes was requested, and after {settings.timeout:g} s there was no run for this node at "
+            f"{settings.endpoint}: {trouble}. To go on, {settings.advice}."
+        )
+
+    @property
+    def master(self) -> tuple[MasterAddress, socket.socket | None]:
+        """Where the ranks of this attempt find each other."""
+        return MasterAddress(self._log.peers.host, self.joined.port), None
+
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
+        """Wait for this node's place in another attempt."""
+        attempt = self.joined.attempt + 1
+        self._log.post(NodeReady(attempt), 0)
+        deadline = time.monotonic() + self._settings.timeout
+        while time.monotonic() < deadline:
+            if is_stopped():
+                return ""
+            for known, verb in ((self._left, "has left it"), (self._gone, "was lost")):
+                if 0 in known:
+                    raise LaunchError(f"{self.names[0]} {verb}: {known[0]}")
+            match self._next():
+                case 0, RunJoined() as joined if joined.attempt == attempt and self._take(joined):
+                    return joined.text
+        raise LaunchError("node 0 did not begin another attempt. Launch it again on each node")
+
+    def _wait_for_place(self, deadline: float, notice: WaitNotice) -> str:
+        """Wait until all have come; returns why there is no run here yet, and raises `LaunchError` where node 0 refuses this node."""
+        settings, why = self._settings, "not all nodes have come"
+        request = JoinRun(
+            settings.run_id,
+            settings.nodes,
+            settings.node_rank,
+            self.local.size,
+            self.local.kind,
+            facts_of_this_node(""),
+        )
+        self._log.post(request, 0)
+        while time.monotonic() < deadline:
+            match self._next():
+                case 0, RunJoined() as joined if self._take(joined):
+                    return ""
+                case 0, RunRefused(reason):
+                    raise LaunchError(
+                        f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}."
+                    )
+                case 0, HostNotice(text):
+                    why = text
+                    notice.say(f"{why}; waiting at {settings.endpoint} up to {settings.timeout:g} s")
+                case 0, NodeLeft(reason) if 0 in self._left and why == "not all nodes have come":
+                    raise LaunchError(
+                        f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}"
+                    )
+                case 0, NodeLeft(reason):
+                    return reason
+        return why
+
+    def _take(self, joined: RunJoined) -> bool:
+        """Take this node's place, where what node 0 posts fits what this node asked for."""
+        nodes = len(joined.sizes)
+        # how many are needed is node 0's to say
+        is_complete = (
+            nodes == len(joined.names) == len(joined.senders) <= self._settings.nodes and min(joined.sizes) > 0
+        )
+        if not (is_complete and 0 < joined.node_rank < nodes and joined.sizes[joined.node_rank] == self.local.size):
+            return False
+        self._joined = joined
+        return True
+
+
+def join_nodes(config: RunConfig) -> tuple[RunConfig, Placement, LaunchedNodes]:
+    """
+    Wait until all nodes of a run have come; gives the configuration with what is node 0's to say, and the placement of all ranks.
+
+    Raises `LaunchError` where they don't come in time, or run other versions, or don't fit together or the settings.
+    """
+    settings, local = RendezvousSettings.of(config.launching), local_placement(config, probe())
+    local = replace(local, why=f"{local.why}; {_ALL_IN_ONE_PANEL}")
+    check_name(settings)
+    listener = listen(settings) if hosts(settings) else None
+    nodes: LaunchedNodes
+    if listener is None:
+        nodes = MemberNodes.joining(local, settings)
+    else:
+        nodes = host = HostNodes(listener, local, settings, config)
+        host.meet()
+    joined = nodes.joined
+    placement = replace(local, size=sum(joined.sizes))
+    try:
+        check_training(config, placement)
+    except BaseException as error:
+        nodes.leave(str(error))
+        raise
+    launching = replace(
+        config.launching,
+        max_restarts=joined.max_restarts,
+        restart_delay=joined.restart_delay,
+        timeout=joined.timeout,
+    )
+    return replace(config, launching=launching), placement, nodes
+
+
+def node_name(number: int, host: str) -> str:
+    """The name of a node for people."""
+    return f"node {number} on {host}"
+
+
+def _backend(node_rank: int | None) -> str:
+    return "c10d" if node_rank is None else "static"

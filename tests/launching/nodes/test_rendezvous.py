@@ -1,0 +1,243 @@
+"""Nodes meet at an endpoint that strangers reach, too: who comes is checked, and told why where it is refused."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.devices.probe import AvailableDevices
+from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.nodes import launched_nodes, node_log, rendezvous
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
+from accelerate_nb.launching.nodes.node_log import NodeLog
+from accelerate_nb.launching.nodes.rendezvous import HostNodes, MemberNodes
+from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings, hosts, listen, local_placement
+from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.transport.channel import encode
+from accelerate_nb.transport.messages import (
+    AgentLost,
+    KillGroup,
+    Message,
+    PeersReached,
+    Posted,
+    RankOutcome,
+    RequestStop,
+    StartWorkers,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+PLACEMENT = Placement("supervisor", 2, True, "for tests")
+
+
+def settings_of(**settings: Any) -> RendezvousSettings:
+    return RendezvousSettings.of(resolve({"num_nodes": 2, **settings}, {}).launching)
+
+
+class Meeting:
+    """Node 0, which waits for the others in a thread, and calls by which others join it with settings of their own."""
+
+    def __init__(self, threads: ThreadPoolExecutor, **settings: Any) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._settings, self.port = settings, int(listener.getsockname()[1])
+        terms = replace(settings_of(**settings), port=self.port, timeout=20.0)
+        self.nodes = HostNodes(listener, PLACEMENT, terms, resolve({"num_nodes": 2, **settings}, {}))
+        self.met = threads.submit(self.nodes.meet)
+
+    def join(self, *, placement: Placement = PLACEMENT, timeout: float = 20.0, **given: Any) -> MemberNodes:
+        own = {} if self._settings.get("rdzv_backend") == "c10d" else {"node_rank": 1}
+        terms = replace(settings_of(**{**self._settings, **own, **given}), port=self.port, timeout=timeout)
+        return MemberNodes.joining(placement, terms)
+
+
+@contextmanager
+def host(**settings: Any) -> Iterator[Meeting]:
+    with ThreadPoolExecutor(1) as threads:
+        meeting = Meeting(threads, **settings)
+        try:
+            yield meeting
+        finally:
+            meeting.nodes.leave("the test is over")
+
+
+def left(*nodes: LaunchedNodes) -> None:
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        list(threads.map(lambda node: node.leave("the test is over"), nodes))
+
+
+def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_its_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with host() as meeting:
+        for values, reason in (
+            ({"rdzv_id": "other"}, "rdzv_id='other' was given on this node, and rdzv_id='none' on node 0"),
+            ({"num_nodes": 3}, "num_nodes=3"),
+            ({"rdzv_backend": "c10d"}, "rdzv_backend='c10d'"),
+            ({"num_nodes": 9, "node_rank": 5}, "num_nodes=9"),
+            ({"placement": replace(PLACEMENT, kind="cuda")}, "this node computes on cuda"),
+        ):
+            with pytest.raises(LaunchError) as caught:
+                meeting.join(**values)
+            assert reason in str(caught.value)
+            # node 0 says so at once, too
+            told = f"a node came, and was refused: {reason}".replace("this node", "that node")
+            assert told in capsys.readouterr().err
+        member = meeting.join()
+        assert member.sizes == (2, 2)
+        meeting.met.result()
+        assert meeting.nodes.run == member.run
+        left(member, meeting.nodes)
+
+
+def test_what_a_stranger_writes_into_the_store_is_neither_unpickled_nor_in_the_way() -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("it was unpickled",))
+
+    with host(num_nodes="1:2", rdzv_backend="c10d", rdzv_conf={"last_call_timeout": 3}) as meeting:
+        nodes = NodeLog.joined("127.0.0.1", meeting.port)
+        for raw in (pickle.dumps(Evil()), b"", b"GET / HTTP/1.1", encode(Posted(7, None, 0, pickle.dumps(Evil())))):
+            nodes._store.set(f"{node_log._ENTRIES}/{nodes._store.add(node_log._ENTRIES, 1)}", raw)
+        nodes.peers.close()
+        member = meeting.join()
+        assert member.sizes == (2, 2)
+        left(member, meeting.nodes)
+
+
+def test_a_node_that_came_and_went_is_waited_for_again() -> None:
+    with host(num_nodes=3) as meeting, ThreadPoolExecutor(2) as threads:
+        with pytest.raises(LaunchError, match="not all nodes have come"):
+            meeting.join(timeout=2.0)
+        members = [threads.submit(meeting.join), threads.submit(meeting.join, node_rank=2)]
+        assert [member.result().joined.node_rank for member in members] == [1, 2]
+        left(meeting.nodes, *(member.result() for member in members))
+
+
+C10D = {"rdzv_backend": "c10d", "rdzv_conf": {"last_call_timeout": 0.5}}
+
+
+def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_last_call() -> None:
+    with host(**C10D, num_nodes="2:4") as meeting:
+        member = meeting.join()
+        assert (member.sizes, member.joined.node_rank) == ((2, 2), 1)
+        left(member, meeting.nodes)
+    with host(**C10D, num_nodes="1:2") as meeting:
+        meeting.met.result()
+        alone = meeting.nodes
+        assert (alone.sizes, alone.master[0].host) == ((2,), "127.0.0.1")
+        # a late one waits, and gets to know for what
+        with pytest.raises(
+            LaunchError, match="a run is under way there, in which this node takes part when it starts again"
+        ):
+            meeting.join(timeout=2.0)
+
+
+def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launched_nodes, "connect", lambda _: PeersReached({"0": "nothing came back for 4 s"}))
+    with host() as meeting:
+        text = r"node 1 on .* can't connect to port \d+ of node 0 on .* \(127.0.0.1, lo\): nothing came back for 4 s"
+        with pytest.raises(LaunchError, match=text):
+            meeting.join()
+        with pytest.raises(LaunchError, match=text):
+            meeting.met.result()
+
+
+def test_a_rank_that_is_taken_and_other_versions_are_reported_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = facts_of_this_node("")
+    with host(num_nodes=3) as meeting, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(meeting.join)
+        while not meeting.nodes._members:
+            time.sleep(0.01)
+        with pytest.raises(LaunchError, match=r"node 1 on .* has joined as that already"):
+            meeting.join()
+        monkeypatch.setattr(rendezvous, "facts_of_this_node", lambda _: structs.replace(facts, torch="2.1.0"))
+        for call in (lambda: meeting.join(node_rank=2), first.result, meeting.met.result):
+            with pytest.raises(LaunchError, match=r"(?s)node 2 on .* \(differs\).*2\.1\.0"):
+                call()
+
+
+def test_a_node_carries_out_no_code_of_another_one() -> None:
+    with host() as meeting:
+        member = meeting.join()
+        for message in (RankOutcome(0, 0), StartWorkers(()), KillGroup(), RequestStop("finish")):
+            meeting.nodes.post(message, 0)
+        stops: queue.SimpleQueue[str] = queue.SimpleQueue()
+        member.on_stop = stops.put
+        # that came last, and nothing before it was a report
+        assert stops.get(timeout=10) == "finish"
+        assert not [*member.reports(0)]
+        left(member, meeting.nodes)
+
+
+def test_a_node_whose_process_ends_is_lost_and_one_that_leaves_gives_its_reason() -> None:
+    with host(num_nodes=3) as meeting, ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(meeting.join), threads.submit(meeting.join, node_rank=2)
+        members = [first.result(), second.result()]
+        members[0].leave("its run is over")
+        members[1]._log.peers.close()
+        deadline, found = time.monotonic() + 10, list[Message]()
+        while len(found) < 2:
+            assert time.monotonic() < deadline
+            found += meeting.nodes.reports(0)
+        (leaves, lost) = sorted(
+            (report for report in found if isinstance(report, AgentLost)), key=lambda report: report.ranks
+        )
+        assert re.fullmatch(r"node 1 on \S+ has left: its run is over", leaves.reason)
+        assert re.fullmatch(r"node 2 on \S+ was lost: its connection has ended", lost.reason)
+        assert (leaves.ranks, lost.ranks) == ((2, 3), (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "endpoint", "node_rank"),
+    [
+        ({"master_addr": "10.0.0.1"}, "10.0.0.1:29500", 0),
+        ({"master_addr": "head", "use_port": 1234, "node_rank": 1}, "head:1234", 1),
+        ({"rdzv_endpoint": "10.0.0.7", "rdzv_backend": "c10d"}, "10.0.0.7:29500", None),
+        ({"rdzv_endpoint": "[2001:db8::1]:29400"}, "[2001:db8::1]:29400", 0),
+    ],
+)
+def test_the_endpoint_is_read_as_torchrun_reads_it(
+    settings: dict[str, Any], endpoint: str, node_rank: int | None
+) -> None:
+    found = settings_of(**settings)
+    assert (found.endpoint, found.node_rank) == (endpoint, node_rank)
+
+
+def test_what_can_t_be_read_is_refused() -> None:
+    for settings, message in (({"rdzv_endpoint": "a:b"}, "is no port"), ({"rdzv_conf": {"ttl": 3}}, "has ttl")):
+        with pytest.raises(ConfigurationError, match=message):
+            settings_of(**settings)
+    with pytest.raises(ConfigurationError, match="can't share them evenly"):
+        local_placement(resolve({"num_nodes": 2, "num_processes": 3}, {}), AvailableDevices("cpu", "CPU", 0, 2))
+
+
+def test_the_host_is_node_0_or_who_has_the_address() -> None:
+    assert hosts(settings_of(master_addr="192.0.2.1"))
+    assert not hosts(settings_of(node_rank=1))
+    c10d = {"rdzv_backend": "c10d"}
+    assert hosts(settings_of(**c10d, rdzv_endpoint="127.0.0.1:1"))
+    assert not hosts(settings_of(**c10d, rdzv_endpoint="192.0.2.1:1"))
+    assert hosts(settings_of(**c10d, rdzv_endpoint="192.0.2.1:1", rdzv_conf={"is_host": "1"}))
+
+
+def test_of_two_nodes_of_a_machine_the_first_has_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert listen(replace(settings_of(rdzv_backend="c10d"), port=port)) is None
+        with pytest.raises(LaunchError, match="can't listen there"):
+            listen(replace(settings_of(), port=port))
