@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,83 +45,6 @@ def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_
         ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= top_p, float("-inf"))
     drawn = torch.multinomial(ordered.softmax(dim=-1), 1)
     return order.gather(1, drawn).squeeze(1)
-
-
-def generate(
-    engine: Any,
-    inputs: Tensor,
-    lengths: Tensor,
-    longest: int,
-    *,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-) -> Tensor:
-    """
-    The tokens of `inputs`, of the shape (samples, length), going on after `lengths` tokens each until all have `longest` or have ended.
-
-    Every token computes the whole of its text again. The end of a text fills what comes after it.
-    """
-    from megatron.core import parallel_state
-
-    args = get_args()
-    _check(engine, longest)
-    group = parallel_state.get_model_parallel_group()
-    end = args.eos_token_id
-    fill = 0 if end is None else end
-    tokens = torch.full((len(inputs), longest), fill, dtype=torch.long, device=torch.cuda.current_device())
-    tokens[:, : inputs.shape[1]] = inputs[:, :longest]
-    has_ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    for position in range(int(lengths.min()), longest):
-        logits = _next_logits(engine, tokens[:, :position])[:, : args.orig_vocab_size]
-        chosen = choose(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-        # numbers that are drawn differ between processes
-        dist.broadcast(chosen, dist.get_global_rank(group, 0), group)
-        is_written = position >= lengths
-        tokens[:, position] = torch.where(is_written & ~has_ended, chosen, tokens[:, position])
-        tokens[:, position] = torch.where(is_written & has_ended, fill, tokens[:, position])
-        if end is not None:
-            has_ended |= is_written & (chosen == end)
-        if bool(has_ended.all()):
-            return tokens[:, : position + 1]
-    return tokens
-
-
-def _next_logits(engine: Any, tokens: Tensor) -> Tensor:
-    """The logits of the token after these, of the shape (samples, words), on all processes of the model."""
-    from megatron.core import tensor_parallel
-
-    mask, _, positions = left_to_right(tokens, end_of_document=None, pad=None)
-
-    def last_logits(output: Tensor, **_: Any) -> Tensor:
-        own = output[:, -1].float().contiguous()
-        gathered: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(own)
-        return gathered
-
-    def forward_step(iterator: Iterator[Any], chunk: Module) -> tuple[Any, Callable[..., Any]]:
-        return chunk(next(iterator), positions, mask), last_logits
-
-    found = engine.run_schedule(forward_step, [tokens], (tokens.shape[1], len(tokens)), True, collects=True)
-    logits: Tensor = engine._from_last(found[0] if found else None)
-    return logits
-
-
-def _check(engine: Any, longest: int) -> None:
-    args = get_args()
-    if engine.config.sequence_parallel:
-        raise NotYetError(
-            "megatron_generate was called with sequence_parallelism=True, whose parts of sequences a growing text does not divide into. "
-            "Leave it out."
-        )
-    if len(engine.chunks) > 1:
-        raise NotYetError(
-            "megatron_generate was called with interleaved stages. Leave num_layers_per_virtual_pipeline_stage out."
-        )
-    if longest > args.max_position_embeddings:
-        raise ConfigurationError(
-            f"megatron_generate was asked for {longest} tokens, but the model has {args.max_position_embeddings} positions. Pass a smaller "
-            "max_length or max_new_tokens."
-        )
 
 
 class MegatronEngine(MegatronModel):
@@ -229,7 +153,6 @@ class MegatronEngine(MegatronModel):
 
     def _all_from_last(self, names: list[str] | None, values: list[Tensor]) -> dict[str, Tensor]:
         """The last stage's tensors by name, on all stages."""
-        import torch.distributed as dist
         from megatron.core import parallel_state
 
         group = parallel_state.get_pipeline_model_parallel_group()
@@ -266,15 +189,70 @@ class MegatronEngine(MegatronModel):
             )
         if (max_length is None) == (max_new_tokens is None):
             raise ConfigurationError("megatron_generate takes one of max_length and max_new_tokens. Pass one of them.")
-        whole = torch.full((len(inputs),), inputs.shape[1]) if attention_mask is None else attention_mask.sum(dim=1)
-        lengths = whole.to(torch.cuda.current_device())
+        lengths = torch.full((len(inputs),), inputs.shape[1]) if attention_mask is None else attention_mask.sum(dim=1)
+        lengths = lengths.to(torch.cuda.current_device())
         longest = int(lengths.max()) + (max_new_tokens or 0) if max_length is None else max_length
+        self._check_generation(longest)
         was_training = self.training
         self.eval()
         try:
-            return generate(self, inputs, lengths, longest, temperature=temperature, top_k=top_k, top_p=top_p)
+            return self._written(
+                inputs, lengths, longest, partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
+            )
         finally:
             self.train(was_training)
+
+    def _check_generation(self, longest: int) -> None:
+        if self.config.sequence_parallel or len(self.chunks) > 1:
+            raise NotYetError(
+                "megatron_generate was called with sequence_parallelism=True or interleaved stages, whose parts a growing text does not "
+                "divide into. Leave sequence_parallelism and num_layers_per_virtual_pipeline_stage out."
+            )
+        if longest > (positions := get_args().max_position_embeddings):
+            raise ConfigurationError(
+                f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Pass a smaller max_length or "
+                "max_new_tokens."
+            )
+
+    def _written(self, inputs: Tensor, lengths: Tensor, longest: int, choose_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""
+        from megatron.core import parallel_state
+
+        args = get_args()
+        group = parallel_state.get_model_parallel_group()
+        end = args.eos_token_id
+        fill = 0 if end is None else end
+        tokens = torch.full((len(inputs), longest), fill, dtype=torch.long, device=torch.cuda.current_device())
+        tokens[:, : inputs.shape[1]] = inputs[:, :longest]
+        has_ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+        for position in range(int(lengths.min()), longest):
+            # every token computes the whole of its text again
+            chosen = choose_of(self._next_logits(tokens[:, :position])[:, : args.orig_vocab_size])
+            # numbers that are drawn differ between processes
+            dist.broadcast(chosen, dist.get_global_rank(group, 0), group)
+            is_written = position >= lengths
+            following = chosen.masked_fill(has_ended, fill)
+            tokens[:, position] = torch.where(is_written, following, tokens[:, position])
+            if end is not None:
+                has_ended |= is_written & (chosen == end)
+            if bool(has_ended.all()):
+                return tokens[:, : position + 1]
+        return tokens
+
+    def _next_logits(self, tokens: Tensor) -> Tensor:
+        """The logits of the token after these, of the shape (samples, words), on all processes of the model."""
+        from megatron.core import tensor_parallel
+
+        mask, _, positions = left_to_right(tokens, end_of_document=None, pad=None)
+
+        def last_logits(output: Tensor, **_: Any) -> Any:
+            return tensor_parallel.gather_from_tensor_model_parallel_region(output[:, -1].float().contiguous())
+
+        def forward_step(iterator: Iterator[Any], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+            return chunk(next(iterator), positions, mask), last_logits
+
+        found = self.run_schedule(forward_step, [tokens], (tokens.shape[1], len(tokens)), True, collects=True)
+        return self._from_last(found[0] if found else None)
 
     def log_eval_results(self) -> None:
         """Nothing: an `Accelerator`'s trackers log what is evaluated."""
