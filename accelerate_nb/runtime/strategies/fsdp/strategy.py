@@ -20,7 +20,6 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.amp import BF16
-from accelerate_nb.runtime.strategies.fsdp import window_gradients
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     blocks_of,
@@ -30,7 +29,7 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
 )
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
-from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
+from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
 from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -212,11 +211,11 @@ class FSDP(ShardedStrategy):
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """This process's parts of the gradients of a window; what was held is averaged for it, and stays held."""
-        return window_gradients.window_gradients(self.unwrap(model))
+        return window_gradients(self.unwrap(model))
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have these parts of gradients, and no others."""
-        window_gradients.set_window_gradients(self.unwrap(model), saved)
+        set_window_gradients(self.unwrap(model), saved)
 
     # The rest
 

@@ -19,7 +19,6 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchPip
 from accelerate_nb.runtime.precision.amp import MixedLayoutGradScaler
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.fsdp import window_gradients
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
@@ -29,7 +28,7 @@ from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGra
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages, shared_by_stages
 from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
-from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
+from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
 from accelerate_nb.runtime.training.compile import compile_layers
 from accelerate_nb.runtime.training.repoint import named_weights, original_name
 from accelerate_nb.runtime.world.mesh import DATA_AXES
@@ -220,11 +219,11 @@ class PipelineParallel(ShardedStrategy):
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """This process's parts of the gradients of a window."""
-        return window_gradients.window_gradients(self.unwrap(model))
+        return window_gradients(self.unwrap(model))
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have these parts of gradients, and no others."""
-        window_gradients.set_window_gradients(self.unwrap(model), saved)
+        set_window_gradients(self.unwrap(model), saved)
 
     def gradient_norm(self, weights: Sequence[Tensor], norm_type: float) -> Tensor:
         """The norm of all stages' gradients together, on all processes."""
