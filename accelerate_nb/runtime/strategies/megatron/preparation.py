@@ -138,12 +138,13 @@ def _loader(dataset: Any, consumed: int, replica: tuple[int, int], device: torch
             f"A data set of {len(dataset)} samples was given for steps of {size * replicas}. Give a longer one, or a smaller batch size."
         )
     steps = len(dataset) // (size * replicas)
-    starts = [(step * replicas + index) * size for step in range(steps)]
     first = consumed // (size * replicas) % steps
     while True:
+        starts = ((step * replicas + index) * size for step in range(first, steps))
         loader = DataLoader(
             dataset,
-            batch_sampler=[list(range(start, start + size)) for start in starts[first:]],
+            # one batch at a time: data sets have millions of samples
+            batch_sampler=(list(range(start, start + size)) for start in starts),
             num_workers=getattr(args, "num_workers", 0),
             pin_memory=device.type == "cuda",
         )
