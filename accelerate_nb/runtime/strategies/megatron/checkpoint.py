@@ -69,27 +69,23 @@ def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
             if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id):
                 own.setdefault(value.key, []).append(value)
     state: dict[str, Tensor] = {}
-    for name in _names(own):
-        pieces = [(value.global_shape, value.global_slice(), value.data.detach().cpu()) for value in own.get(name, ())]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, pieces)
+    for name in dict.fromkeys(_of_all(list(own))):
+        pieces = _of_all(
+            [(value.global_shape, value.global_slice(), value.data.detach().cpu()) for value in own.get(name, ())]
+        )
         if is_kept:
-            state[name] = _joined([piece for found in gathered for piece in found])
+            shape, _, first = pieces[0]
+            state[name] = torch.empty(shape, dtype=first.dtype)
+            for _, place, piece in pieces:
+                state[name][place] = piece
     return state
 
 
-def _names(own: Mapping[str, Any]) -> list[str]:
+def _of_all(items: list[Any]) -> list[Any]:
+    """The items of all processes, in the order of these."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, list(own))
-    return list(dict.fromkeys(name for names in gathered for name in names))
-
-
-def _joined(pieces: list[tuple[Any, Any, Tensor]]) -> Tensor:
-    shape, _, first = pieces[0]
-    whole = torch.empty(shape, dtype=first.dtype)
-    for _, place, piece in pieces:
-        whole[place] = piece
-    return whole
+    dist.all_gather_object(gathered, items)
+    return list(chain.from_iterable(gathered))
 
 
 def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
@@ -241,7 +237,10 @@ def set_states(
     inner: Any, weights: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], options: Sequence[dict[str, Any]]
 ) -> None:
     """Have what `states_of` and `options_of` returned, and nothing else."""
-    kept, numbers = _kept(inner), _numbers(inner)
+    kept = _kept(inner)
+    # as torch counts the tensors that it updates
+    updated = [main for group in _groups(inner) for main in group["params"]]
+    numbers = {id(main): number for number, main in enumerate(updated)}
     state: dict[int, dict[str, Tensor]] = {}
     for weight, values in zip(weights, states, strict=True):
         found = kept.get(id(weight))
@@ -267,13 +266,6 @@ def set_states(
 def _groups(inner: Any) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = inner.optimizer.param_groups
     return groups
-
-
-def _numbers(inner: Any) -> dict[int, int]:
-    """The number of each tensor that the optimizer updates, as torch counts them."""
-    return {
-        id(main): number for number, main in enumerate(main for group in _groups(inner) for main in group["params"])
-    }
 
 
 def _kept(inner: Any) -> dict[int, Kept]:
@@ -410,9 +402,7 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
     path, expected = folder / f"{file_names.OPTIMIZER_NAME}_{index}", f"the state of optimizer {index}"
     shards = list_folder(path, expected)
     weights, places = _learning(step)
-    tensors = read_tree(shards, _optimizer_tree(shards, weights, places))
-    numbers = _read_numbers(shards, places)
-    states = [{**tensors.get(number, {}), **numbers[number]} for number in range(len(weights))]
+    states = _read_states(shards, weights, places)
     common = read(path / COMMON, f"the settings of optimizer {index}")
     count = len(options_of(step.inner))
     if len(common["param_groups"]) != count:
@@ -423,28 +413,25 @@ def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFil
     return LoadedFile(path, expected, {**common, "states": states}, partial(_receive, step, weights))
 
 
-def _optimizer_tree(shards: ShardIndex, weights: Sequence[Tensor], places: Sequence[Any]) -> dict[Any, Any]:
+def _read_states(shards: ShardIndex, weights: Sequence[Tensor], places: Sequence[Any]) -> list[dict[str, Tensor]]:
+    """What was remembered of each weight: tensors of this process's part of it, and single numbers."""
+    # such as `exp_avg`
+    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in shards.tensors if name.startswith(_PREFIX)})
     tree: dict[Any, Any] = {}
+    numbers: dict[tuple[int, str], str] = {}
     for index, (weight, place) in enumerate(zip(weights, places, strict=True)):
-        for key in _state_names(shards):
+        for key in keys:
             beside = _beside(place, key, weight.detach().float())
-            if all(value.key in shards.tensors and shards.tensors[value.key].dim() > 0 for value in _pieces(beside)):
+            name = f"{_PREFIX}{key}.{place.key}"
+            if name in shards.tensors and shards.tensors[name].dim() == 0:
+                numbers[index, key] = name
+            elif all(piece.key in shards.tensors for piece in _pieces(beside)):
                 tree.setdefault(index, {})[key] = beside
-    return tree
-
-
-def _read_numbers(shards: ShardIndex, places: Sequence[Any]) -> list[dict[str, Tensor]]:
-    names = [{key: f"{_PREFIX}{key}.{place.key}" for key in _state_names(shards)} for place in places]
-    single = {
-        name for found in names for name in found.values() if name in shards.tensors and shards.tensors[name].dim() == 0
-    }
-    values = shards.load(single)
-    return [{key: values[name].clone() for key, name in found.items() if name in values} for found in names]
-
-
-def _state_names(shards: ShardIndex) -> list[str]:
-    """The names of what was remembered of weights, such as `exp_avg`."""
-    return sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in shards.tensors if name.startswith(_PREFIX)})
+    tensors, values = read_tree(shards, tree), shards.load(set(numbers.values()))
+    states = [dict(tensors.get(index, {})) for index in range(len(weights))]
+    for (index, key), name in numbers.items():
+        states[index][key] = values[name].clone()
+    return states
 
 
 def _pieces(place: Any) -> list[ShardedTensor]:
