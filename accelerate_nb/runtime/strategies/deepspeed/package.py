@@ -40,7 +40,9 @@ def load(world: World) -> ModuleType:
         )
     # else it takes the CPU for a machine's GPU wherever it finds one
     os.environ.setdefault(_CHOSEN, world.device.type)
-    _describe(world)
+    # DeepSpeed reads its place from torchrun's variables, which no launcher may have set
+    for name, value in (("LOCAL_RANK", world.local_rank), ("RANK", world.rank), ("WORLD_SIZE", world.size)):
+        os.environ.setdefault(name, str(value))
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -94,12 +96,6 @@ def _is_open(path: Path) -> bool:
             if os.readlink(descriptor) == target:
                 return True
     return False
-
-
-def _describe(world: World) -> None:
-    """Set torchrun's variables where no launcher has: DeepSpeed reads its place from them."""
-    for name, value in (("LOCAL_RANK", world.local_rank), ("RANK", world.rank), ("WORLD_SIZE", world.size)):
-        os.environ.setdefault(name, str(value))
 
 
 def _connect(world: World, deepspeed: ModuleType) -> None:
