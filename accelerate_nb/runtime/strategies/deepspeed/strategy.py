@@ -28,15 +28,15 @@ from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.deepspeed import auto_values, checkpoint, package
-from accelerate_nb.runtime.strategies.deepspeed.optimizers import (
+from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation
+from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
+from accelerate_nb.runtime.strategies.deepspeed.preparation import (
     DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper,
     DummyOptim,
     DummyScheduler,
     map_pytorch_optim_to_deepspeed,
 )
-from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
 from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -218,14 +218,14 @@ class DeepSpeed(Strategy):
         self._check_disk(plugin)
         schedules = self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
         scheduler = next((item for item in call.objects if self.moves(item)), None)
-        steps = auto_values.choose_accumulation(plugin, state.num_steps)
+        steps = preparation.choose_accumulation(plugin, state.num_steps)
         state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": steps}
-        auto_values.check_pair(plugin.deepspeed_config, optimizer, scheduler, schedules)
+        preparation.check_pair(plugin.deepspeed_config, optimizer, scheduler, schedules)
         if isinstance(optimizer, Optimizer):
             plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
         model: Module = request.value
         plugin.set_moe_leaf_modules(model)
-        auto_values.fill_in(plugin, call, model, optimizer, scheduler)
+        preparation.fill_in(plugin, call, model, optimizer, scheduler)
         arguments: dict[str, Any] = {"model": self.precision.wrap_forward(model), "config": plugin.deepspeed_config}
         if isinstance(optimizer, DummyOptim):
             arguments["model_parameters"] = optimizer.params
