@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.data.prefetch import SideStreamCopier, one_copy_ahead
+from accelerate_nb.runtime.data.shard import SideStreamCopier, one_copy_ahead
 from accelerate_nb.runtime.observability import phase_timer
 from accelerate_nb.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
 from tests.gpu.devices import compute_for, finish, is_pretended, synchronizing_is_an_error, until

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin, loader_arguments
-from accelerate_nb.runtime.data.index_source import IndexSource
 from accelerate_nb.runtime.data.sharding import (
+    IndexSource,
     LastStep,
     SeedableRandomSampler,
     drawn_seed,

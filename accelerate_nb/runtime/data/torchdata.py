@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
-from accelerate_nb.runtime.data.index_source import IndexSource
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, SkipDataLoader
 from accelerate_nb.runtime.data.shard import DataLoaderShard
-from accelerate_nb.runtime.data.sharding import with_last
+from accelerate_nb.runtime.data.sharding import IndexSource, with_last
 from accelerate_nb.runtime.world.registry import current_world
 
 try:
@@ -28,8 +27,8 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
-    from accelerate_nb.runtime.data.prefetch import BatchCopier
+    from accelerate_nb.runtime.data.dispatcher import BatchMessage, BatchTransfer
+    from accelerate_nb.runtime.data.shard import BatchCopier
 
 # The state of a sampler or a data set that keeps one is torchdata's business. What torchdata can't know, the generators and the
 # epoch on which the order depends, travels beside it under this key, which torchdata leaves alone.

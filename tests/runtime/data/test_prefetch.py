@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_nb.runtime.data.prefetch import BackgroundCopier, movable_ahead, one_copy_ahead, overlapping
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
+from accelerate_nb.runtime.data.shard import BackgroundCopier, movable_ahead, one_copy_ahead, overlapping
 from tests.runtime.data.loaders import Numbers, Stream, plain
 
 
