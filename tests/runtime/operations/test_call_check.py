@@ -41,8 +41,9 @@ def everything() -> list[Any]:
         found.append(operations.gather(mine)[::length].tolist())
         found.append(operations.reduce(mine, "sum").unique().tolist())
         found += [operations.broadcast(mine, source).unique().tolist() for source in range(size)]
-    found.append([text[:2] for text in operations.gather_object([f"{rank} " * length for length in (1, 900_000)])])
-    return found
+    mine = [f"{rank} " * length for length in (1, 900_000)]
+    found.append([text[:2] for text in operations.gather_object(mine)])
+    return [*found, [text[:2] for text in operations.broadcast_object_list(mine, size - 1)]]
 
 
 @pytest.mark.parametrize("size", [*TWO_OR_THREE, FIVE])
@@ -50,7 +51,7 @@ def test_all_processes_receive_what_each_has(size: int) -> None:
     ranks = [rank + 1.0 for rank in range(size)]
     of_length = [ranks, [sum(ranks)], *([rank] for rank in ranks)]
     texts = [f"{rank} " for rank in range(size) for _ in range(2)]
-    assert run_on_ranks(everything, size, limit=SECONDS) == [[*of_length * 3, texts]] * size
+    assert run_on_ranks(everything, size, limit=SECONDS) == [[*of_length * 3, texts, texts[-2:]]] * size
 
 
 def nested() -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,67 +12,8 @@ import accelerate_nb.utils.operations as alone
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from tests.peers import Peer, under_both
-from tests.ranks import TWO_OR_THREE, run_on_ranks
-from tests.runtime.data.loaders import Pair, plain
-
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.int8,
-]
-
-
-def numbers(rank: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.randint(0, 20, shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
-
-
-def work(package: str, large: bool) -> Any:
-    """One call of everything, its results as plain numbers."""
-    operations = import_module(f"{package}.utils.operations")
-    accelerator = import_module(package).Accelerator(cpu=True)
-    rank, rows = accelerator.process_index, 700 if large else 3
-    data = {
-        "pair": Pair(numbers(rank, torch.float32, rows, 4), [numbers(rank, torch.int64, rows)]),
-        "number": torch.tensor(1.5 + rank),
-    }
-    transposed = numbers(rank, torch.float32, 4, rows).t()
-    results: list[Any] = [
-        operations.gather(data),
-        operations.gather(transposed),
-        operations.gather(torch.empty(0, 3)),
-        operations.broadcast({"a": transposed.contiguous().clone(), "b": [torch.tensor(rank)]}, from_process=1),
-        [operations.reduce(data["pair"][0], reduction) for reduction in ("sum", "mean", "max")],
-        operations.pad_across_processes([torch.ones(rank + 1, rows), torch.ones(2, rank + rows)], dim=-1, pad_index=7),
-        operations.pad_across_processes(torch.ones(rows * (rank + 1)), pad_index=-1, pad_first=True),
-        operations.pad_across_processes(torch.tensor(1)),
-        [operations.gather(numbers(rank, dtype, rows)) for dtype in DTYPES],
-    ]
-    objects: list[Any] = [
-        operations.gather_object([rank, "x" * 3 * rows * rank]),
-        operations.gather_object((rank, {"a": rank})),
-        operations.broadcast_object_list(["a" * rows * 9, rank], from_process=1),
-    ]
-    return plain(results), objects
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("size", TWO_OR_THREE)
-def test_results_are_accelerates(large: bool, size: int) -> None:
-    mine, their = (run_on_ranks(work, size, package, large) for package in ("accelerate_nb", "accelerate"))
-    for (tensors, objects), (their_tensors, their_objects) in zip(mine, their, strict=True):
-        assert objects == their_objects
-        for result, expected in zip(tensors, their_tensors, strict=True):
-            assert (
-                result == pytest.approx(expected)
-                if isinstance(result, list) and result and isinstance(result[0], float)
-                else result == expected
-            )
+from tests.ranks import run_on_ranks
+from tests.runtime.data.loaders import plain
 
 
 def any_type() -> list[Any]:
@@ -128,15 +68,6 @@ def test_a_backward_reaches_this_processs_own_part_as_accelerates_does() -> None
     both = under_both(gradients, 2)
     assert both.ours == both.theirs
     assert both.ours[0][2:4] == [[3.0, 1.0]] * 2
-
-
-def smallest() -> list[Any]:
-    value = torch.tensor([alone_rank(), 5 - alone_rank()])
-    return [plain(alone.reduce(value, reduction)) for reduction in ("min", "max", "mean", "none")]
-
-
-def test_a_reduction_does_what_it_is_called() -> None:
-    assert run_on_ranks(smallest, 2) == [[[0, 4], [1, 5], [0.5, 4.5], [rank, 5 - rank]] for rank in range(2)]
 
 
 def objects() -> list[Any]:

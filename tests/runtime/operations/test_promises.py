@@ -74,15 +74,6 @@ def test_who_is_interrupted_while_waiting_finds_the_others_again() -> None:
     assert run_on_ranks(interrupted, 2, limit=SECONDS) == [[1, 20000, 1]] * 2
 
 
-def objects() -> list[Any]:
-    rank = current_world().rank
-    return [operations.gather_object({"loss": rank}), operations.gather_object("ab"), operations.gather_object([rank])]
-
-
-def test_objects_that_are_no_lists_are_one_element_a_process() -> None:
-    assert run_on_ranks(objects, 2) == [[[{"loss": 0}, {"loss": 1}], ["ab", "ab"], [0, 1]]] * 2
-
-
 def reductions() -> list[Any]:
     mine = torch.tensor([current_world().rank + 1])
     done = [operations.reduce(mine, reduction).tolist() for reduction in ("none", "min", "max", "sum", "mean")]
@@ -93,16 +84,6 @@ def test_a_reduction_does_what_its_name_promises_or_is_an_error() -> None:
     for rank, found in enumerate(run_on_ranks(reductions, 2)):
         assert found[:5] == [[rank + 1], [1], [2], [3], [1.5]]
         assert found[5].startswith("ConfigurationError: reduction='avg' was requested. Known ones are sum, mean")
-
-
-def left_alone() -> list[Any]:
-    mine = {"a": torch.full((3,), current_world().rank), "b": torch.full((90000,), current_world().rank)}
-    received = operations.broadcast(mine)
-    return [mine["a"].tolist(), received["a"].tolist(), mine["b"][-1].item(), received["b"][-1].item()]
-
-
-def test_a_broadcast_leaves_the_callers_tensors_alone() -> None:
-    assert run_on_ranks(left_alone, 2) == [[[rank] * 3, [0] * 3, rank, 0] for rank in range(2)]
 
 
 def copied() -> list[Any]:
