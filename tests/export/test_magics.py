@@ -15,9 +15,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from accelerate_nb.export.cell_translator import translated
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import NotebookCell
+from accelerate_nb.export.script import translated
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {
