@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
-from accelerate_nb.config.hf import unsupported
+from accelerate_nb.config.hf.keys import refuse_unsupported
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import deepspeed, fsdp, megatron
 from accelerate_nb.config.settings import (
@@ -80,7 +80,7 @@ def resolve(
         if name not in known:
             raise unknown_setting(name, known)
     _refuse_misspelled(environment, {*known, *(former for setting in all_settings() for former in setting.deprecated)})
-    unsupported.refuse(file or {})
+    refuse_unsupported(file or {})
     sources = _sources(arguments, environment, file)
     return RunConfig(launching=_made(LaunchingConfig, sources), training=_made(TrainingConfig, sources))
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.errors import ExportError
 from tests.export.making import code, exported, script
 
 CELLS = [
@@ -174,17 +173,3 @@ def test_a_function_on_processes_that_the_script_starts_names_notebook_cell_and_
     assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr
     assert "ValueError: it was to fail" in done.stderr
     assert "train.ipynb, cell 1, line 4: UserWarning: take care" in done.stdout + done.stderr
-
-
-def test_packages_are_installed_only_where_that_is_requested(tmp_path: Path) -> None:
-    made = script(tmp_path, *CELLS)
-    (note,) = (note for note in made.notes if "pip" in note)
-    assert note.startswith("train.ipynb, cell 2, line 2: ")
-    assert "left out" in note
-
-
-def test_every_cell_that_can_t_be_in_a_script_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError) as caught:
-        script(tmp_path, "x = 1\n%%accelerate -n 2\ny = 2", "good = 1", "\nx = = 2")
-    assert "train.ipynb, cell 1, line 2: %%accelerate is below other lines" in str(caught.value)
-    assert "train.ipynb, cell 3, line 2: `x = = 2` is no Python" in str(caught.value)

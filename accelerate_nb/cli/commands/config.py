@@ -16,8 +16,9 @@ from typing import Any
 from accelerate_nb.cli.exit_codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, given_settings
 from accelerate_nb.config import formats, tpu_pods
-from accelerate_nb.config.hf import files, unsupported
+from accelerate_nb.config.hf import files
 from accelerate_nb.config.hf.files import ConfigDraft, basic
+from accelerate_nb.config.hf.keys import first_unsupported, refuse_unsupported
 from accelerate_nb.config.run_config import all_settings, changed, grouped, origin, resolve, setting_named
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
@@ -161,7 +162,7 @@ def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
 def _current(path: Path) -> dict[str, Any]:
     """The content of the existing file; one that requests a feature that is not offered is not overwritten."""
     content = files.read(path) if path.is_file() else {}
-    unsupported.refuse(content, f"The configuration file {path}")
+    refuse_unsupported(content, f"The configuration file {path}")
     return content
 
 
@@ -271,7 +272,7 @@ def _show(arguments: argparse.Namespace) -> int:
     content = files.read(path) if path is not None else {}
     print(f"Configuration file: {path or f'none ({files.default_path(os.environ)} is not there)'}")
     wrong: list[str] = []
-    if what := unsupported.first_unsupported(content):
+    if what := first_unsupported(content):
         wrong.append(f"The configuration file {path} requests {what}, which is not offered here yet.")
     for key, members in grouped().items():
         print(f"\n{GROUPS[key]}")

@@ -13,8 +13,16 @@ from accelerate_nb.config.atomic_write import write_whole
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
-from accelerate_nb.config.hf import unsupported
-from accelerate_nb.config.hf.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
+from accelerate_nb.config.hf.keys import (
+    OF_ACCELERATE,
+    OF_EARLIER,
+    OF_SAGEMAKER,
+    TOGETHER,
+    apart,
+    refuse_unsupported,
+    today,
+    together,
+)
 from accelerate_nb.config.run_config import all_settings, origin, setting_named
 from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
@@ -128,7 +136,7 @@ def draft(path: str | Path, content: Mapping[str, Any]) -> ConfigDraft:
     if not target.exists():
         return ConfigDraft(target, dict(content))
     current = _content(target)
-    unsupported.refuse(current, f"The configuration file {target}")
+    refuse_unsupported(current, f"The configuration file {target}")
     mine = {"compute_environment", "distributed_type", *(key for setting in all_settings() for key in setting.keys)}
     others = {name: value for name, value in today(current).items() if name not in {*mine, *TOGETHER, *content}}
     whole = {**content, **others}

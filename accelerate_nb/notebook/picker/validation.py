@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_nb.config import formats
-from accelerate_nb.config.hf import files, unsupported
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.hf.keys import refuse_unsupported
 from accelerate_nb.config.magic_args import cell_flags
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin
@@ -40,7 +41,7 @@ def begin(environment: Mapping[str, str], config_file: str | None = None) -> Ini
     try:
         path = files.find(environment, config_file)
         content = {} if path is None else files.read(path)
-        unsupported.refuse(content, f"The configuration file {path}")
+        refuse_unsupported(content, f"The configuration file {path}")
     except AccelerateNbError as error:
         trouble.append(str(error))
     origins = {}
