@@ -10,9 +10,9 @@ from typing import Any
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.hf.keys import OF_ACCELERATE, together
-from accelerate_nb.config.options import deepspeed, fsdp, megatron
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, values
 from accelerate_nb.config.settings import Setting, warn_deprecated
+from accelerate_nb.config.training import STRATEGIES
 from accelerate_nb.config.value_types import Boolean
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
@@ -125,12 +125,9 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     for setting in all_settings():
         if setting.name in changed or (setting.name in always and found[setting.name] is not None):
             content[key(setting)] = plain(found[setting.name])
-    if config.training.strategy == "fsdp":
-        content = fsdp.for_accelerate(content)
-    if config.training.strategy == "deepspeed":
-        content = deepspeed.for_accelerate(content)
-    if config.training.strategy == "megatron":
-        content = megatron.for_accelerate(content)
+    for strategy in STRATEGIES:
+        if strategy.name == config.training.strategy:
+            content = strategy.for_accelerate(content)
     return together(content)
 
 

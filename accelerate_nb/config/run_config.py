@@ -12,7 +12,6 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
 from accelerate_nb.config.hf.keys import refuse_unsupported
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.options import deepspeed, fsdp, megatron
 from accelerate_nb.config.settings import (
     GROUPS,
     Setting,
@@ -23,7 +22,7 @@ from accelerate_nb.config.settings import (
     warn_deprecated,
     with_current_names,
 )
-from accelerate_nb.config.training import TrainingConfig
+from accelerate_nb.config.training import STRATEGIES, TrainingConfig
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 Section = TypeVar("Section", LaunchingConfig, TrainingConfig)
@@ -185,7 +184,8 @@ def _sources(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None
 ) -> tuple[_SettingSource, ...]:
     """The sources of settings, the one that wins first."""
-    file = None if file is None else megatron.with_strategy(deepspeed.with_strategy(fsdp.with_strategy(file)))
+    for strategy in STRATEGIES if file is not None else ():
+        file = strategy.with_strategy(file or {})
     sources: tuple[_SettingSource, ...] = (
         _ArgumentSource(given_arguments(arguments)),
         _EnvironmentSource(environment),

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.settings import setting, settings
 
+# The strategies that have options of their own.
+STRATEGIES = (fsdp.STRATEGY, deepspeed.STRATEGY, megatron.STRATEGY)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -167,13 +170,8 @@ class TrainingConfig:
         if self.strategy is None:
             return found
         # one that the launching process has in its environment would reach the workers too
-        others = dict.fromkeys(
-            ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"), "false"
-        )
-        if self.strategy == "fsdp":
-            return {**found, **others, **fsdp.variables(self.fsdp_config)}
-        if self.strategy == "deepspeed":
-            return {**found, **others, **deepspeed.variables(self.deepspeed_config)}
-        if self.strategy == "megatron":
-            return {**found, **others, **megatron.variables(self.megatron_lm_config)}
-        return {**found, **others}
+        found |= dict.fromkeys((strategy.variable for strategy in STRATEGIES), "false")
+        for strategy in STRATEGIES:
+            if strategy.name == self.strategy:
+                found |= strategy.variables(getattr(self, strategy.key))
+        return found

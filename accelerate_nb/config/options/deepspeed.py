@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.options.entries import Entries, Names, OrAuto, entries_of, option
+from accelerate_nb.config.options.entries import Entries, Names, OrAuto, StrategyOptions, entries_of, option
 from accelerate_nb.config.value_types import Boolean, Integer, Number, OneOf, Text
 
-_WORD = "DEEPSPEED"
 _FILE = "deepspeed_config_file"
 _DEVICE = OneOf(("none", "cpu", "nvme"))
 
@@ -47,18 +46,9 @@ PLACING = (
     "deepspeed_multinode_launcher",
 )
 OPTIONS = Entries(prefix="", known=_KNOWN, ignored=frozenset(PLACING))
+STRATEGY = StrategyOptions("deepspeed", "DEEPSPEED", "ACCELERATE_USE_DEEPSPEED", "deepspeed_config", OPTIONS)
 # What DeepSpeed's own configuration says itself.
 SAID_BY_FILE = frozenset(_KNOWN) - {_FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names"}
-
-
-def variables(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """
-    The variables through which an `Accelerator` trains with DeepSpeed, as Accelerate's launcher sets them.
-
-    >>> variables({"zero_stage": 3})
-    {'ACCELERATE_USE_DEEPSPEED': 'true', 'ACCELERATE_DEEPSPEED_ZERO_STAGE': '3'}
-    """
-    return {"ACCELERATE_USE_DEEPSPEED": "true", **OPTIONS.variables(options or {})}
 
 
 def conflicts(options: Mapping[str, Any] | None) -> list[str]:
@@ -70,20 +60,3 @@ def conflicts(options: Mapping[str, Any] | None) -> list[str]:
     """
     found = options or {}
     return sorted(SAID_BY_FILE & set(found)) if _FILE in found else []
-
-
-def with_strategy(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content of a file for DeepSpeed, in settings.
-
-    >>> with_strategy({"distributed_type": "DEEPSPEED"})["strategy"]
-    'deepspeed'
-    """
-    if str(content.get("distributed_type")).upper() != _WORD:
-        return dict(content)
-    return {**content, "strategy": "deepspeed"}
-
-
-def for_accelerate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file whose `strategy` is DeepSpeed, as Accelerate's own tools understand it, too."""
-    return {**content, "distributed_type": _WORD, "deepspeed_config": dict(content.get("deepspeed_config") or {})}

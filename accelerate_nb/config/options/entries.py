@@ -118,6 +118,39 @@ class Entries(NamedValues):
             raise NotYetError(f"of which {name}={value!r} requests {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class StrategyOptions:
+    """
+    The options of a strategy, and how Accelerate spells it.
+
+    `name` is that of the setting `strategy`, `distributed_type` the word of files for it, `variable` turns it on in a worker, and
+    `key` is that of its options, as a setting and in files.
+    """
+
+    name: str
+    distributed_type: str
+    variable: str
+    key: str
+    entries: Entries
+
+    def variables(self, options: Mapping[str, Any] | None) -> dict[str, str]:
+        """The variables through which an `Accelerator` trains so, as Accelerate's launcher sets them."""
+        return {self.variable: "true", **self.entries.variables(options or {})}
+
+    def is_requested(self, content: Mapping[str, Any]) -> bool:
+        """Whether the content of a file is for this strategy."""
+        return str(content.get("distributed_type")).upper() == self.distributed_type
+
+    def with_strategy(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of a file, in settings; one for something else stays as it is."""
+        return {**content, "strategy": self.name} if self.is_requested(content) else dict(content)
+
+    def for_accelerate(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of a file with this strategy, as Accelerate's own tools understand it, too."""
+        options = dict(content.get(self.key) or {})
+        return {**content, "distributed_type": self.distributed_type, self.key: options}
+
+
 def option(
     value_type: ValueType, default: Any = None, *, launched: Any = None, key: str = "", variable: str = ""
 ) -> Any:

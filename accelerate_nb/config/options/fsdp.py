@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from accelerate_nb.config.options.entries import BooleanOrWord, CapitalWord, Entries, Names, entries_of, option
+from accelerate_nb.config.options.entries import (
+    BooleanOrWord,
+    CapitalWord,
+    Entries,
+    Names,
+    StrategyOptions,
+    entries_of,
+    option,
+)
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Text
 
 _STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
-_WORD = "FSDP"
 # The key and the value for the version that weights are sharded by.
 _VERSION, _OURS = "fsdp_version", 2
 
@@ -71,43 +78,33 @@ _KNOWN["fsdp_reshard_after_forward"] = replace(_KNOWN["fsdp_reshard_after_forwar
 OPTIONS = Entries(prefix="fsdp_", known=_KNOWN, ignored=frozenset({"fsdp_backward_prefetch_policy"}))
 
 
-def variables(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """
-    The variables through which an `Accelerator` shards weights.
+class _Fsdp(StrategyOptions):
+    """FSDP: a file without a version means 1, as for Accelerate, and this package's own `strategy` means 2."""
 
-    With options they are all that Accelerate's launcher sets for them; without, FSDP's own defaults count.
+    def variables(self, options: Mapping[str, Any] | None) -> dict[str, str]:
+        """With options they are all that Accelerate's launcher sets for them; without, FSDP's own defaults count."""
+        if options is None:
+            return {self.variable: "true", "FSDP_VERSION": str(_OURS)}
+        return super().variables(options)
 
-    >>> variables(None)
-    {'ACCELERATE_USE_FSDP': 'true', 'FSDP_VERSION': '2'}
-    """
-    found = {"FSDP_VERSION": str(_OURS)} if options is None else OPTIONS.variables(options)
-    return {"ACCELERATE_USE_FSDP": "true", **found}
+    def with_strategy(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """A file with this package's own `strategy` means it, and a version 2 that stands there alone is for Accelerate."""
+        if not self.is_requested(content):
+            return dict(content)
+        if "strategy" in content:
+            return {name: value for name, value in content.items() if name != self.key or value != {_VERSION: _OURS}}
+        options = content.get(self.key) or {}
+        version_1 = _with_version(options, 1) if isinstance(options, Mapping) else options
+        return {**super().with_strategy(content), self.key: version_1}
+
+    def for_accelerate(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        options = _with_version(content.get(self.key) or {}, _OURS)
+        return super().for_accelerate({**content, self.key: options})
 
 
-def with_version(options: Mapping[str, Any], version: int) -> dict[str, Any]:
+def _with_version(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The options with a version, where they have none."""
     return dict(options) if {_VERSION, "version"} & options.keys() else {_VERSION: version, **options}
 
 
-def with_strategy(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content of a file for FSDP, in settings; its version is 1 where it names none, as for Accelerate.
-
-    A file with this package's own `strategy` means it, and a version 2 that stands there alone is for Accelerate.
-
-    >>> with_strategy({"distributed_type": "FSDP"})["fsdp_config"]
-    {'fsdp_version': 1}
-    """
-    if str(content.get("distributed_type")).upper() != _WORD:
-        return dict(content)
-    options = content.get("fsdp_config") or {}
-    if "strategy" in content:
-        return {name: value for name, value in content.items() if name != "fsdp_config" or value != {_VERSION: _OURS}}
-    version_1 = with_version(options, 1) if isinstance(options, Mapping) else options
-    return {**content, "strategy": "fsdp", "fsdp_config": version_1}
-
-
-def for_accelerate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file whose `strategy` is FSDP, as Accelerate's own tools understand it, too."""
-    options = with_version(content.get("fsdp_config") or {}, _OURS)
-    return {**content, "distributed_type": _WORD, "fsdp_config": options}
+STRATEGY = _Fsdp("fsdp", "FSDP", "ACCELERATE_USE_FSDP", "fsdp_config", OPTIONS)

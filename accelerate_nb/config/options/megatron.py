@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.options.entries import Entries, entries_of, option
+from accelerate_nb.config.options.entries import Entries, StrategyOptions, entries_of, option
 from accelerate_nb.config.value_types import Boolean, Integer, Number, Text
 
 _WORD = "MEGATRON_LM"
@@ -52,22 +52,13 @@ class MegatronOptions:
 
 
 OPTIONS = Entries(prefix=_PREFIX, known=entries_of(MegatronOptions, _PREFIX, f"{_WORD}_"))
+STRATEGY = StrategyOptions("megatron", _WORD, "ACCELERATE_USE_MEGATRON_LM", "megatron_lm_config", OPTIONS)
 # What nothing reads: the default is the only value that is offered.
 NOT_READ = (
     *("use_custom_fsdp", "no_load_optim", "overlap_cpu_optimizer_d2h_h2d", "no_save_optim", "optimizer_cpu_offload"),
     *("use_precision_aware_optimizer", "attention_backend", "calculate_per_token_loss"),
     "use_rotary_position_embeddings",
 )
-
-
-def variables(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """
-    The variables through which an `Accelerator` trains with Megatron, as Accelerate's launcher sets them.
-
-    >>> variables({"megatron_lm_tp_degree": 2})["MEGATRON_LM_TP_DEGREE"]
-    '2'
-    """
-    return {"ACCELERATE_USE_MEGATRON_LM": "true", **OPTIONS.variables(options or {})}
 
 
 def not_offered(options: Mapping[str, Any]) -> list[str]:
@@ -90,20 +81,3 @@ def processes(options: Mapping[str, Any]) -> int:
     """
     tp, pp, cp = (int(options.get(_PREFIX + name) or 1) for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     return tp * pp * cp
-
-
-def with_strategy(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content of a file for Megatron, in settings.
-
-    >>> with_strategy({"distributed_type": "MEGATRON_LM"})["strategy"]
-    'megatron'
-    """
-    if str(content.get("distributed_type")).upper() != _WORD:
-        return dict(content)
-    return {**content, "strategy": "megatron"}
-
-
-def for_accelerate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file whose `strategy` is Megatron, as Accelerate's own tools understand it, too."""
-    return {**content, "distributed_type": _WORD, "megatron_lm_config": dict(content.get("megatron_lm_config") or {})}
