@@ -17,13 +17,12 @@ from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
-from accelerate_nb.notebook.cells.background_cell import BackgroundCell
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
-from accelerate_nb.notebook.cells.flags import help_of
+from accelerate_nb.notebook.cells.completion import help_of
 from accelerate_nb.notebook.cells.panel_output import CellHandle, PanelOutput
-from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.cells.session_manager import BackgroundCell, NotebookSession
 from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.display.text_sinks import print_message
 from accelerate_nb.notebook.host import NotebookHost, host

@@ -1,11 +1,13 @@
-"""The functions that find runs again: those that outlive their notebook, and those that are over."""
+"""The functions that find runs again, those that outlive their notebook and those that are over, and their tables."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from accelerate_nb.config.hf.files import configured_runs_folder
 from accelerate_nb.events.find_run import find_run, find_runs
@@ -13,9 +15,64 @@ from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
-from accelerate_nb.notebook.display.run_tables import ComparedRuns, ListedRuns
-from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
+from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
+from accelerate_nb.notebook.display.run_display import frontend_state
+from accelerate_nb.notebook.display.select import display_settings, display_way
+from accelerate_nb.notebook.host import host
+from accelerate_nb.reports.history.comparison import MOST_RUNS, Comparison, compare, comparison_html, comparison_lines
 from accelerate_nb.reports.history.run_table import RunTable
+
+
+class ListedRuns(RunTable):
+    """
+    Runs, the newest first, as `runs()` gives them.
+
+    >>> runs()[0].state
+    'running'
+    """
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self.html(self._opened_table() if self else "")}
+
+    def _opened_table(self) -> str:
+        """The id of the table whose rows a page opens; empty where none can."""
+        if not _shows_widgets():
+            return ""
+        from accelerate_nb.notebook.display.run_browser import RunBrowser
+
+        browser = RunBrowser(self, host(os.environ).service or "jupyter")
+        frontend_state().keep(browser)
+        return browser.element_id
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ComparedRuns:
+    """
+    Runs beside each other, as HTML where a notebook shows it, otherwise as text; where widgets work, the curves are the panel's charts.
+
+    >>> runs("train_1", "train_2").comparison.settings
+    (('mixed_precision', ('default', 'bf16')),)
+    """
+
+    comparison: Comparison
+
+    def __repr__(self) -> str:
+        return "\n".join(comparison_lines(self.comparison))
+
+    def _repr_html_(self) -> str:
+        identity = "\0".join(f"{run.folder}\0{run.state}" for run in self.comparison.runs)
+        charts_id = "accelerate-nb-runs-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
+        if self.comparison.metrics and _shows_widgets():
+            from accelerate_nb.notebook.display.run_browser import ComparisonCharts
+
+            rows = list(series_rows(self.comparison.overlay, MOST_POINTS))
+            message = {"seq": 1, "reset": True, "names": list(self.comparison.labels), "metrics": rows}
+            frontend_state().keep(ComparisonCharts(charts_id, message))
+        return comparison_html(self.comparison, charts_id)
+
+
+def _shows_widgets() -> bool:
+    return display_way(display_settings(), host(os.environ)) == "panel"
 
 
 @overload

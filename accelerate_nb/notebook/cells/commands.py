@@ -24,10 +24,9 @@ from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
-from accelerate_nb.notebook.display.run_tables import ComparedRuns
 from accelerate_nb.notebook.display.text_sinks import print_message
 from accelerate_nb.notebook.host import NotebookHost
-from accelerate_nb.notebook.runs import compared_runs, runs
+from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs
 from accelerate_nb.reports.history.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text_format import aligned

@@ -18,11 +18,13 @@ from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.notebook.picker import html
-from accelerate_nb.notebook.picker.fields import SettingField
-from accelerate_nb.notebook.picker.file_section import FileSection
-from accelerate_nb.notebook.picker.insert_cell import InsertCellButton
-from accelerate_nb.notebook.picker.self_test_section import TestSection
-from accelerate_nb.notebook.picker.settings_section import SettingsSection
+from accelerate_nb.notebook.picker.sections import (
+    FileSection,
+    InsertCellButton,
+    SettingField,
+    SettingsSection,
+    TestSection,
+)
 from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin
 
 _SPELLINGS = {

@@ -15,9 +15,9 @@ from accelerate_nb.events.model import (
     StepProfile,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.notebook.display import run_requests
+from accelerate_nb.notebook.display import panel
 from accelerate_nb.notebook.display.message_feed import MessageFeed
-from accelerate_nb.notebook.display.run_requests import RunRequests, end_of
+from accelerate_nb.notebook.display.panel import RunRequests, end_of
 
 
 def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
@@ -69,7 +69,7 @@ def test_a_profile_is_requested_and_its_trace_is_the_reply(tmp_path, monkeypatch
     assert "/elsewhere/trace.json.gz" in message["profile_error"]
     (tmp_path / "trace.json.gz").write_bytes(b"abc")
     assert requests.reply({"do": "trace", "rank": 1}) == ({"file": {"name": "trace.json.gz"}}, [b"abc"])
-    monkeypatch.setattr(run_requests, "_MOST_OF_A_FILE", 2)
+    monkeypatch.setattr(panel, "_MOST_OF_A_FILE", 2)
     message, files = requests.reply({"do": "trace", "rank": 1})
     assert (files, "too large" in message["profile_error"]) == ([], True)
     run.profile = refusing(StateError("one is under way"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerate_nb.config.magic_args import cell_flags
-from accelerate_nb.notebook.cells.flags import completions, help_of
+from accelerate_nb.notebook.cells.completion import completions, help_of
 
 
 @pytest.mark.parametrize(
