@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.cells import ALIVE, RUN, SHORT, TRAIN
-from tests.browser.jlab import Notebook, Server
+from tests.browser.cells import ALIVE, RUN, TRAIN
+from tests.browser.jlab import Notebook
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -22,15 +22,6 @@ def flood():
     for number in range(25_000):
         print(f"line {number} of a rank that says a lot, and then some more of it")
     return "said all"
-"""
-DIES = """
-import os, time
-from accelerate_nb import notebook_launcher
-def dies():
-    if os.environ["RANK"] == "1":
-        time.sleep(1)
-        os.kill(os.getpid(), 9)
-    time.sleep(60)
 """
 # The longest time without a frame is what a person feels; one second of idling goes before.
 WATCH_FRAMES = """
@@ -131,14 +122,6 @@ def test_the_end_of_a_run_does_not_make_the_page_jump(given: Callable[..., Noteb
     assert all(later >= earlier - 40 for earlier, later in pairwise(shown)), heights
 
 
-def test_a_rank_that_is_killed_is_named(given: Callable[..., Notebook]) -> None:
-    notebook = given(DIES, "notebook_launcher(dies, num_processes=2, cpu=True)", ALIVE)
-    notebook.run()
-    expect(notebook.cell(1)).to_contain_text("failed")
-    assert re.search(r"rank 1 .*(SIGKILL|killed)", notebook.output(1))
-    expect(notebook.page.locator(".anb").first).to_contain_text("SIGKILL")
-
-
 def test_a_run_in_the_background_goes_on_while_other_cells_run(given: Callable[..., Notebook]) -> None:
     notebook = given(TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)
     notebook.run()
@@ -149,22 +132,3 @@ def test_a_run_in_the_background_goes_on_while_other_cells_run(given: Callable[.
     expect(bar).not_to_have_attribute("aria-valuetext", bar.get_attribute("aria-valuetext"))
     panel.get_by_role("button", name="Stop").click()
     expect(notebook.cell(1)).to_contain_text("stopped")
-
-
-def test_a_run_that_is_over_is_there_again_without_a_kernel(lab: Server, opened: Callable[..., Notebook]) -> None:
-    notebook = opened(lab, TRAIN, SHORT)
-    notebook.run()
-    assert "it made all 20 steps" in notebook.output(1)
-    expect(notebook.cell(1)).to_contain_text("finished")
-    kept = notebook.save()
-    bundles = [output.data for output in kept.cells[1].outputs if output.output_type == "display_data"]
-    assert bundles
-    # a view of a widget is an error in a file that is opened later
-    assert not any("application/vnd.jupyter.widget-view+json" in bundle for bundle in bundles)
-    assert any("train" in bundle["text/plain"] and "finished" in bundle["text/plain"] for bundle in bundles)
-    notebook.shut_down()
-    notebook.open(kernel=False)
-    expect(notebook.cell(1)).to_contain_text("finished")
-    expect(notebook.cell(1)).to_contain_text("step 19")
-    expect(notebook.cell(1)).to_contain_text("loss")
-    assert "Error displaying widget" not in notebook.output(1)

@@ -142,15 +142,6 @@ def test_a_file_is_saved_and_the_settings_are_tried_while_the_notebook_goes_on(
     expect(form(picking).get_by_role("button", name="Test these settings")).to_be_enabled()
 
 
-def test_the_mesh_is_drawn(picking: Notebook) -> None:
-    form(picking).get_by_label("num_processes").fill("4")
-    form(picking).get_by_role("button", name="All settings").click()
-    form(picking).get_by_label("parallelism_config").fill('{"dp_shard_size": 2, "tp_size": 2}')
-    form(picking).get_by_label("parallelism_config").press("Tab")
-    drawn = form(picking).get_by_role("table", name="dp_shard 2 x tp 2: 4 ranks")
-    expect(drawn.get_by_role("cell")).to_have_text(["", "0", "1", "2", "3"])
-
-
 def test_the_form_is_accessible_in_both_themes_and_on_narrow_pages(picking: Notebook) -> None:
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
     form(picking).get_by_label("num_processes").fill("0")
