@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -13,13 +12,14 @@ import anywidget
 import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.run_reader import SavedRun, kept_run
+from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.run_display import RunDisplay
 from accelerate_nb.notebook.page import bundle as joining
+from accelerate_nb.reports.history.run_table import RunTable
 
 
 class RunListWidget(anywidget.AnyWidget):
@@ -35,13 +35,13 @@ class RunBrowser:
 
     The page puts it under its row, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
 
-    >>> browser = RunBrowser(kept_runs(parent), "jupyter")
+    >>> browser = RunBrowser(table, "jupyter")
     >>> table.html(browser.element_id)
     """
 
     is_delivered = True
 
-    def __init__(self, runs: Sequence[SavedRun], host: str) -> None:
+    def __init__(self, runs: RunTable, host: str) -> None:
         self._runs, self._host = runs, host
         self.element_id = f"accelerate-nb-runs-{uuid4().hex[:12]}"
         self._widget = RunListWidget(table=self.element_id)
@@ -56,11 +56,15 @@ class RunBrowser:
         kernel_comm().leave(self._comm)
         self._widget.close()
 
+    def parts(self, number: int | None) -> tuple[str, str]:
+        """The table above and below a run, as HTML."""
+        return self._runs.html_parts(self.element_id, number)
+
     def update(self, output: _OutputBelow, bundle: MimeBundle | None) -> None:
         """Show a run under its row, or none, unless another one was opened meanwhile."""
         if output is self._shown:
             content = {} if bundle is None else {"data": dict(bundle.data), "metadata": dict(bundle.metadata)}
-            self._widget.send({"show": output.number, **content})
+            self._widget.send({"show": output.number, "parts": output.take_parts(), **content})
 
     def _receive(self, content: Message) -> None:
         """Open a run in a thread of its own: its folder may hold a day of metrics."""
@@ -96,6 +100,12 @@ class _OutputBelow:
     def __init__(self, browser: RunBrowser, number: int | None) -> None:
         self.number = number
         self._browser = browser
+        self._parts: tuple[str, str] | None = browser.parts(number)
+
+    def take_parts(self) -> tuple[str, str] | None:
+        """The table above and below the output, once: they stay as they are."""
+        parts, self._parts = self._parts, None
+        return parts
 
     def shown(self, bundle: MimeBundle) -> _OutputBelow:
         """Show this; returns the output."""

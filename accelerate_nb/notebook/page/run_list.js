@@ -93,71 +93,29 @@ class RunList {
     }
   }
 
-  /** Puts the run that the kernel sends into the notebook, between the rows, so that it is saved with the table. */
-  show({ show, data, metadata }) {
+  /** Puts the run that the kernel sends into the notebook, between the parts of the table, so that it is saved with them. */
+  show({ show, parts, data, metadata }) {
     if (show !== this.opened) return;
     this.waits = false;
     this.draw();
     const find = (matches) => matchingOutputs(this.notebook, matches)[0];
-    const below = (part) => find((output) => output.metadata?.[MARK] === `${this.id} ${part}`);
-    const table = find((output) => !output.metadata?.[MARK] && htmlOf(output).includes(`data-runs="${this.id}"`));
+    const table = find((output) => !output.metadata?.[MARK] && String(output.data?.["text/html"]).includes(`data-runs="${this.id}"`));
     if (!table) return;
-    const put = (part, content) => {
-      const output = { output_type: "display_data", ...content, metadata: { ...content.metadata, [MARK]: `${this.id} ${part}` } };
-      const found = below(part);
-      if (found) found[0].set(found[1], output);
-      else table[0].add(output);
-    };
     const [outputs, index] = table;
-    const rest = below("rest");
-    const rows = new Rows(htmlOf(outputs.get(index)), rest ? htmlOf(rest[0].get(rest[1])) : "");
-    const own = outputs.get(index).toJSON();
-    const split = data ? show + 1 : rows.count;
-    if (split !== rows.first) outputs.set(index, { ...own, data: { ...own.data, "text/html": rows.html(0, split) } });
-    // an output that is removed stays in JupyterLab's file
-    if (data || below("run")) put("run", { data: data ?? { "text/html": "" }, metadata });
-    if (rest || split < rows.count) put("rest", { data: { "text/html": split < rows.count ? rows.html(split, rows.count) : "" } });
-  }
-}
-
-const htmlOf = (output) => String(output.data?.["text/html"] ?? "");
-
-/** The rows of a table that is in one or two parts, to be divided anew. */
-class Rows {
-  constructor(...parts) {
-    const [first, ...others] = parts.map((html) => new DOMParser().parseFromString(html, "text/html"));
-    const all = (part) => [...part.querySelectorAll("tr[data-run]")];
-    this.first = all(first).length;
-    this.rows = [first, ...others].flatMap(all);
-    this.count = this.rows.length;
-    this.box = first.querySelector("[data-runs]");
-    this.folded = Number(this.box.dataset.newest); // rows from this one on are folded
-    this.head = first.querySelector("tr:not([data-run])");
-    this.table = first.querySelector("table");
-  }
-
-  /** A part of the table; the last row of the first part is the one whose run is open. */
-  html(start, end) {
-    const box = this.box.cloneNode(false);
-    const add = (parent, head, rows) => {
-      const table = this.table.cloneNode(false);
-      table.append(this.table.querySelector("colgroup").cloneNode(true), ...head, ...rows.map((row) => row.cloneNode(true)));
-      parent.append(table);
+    const put = (part, content) => {
+      const found = find((output) => output.metadata?.[MARK] === `${this.id} ${part}`);
+      // an output that is removed stays in JupyterLab's file
+      if (!found && !content.data) return;
+      const output = { output_type: "display_data", data: { "text/html": "" }, ...content, metadata: { ...content.metadata, [MARK]: `${this.id} ${part}` } };
+      if (found) found[0].set(found[1], output);
+      else outputs.add(output);
     };
-    const newest = this.rows.slice(start, Math.min(end, this.folded));
-    const others = this.rows.slice(Math.max(start, this.folded), end);
-    box.append(...[...this.box.querySelectorAll("style")].map((style) => style.cloneNode(true)));
-    if (newest.length || start === 0) add(box, start === 0 ? [this.head.cloneNode(true)] : [], newest);
-    if (others.length && newest.length) {
-      const details = box.ownerDocument.createElement("details");
-      const summary = box.ownerDocument.createElement("summary");
-      summary.textContent = `show all ${this.count} runs`;
-      details.open = start === 0 && end < this.count; // it ends with the run that is open
-      details.append(summary);
-      add(details, [], others);
-      box.append(details);
-    } else if (others.length) add(box, [], others);
-    return box.outerHTML;
+    if (parts) {
+      const own = outputs.get(index).toJSON();
+      outputs.set(index, { ...own, data: { ...own.data, "text/html": parts[0] } });
+    }
+    put("run", data ? { data, metadata } : {});
+    if (parts) put("rest", parts[1] ? { data: { "text/html": parts[1] } } : {});
   }
 }
 

@@ -74,18 +74,32 @@ class RunTable(Sequence[SavedRun]):
 
     def html(self, element_id: str = "") -> str:
         """The table as HTML, one line a run: the newest runs, and the others folded; a page finds it by `element_id`."""
+        return self.html_parts(element_id)[0]
+
+    def html_parts(self, element_id: str = "", opened: int | None = None) -> tuple[str, str]:
+        """The table in two parts, as HTML: that down to the run that is opened, and that of the others; all in the first if none is."""
         if not self._runs:
-            return "<div>There are no runs.</div>"
+            return "<div>There are no runs.</div>", ""
         call = _Column("to show it", tuple(show_call(run) for run in self._runs), is_flexible=True)
         columns = [*_columns(self._runs, time.time()), call]
-        head = "".join(f"<th>{escape(column.head)}</th>" for column in columns)
         rows = [_html_row(columns, index) for index in range(len(self))]
-        parts = [_html_table(columns, [f"<tr>{head}</tr>", *rows[:NEWEST]])]
-        if len(rows) > NEWEST:
-            summary = f'<summary style="cursor:pointer">show all {len(rows)} runs</summary>'
-            parts.append(f"<details>{summary}{_html_table(columns, rows[NEWEST:])}</details>")
-        named = f' data-runs="{element_id}" data-newest="{NEWEST}"' if element_id else ""
-        return f"<div{named}>{_STYLE}{''.join(parts)}</div>"
+        named = f' data-runs="{element_id}"' if element_id else ""
+
+        def part(start: int, end: int) -> str:
+            head = f"<tr>{''.join(f'<th>{escape(column.head)}</th>' for column in columns)}</tr>"
+            newest, others = rows[start : min(end, NEWEST)], rows[max(start, NEWEST) : end]
+            tables = [_html_table(columns, [head, *newest] if start == 0 else newest)] if newest else []
+            if newest and others:
+                # it ends with the run that is opened
+                is_open = " open" if end < len(rows) else ""
+                summary = f'<summary style="cursor:pointer">show all {len(rows)} runs</summary>'
+                tables.append(f"<details{is_open}>{summary}{_html_table(columns, others)}</details>")
+            elif others:
+                tables.append(_html_table(columns, others))
+            return f"<div{named}>{_STYLE}{''.join(tables)}</div>" if tables else ""
+
+        end = len(rows) if opened is None else opened + 1
+        return part(0, end), part(end, len(rows))
 
 
 def show_call(run: SavedRun) -> str:

@@ -109,7 +109,8 @@ def test_a_table_shows_the_newest_runs_in_a_line_each_and_unfolds_the_others(tmp
     for number in range(17):
         name = f"run_{number}" + "_long" * number
         keep(tmp_path, name, now - 60 * number - 5, folder=f"2024-01-01_{number:06}_{name}")
-    made = runs(tmp_path)._repr_html_()
+    table = runs(tmp_path)
+    made = table._repr_html_()
     newest, others = made.split("<details>")
     assert (newest.count("<tr data-run"), others.count("<tr data-run")) == (15, 2)
     assert '<summary style="cursor:pointer">show all 17 runs</summary>' in others
@@ -119,6 +120,13 @@ def test_a_table_shows_the_newest_runs_in_a_line_each_and_unfolds_the_others(tmp
     assert f'<td data-name title="{name}">{name}</td>' in newest
     # columns of both parts are equally wide
     assert len(set(re.findall("<colgroup>.*?</colgroup>", made))) == 1
+    # a run is opened between two parts: the first ends with it, also where it was folded
+    for opened, is_folded in ((3, False), (15, True)):
+        above, below = table.html_parts("id", opened)
+        numbers = [[int(number) for number in re.findall(r'<tr data-run="(\d+)"', part)] for part in (above, below)]
+        assert numbers == [[*range(opened + 1)], [*range(opened + 1, 17)]]
+        assert ("<details open>" in above, "<details>" in below) == (is_folded, not is_folded)
+        assert ("<th>" in above, "<th>" in below) == (True, False)
 
 
 def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_command):
