@@ -2,7 +2,7 @@
 
 import { button, chip, div, h, keepFromNotebook, set, setStyle, setText, show, span } from "./elements.js";
 import { clockOfDay, count, duration, timeLeft } from "./format.js";
-import { runProgress } from "./progress.js";
+import { runProgress, silence } from "./progress.js";
 import { elapsed, END_STATES, kernelNow } from "./store.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
@@ -54,8 +54,8 @@ export class Head {
     const facts = [ranksOnDevices(ranks.size || run.size, ranks), ...(precision ? [precision] : [])];
     if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
     if (!END_STATES.has(this.store.state.state)) {
-      const { texts, left } = this.view.progress?.runProgress(this.store) ?? { texts: [], left: null };
-      const silent = this.view.progress?.silence(this.store);
+      const { texts, left } = runProgress(this.store);
+      const silent = silence(this.store);
       facts.push(...texts, ...(silent ? [`no step for ${timeLeft(silent)}`] : []));
       // the rates of a run that stands still are those of before
       if (left !== null && !idleWarning) facts.push(`ends ${clockOfDay(kernelNow(this.store) + left)} (in ${timeLeft(left)})`);

@@ -141,7 +141,7 @@ export class Stacks {
   request() {
     this.store.stacksRequested = true;
     this.opener = document.activeElement;
-    this.view.send?.({ do: "stacks" });
+    this.view.send({ do: "stacks" });
     this.view.announce("Requested the stacks of all ranks");
     this.view.draw();
   }

@@ -149,12 +149,12 @@ export class Output {
   }
 
   sideBox(log, rank) {
-    const file = this.view.send ? button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" }) : null;
+    const file = button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" });
     return div("anb-side-box", div("anb-side-head", span(`anb-rank anb-r${rank % 8}`, String(rank)), `rank ${rank}`, span("anb-space"), file), log.element);
   }
 
   requestLog(rank) {
-    this.view.send?.({ do: "log", rank });
+    this.view.send({ do: "log", rank });
     this.view.announce(`Requested the whole output of rank ${rank}`);
   }
 

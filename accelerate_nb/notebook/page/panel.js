@@ -12,7 +12,7 @@ import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, sa
 import { Notices, Stacks } from "./notices.js";
 import { Output } from "./output.js";
 import { Profile, profileText } from "./profile.js";
-import { progressOf, progressText } from "./progress.js";
+import { progressOf, progressText, silence } from "./progress.js";
 import { nodeState, Ranks, ranksName, ranksOfNodes } from "./ranks.js";
 import { Bell, Knobs, notifyOfEnd, Profiling, RunControls } from "./run_controls.js";
 import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, SYMBOLS } from "./store.js";
@@ -21,11 +21,11 @@ const PAINT = 200; // ms between two paintings
 const TICKS_OF_TAB = 5; // between two writings of the tab's title
 const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 
-/** Shows what a store knows. `send` is null where there is no kernel. */
+/** Shows what a store knows, in a place of the page. */
 export class View {
-  constructor(store, send, liveParts) {
+  constructor(store, place, send) {
     const { element, announce } = announcer();
-    Object.assign(this, { store, send, liveParts, live: element, announce });
+    Object.assign(this, { store, send, live: element, announce });
     this.id = Math.random().toString(36).slice(2, 10);
     this.palette = { key: "" };
     this.restUntil = 0;
@@ -35,6 +35,9 @@ export class View {
     this.stopPressed = 0; // when
     this.build();
     this.watch();
+    store.views.add(this);
+    place.append(this.root);
+    this.draw();
   }
 
   build() {
@@ -44,7 +47,7 @@ export class View {
     this.charts = new Charts(this);
     this.profile = new Profile(this);
     this.output = new Output(this);
-    this.extras = this.liveParts.map((Part) => new Part(this));
+    this.extras = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar].map((Part) => new Part(this));
     this.root = h(
       "div",
       { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
@@ -95,7 +98,7 @@ export class View {
     if (++this.ticks % TICKS_OF_TAB === 0) for (const part of this.extras) part.drawTab?.();
     if (document.hidden || !this.root.isConnected || !this.visible) return;
     // a run that falls silent, of which nothing comes
-    if (this.progress?.silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
+    if (silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
     if (this.store.changes === this.changes) {
       for (const part of [this.head, ...this.extras]) part.drawClock?.();
       return;
@@ -131,7 +134,7 @@ export class View {
   }
 
   get canAct() {
-    return Boolean(this.send) && this.store.run.can_act && kernelIsReachable(this.store);
+    return this.store.run.can_act && kernelIsReachable(this.store);
   }
 
   /** Escape gives the keyboard back to the notebook. */
@@ -142,16 +145,6 @@ export class View {
   }
 }
 
-/** A view of a store in a place of the page; `liveParts` are classes of its other parts. */
-export function openView(store, el, send, liveParts = []) {
-  const view = new View(store, send, liveParts);
-  store.views.add(view);
-  el.append(view.root);
-  view.draw();
-  return view;
-}
-
-const LIVE_PARTS = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
@@ -246,7 +239,7 @@ export default () => {
     const view = [...closingViews, ...store.views].find(({ root }) => !root.isConnected);
     closingViews.delete(view);
     if (view) view.moveTo(place);
-    else openView(store, place, sender(model), LIVE_PARTS);
+    else new View(store, place, sender(model));
   }
 
   function close(view) {
@@ -258,7 +251,7 @@ export default () => {
 
   function render({ model, el }) {
     const send = sender(model);
-    const view = openView(store, el, send, LIVE_PARTS);
+    const view = new View(store, el, send);
     // a page that is loaded anew may get changes before it draws: it knows the run once it was given all of it
     send({ do: "hello", view: view.id, seq: store.epoch ? store.seq : 0 });
     return () => {

@@ -88,7 +88,7 @@ export class Profile {
   }
 
   requestTrace() {
-    this.view.send?.({ do: "trace", rank: this.chosen });
+    this.view.send({ do: "trace", rank: this.chosen });
     this.view.announce(`Requested the trace of rank ${this.chosen}`);
   }
 }

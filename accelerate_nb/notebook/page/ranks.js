@@ -2,7 +2,7 @@
 
 import { button, chip, div, h, meter, section, set, setStyle, setText, show, span } from "./elements.js";
 import { bytes, isKnown, milliseconds, number, ofBytes } from "./format.js";
-import { labelOf, openBars, progressOf, progressText, shareDone, shareOf } from "./progress.js";
+import { labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers } from "./progress.js";
 import { isAutomatic } from "./series.js";
 import { END_STATES, SYMBOLS } from "./store.js";
 
@@ -346,8 +346,8 @@ export class Ranks {
     set(this.box, "tabindex", many ? 0 : -1);
     // of many rows only those in sight are painted
     const first = many ? Math.floor(this.box.scrollTop / this.rowHeight) - 2 : 0;
-    const late = this.view.progress?.stragglers(this.store) ?? new Map();
-    this.silent = this.view.progress?.silence(this.store) > 0;
+    const late = stragglers(this.store);
+    this.silent = silence(this.store) > 0;
     this.canFold = false;
     const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
     show(this.fold, this.canFold);

@@ -3,7 +3,7 @@
 import { knobText } from "./chart.js";
 import { button, h, set, setText, show, span } from "./elements.js";
 import { duration, failureText, timeLeft } from "./format.js";
-import { runProgress, silence, stragglers } from "./progress.js";
+import { runProgress } from "./progress.js";
 import { elapsed, END_STATES } from "./store.js";
 
 export class RunControls {
@@ -16,7 +16,6 @@ export class RunControls {
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
     this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
     view.controls = this;
-    view.progress = { runProgress, silence, stragglers }; // a run that is over has none
     view.head.buttons.append(this.pause, this.stacks, this.stop);
   }
 
@@ -51,12 +50,12 @@ export class RunControls {
 
   pressStop() {
     if (this.stop.dataset.step === "kill") {
-      this.view.send?.({ do: "kill" });
+      this.view.send({ do: "kill" });
       setText(this.stop, "Killing…");
       this.stop.disabled = true;
       return;
     }
-    this.view.send?.({ do: "stop" });
+    this.view.send({ do: "stop" });
     this.view.announce("Stopping");
     this.view.stopPressed = performance.now();
     this.view.draw();
@@ -79,7 +78,7 @@ export class RunControls {
 
   pressFreeze() {
     this.store.following = !this.store.following;
-    this.view.send?.({ do: "follow", on: this.store.following });
+    this.view.send({ do: "follow", on: this.store.following });
     this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
     this.view.draw();
   }
@@ -103,7 +102,7 @@ class KnobRow {
     const value = Number(text);
     this.asked = text === "" || !Number.isFinite(value) ? text : value;
     this.view.store.knobErrors.delete(this.name);
-    this.view.send?.({ do: "knob", name: this.name, value: this.asked });
+    this.view.send({ do: "knob", name: this.name, value: this.asked });
     this.view.draw();
   }
 
@@ -182,7 +181,7 @@ export class Profiling {
   press() {
     const { value } = this.ranks;
     Object.assign(this.view.store, { profileRequested: true, profileError: "" });
-    this.view.send?.({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
+    this.view.send({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
     this.view.draw();
   }
 }

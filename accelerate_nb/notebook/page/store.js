@@ -213,7 +213,7 @@ export function openLines(store) {
 /** Tells the kernel about once a second how far the page has come, so that it can hold back. */
 export function acknowledge(store, send) {
   const now = performance.now();
-  if (!send || store.seq === store.acknowledged || now - store.acknowledgedAt < 1000) return;
+  if (store.seq === store.acknowledged || now - store.acknowledgedAt < 1000) return;
   store.acknowledged = store.seq;
   store.acknowledgedAt = now;
   send({ do: "ack", seq: store.seq });
