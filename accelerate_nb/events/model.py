@@ -1,8 +1,11 @@
-"""The events of a run: one frozen class for each type of event."""
+"""The events of a run: one frozen class for each type of event; and the first cause among failures."""
 
 from __future__ import annotations
 
+import re
+import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -427,3 +430,21 @@ class CheckResult:
         if not isinstance(event, Display) or _CHECK not in event.data:
             return None
         return msgspec.convert(event.data[_CHECK], CheckResult)
+
+
+_LOST_LINE = re.compile(r"connection (closed|reset)|broken pipe|socket closed", re.IGNORECASE)
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """
+    The failure that led to the others.
+
+    One that only lost its connection to another rank, or was ended because of one, is a consequence; of the rest, the
+    first in time.
+    """
+    return min(failures, key=lambda item: (item.ended_by_us, item.lost_connection, _was_aborted(item), item.time))
+
+
+def _was_aborted(failure: Failure) -> bool:
+    """C++ code calls abort at an exception that nothing catches, a lost connection for one."""
+    return failure.exit_code == -signal.SIGABRT and any(_LOST_LINE.search(line) for line in failure.last_lines)

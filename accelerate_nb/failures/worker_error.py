@@ -10,8 +10,7 @@ from typing import Any
 
 from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
-from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Failure, Hang
+from accelerate_nb.events.model import Failure, Hang, cause
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.failures.exception_copy import held, reachable, remade

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
-from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import (
     Event,
     Restart,
     State,
     StateChange,
+    cause,
 )
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.failures.hang_report import snapshot_text

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from accelerate_nb.config.hf.files import configured_runs_folder
-from accelerate_nb.events.find_run import find_run, find_runs
-from accelerate_nb.events.run_reader import SavedRun, kept_runs
+from accelerate_nb.events.run_reader import SavedRun, find_run, find_runs, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
@@ -19,8 +18,8 @@ from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
 from accelerate_nb.notebook.display.run_display import frontend_state
 from accelerate_nb.notebook.display.select import display_settings, display_way
 from accelerate_nb.notebook.host import host
-from accelerate_nb.reports.history.comparison import MOST_RUNS, Comparison, compare, comparison_html, comparison_lines
-from accelerate_nb.reports.history.run_table import RunTable
+from accelerate_nb.reports.comparison import MOST_RUNS, Comparison, compare, comparison_html, comparison_lines
+from accelerate_nb.reports.run_table import RunTable
 
 
 class ListedRuns(RunTable):

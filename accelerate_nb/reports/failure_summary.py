@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from accelerate_nb.config.rank_lists import of_ranks
-from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Failure, Frame, Hang, Restart
+from accelerate_nb.events.model import Failure, Frame, Hang, Restart, cause
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.text_format import counted, narrowed, ranks_text, shortened
 

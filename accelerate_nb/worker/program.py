@@ -22,8 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.sources.call_arguments import word_lines
-from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part
+from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part, word_lines
 from accelerate_nb.transport.main_module import become_main
 from accelerate_nb.worker.display import allow_prompts
 

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.model import Failure, cause
 
 
 def failure(rank, time, **more):

@@ -27,7 +27,7 @@ from accelerate_nb.events.model import (
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned, draws_a_bar, plain, plain_name
-from accelerate_nb.reports.ansi import as_html
+from accelerate_nb.reports.report import as_html
 
 BAR = Progress(0, "progress", 1, 3, 0.0)
 

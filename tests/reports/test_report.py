@@ -33,7 +33,7 @@ from accelerate_nb.events.model import (
     StepProfile,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.history.comparison import mean_metrics
+from accelerate_nb.reports.comparison import mean_metrics
 from accelerate_nb.reports.metric_curves import curves_of, metric_facts, not_finite_text, series_of
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.summary import batch_factor, memory_parts

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.sources.call_arguments import _VALUES, call_lines, values_of, word_lines
+from accelerate_nb.sources.run_source import _VALUES, call_lines, values_of, word_lines
 
 
 def train(lr: float, *sizes: int, epochs: int = 3, api_token: str = "", **options: Any) -> None:

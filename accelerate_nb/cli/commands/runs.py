@@ -144,14 +144,14 @@ def _every_run(folder: str | None) -> list[SavedRun]:
 
 def _found_run(arguments: argparse.Namespace) -> SavedRun:
     """The requested run."""
-    from accelerate_nb.events.find_run import find_run
+    from accelerate_nb.events.run_reader import find_run
 
     return find_run(arguments.run, _runs_folder(arguments.folder))
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from accelerate_nb.events.terminal_lines import within
-    from accelerate_nb.reports.history.run_table import table_lines
+    from accelerate_nb.reports.run_table import table_lines
 
     every = _every_run(arguments.folder)
     shown = every if arguments.all else every[:_NEWEST]
@@ -291,8 +291,8 @@ def _show_report(arguments: argparse.Namespace) -> int:
 
 def _show_comparison(arguments: argparse.Namespace) -> int:
     """Print the comparison of the requested runs, or write it as a page; gives the exit code."""
-    from accelerate_nb.events.find_run import find_runs
-    from accelerate_nb.reports.history.comparison import MOST_RUNS, compare, comparison_html, comparison_lines
+    from accelerate_nb.events.run_reader import find_runs
+    from accelerate_nb.reports.comparison import MOST_RUNS, compare, comparison_html, comparison_lines
 
     comparison = compare(find_runs(arguments.runs, _runs_folder(arguments.folder), MOST_RUNS))
     if arguments.html is not None:
@@ -335,7 +335,7 @@ def _remove_runs(arguments: argparse.Namespace) -> int:
 
 def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
     """The requested runs; those that go on are refused by name, and passed over where flags choose."""
-    from accelerate_nb.events.find_run import find_run
+    from accelerate_nb.events.run_reader import find_run
 
     if arguments.runs:
         named = [find_run(word, _runs_folder(arguments.folder)) for word in arguments.runs]

@@ -27,7 +27,7 @@ from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.display.text_sinks import print_message
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs
-from accelerate_nb.reports.history.run_table import RunTable
+from accelerate_nb.reports.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.user_warnings import warn_user

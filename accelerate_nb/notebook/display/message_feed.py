@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import (
     WIDGET_VIEW,
     DeviceSample,
@@ -28,6 +27,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     StepProfile,
     Stream,
+    cause,
 )
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunState, Shown

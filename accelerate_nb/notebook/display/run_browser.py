@@ -19,7 +19,7 @@ from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
 from accelerate_nb.notebook.display.run_display import RunDisplay
 from accelerate_nb.notebook.page import bundle as joining
-from accelerate_nb.reports.history.run_table import RunTable
+from accelerate_nb.reports.run_table import RunTable
 
 
 class RunListWidget(anywidget.AnyWidget):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded
-from accelerate_nb.events.first_cause import cause as first_cause
-from accelerate_nb.events.model import Display, LogLine, Stream
+from accelerate_nb.events.model import Display, LogLine, Stream, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState, Shown

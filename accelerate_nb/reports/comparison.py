@@ -20,7 +20,6 @@ from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.history.run_table import differing_settings, lasted, state_text
 from accelerate_nb.reports.metric_curves import (
     COLOURS,
     MetricCurve,
@@ -30,9 +29,9 @@ from accelerate_nb.reports.metric_curves import (
     sum_of_ranks,
     value_at,
 )
+from accelerate_nb.reports.run_table import differing_settings, lasted, state_text
 from accelerate_nb.reports.text_format import aligned, first_fitting, narrowed, value_text
-from accelerate_nb.sources.call_arguments import values_of
-from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source
+from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source, values_of
 
 # So many runs are told apart by their colours.
 MOST_RUNS = 8

@@ -1,1 +1,0 @@
-"""Runs beside each other: as a table, and compared."""
