@@ -20,7 +20,7 @@ from accelerate_nb.launching.detached.host_start import wait_until_ready
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
-from accelerate_nb.launching.nodes.handed_machines import HandedMachine, handed_machines
+from accelerate_nb.launching.nodes.joined_machines import HandedMachine, handed_machines
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
 from accelerate_nb.transport.channel import Channel

@@ -1,4 +1,4 @@
-"""Agents on machines that joined this process by a line pasted into their terminal: they stay for its next launches."""
+"""Agents on machines that joined this process by a line pasted into their terminal: they stay for its next launches, or go over to a run host."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,9 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
 from accelerate_nb.launching.joining.machine_listener import JoiningMachine, MachineListener
-from accelerate_nb.launching.nodes.node_engine import PlacedAgent
-from accelerate_nb.launching.nodes.node_pool import idle_nodes
-from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
+from accelerate_nb.launching.nodes.node_placement import Host
+from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
 from accelerate_nb.launching.nodes.rendezvous_settings import is_loopback, resolved_host
 from accelerate_nb.launching.nodes.wait_notice import print_notice
 from accelerate_nb.transport.channel import (
@@ -246,3 +246,44 @@ def _address_and_port(text: str) -> tuple[str, int]:
         )
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
     return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedMachine:
+    """A machine on its way to another process: its name, the address at which it joined, and the descriptor of its socket."""
+
+    name: str
+    address: str
+    descriptor: int
+
+
+@contextmanager
+def handed_machines(engine: NodeEngine | None, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
+    """
+    The nodes of a run for another process, which inherits their descriptors within the block; none where they did not join.
+
+    Afterwards they are that one's alone; after an error they have left. Raises `LaunchError` where one has left before.
+    """
+    if not isinstance(engine, JoinedMachines):
+        yield ()
+        return
+    # their agents have replied and have no workers: nothing is on its way from them
+    connections = lease(engine, names)
+    try:
+        yield tuple(
+            HandedMachine(connection.name, engine.address, connection.channel.fileno()) for connection in connections
+        )
+    except BaseException:
+        # nobody knows what the other process has sent to them
+        for connection in connections:
+            connection.close(0.0)
+        raise
+    for connection in connections:
+        # this descriptor alone: the connection goes on
+        connection.channel.close()
+
+
+def take_over(machines: Sequence[HandedMachine]) -> None:
+    """Have this process's launches find machines that another process has handed to it."""
+    for machine in machines:
+        keep_machine(machine.address, machine.name, Channel(socket.socket(fileno=machine.descriptor)))

@@ -1,19 +1,119 @@
-"""The choice of how many ranks run on each node of several, and on what they compute."""
+"""The hosts of a run, by names or from a file, how many ranks run on each, and on what they compute."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.devices.probe import AvailableDevices
-from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
+from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.planning.placement import Placement, choose
 from accelerate_nb.transport.messages import NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host by its name, and the most ranks that it may have, where that was said."""
+
+    name: str
+    slots: int | None = None
+
+
+def node_sizes(num_processes: int | None, hosts: Sequence[Host], devices: Sequence[int]) -> tuple[int, ...]:
+    """
+    The number of ranks of each host; `devices` are the accelerators that each has, 0 where it computes on the CPU.
+
+    Hosts with slots are filled in their order; the others share what is left evenly, the first of them having one more. Without
+    `num_processes` each host has its slots, else one rank for each accelerator, else one. Raises `LaunchError` where they don't fit.
+
+    >>> node_sizes(8, [Host("a"), Host("b", 4)], [0, 0])
+    (4, 4)
+    """
+    if num_processes is None:
+        return tuple(host.slots or count or 1 for host, count in zip(hosts, devices, strict=True))
+    left, sizes = num_processes, {}
+    for index, host in enumerate(hosts):
+        if host.slots is not None:
+            sizes[index] = min(host.slots, left)
+            left -= sizes[index]
+    others = [index for index, host in enumerate(hosts) if host.slots is None]
+    for place, index in enumerate(others):
+        sizes[index] = left // len(others) + (place < left % len(others))
+    if empty := [host.name for index, host in enumerate(hosts) if not sizes[index]]:
+        raise LaunchError(
+            f"num_processes={num_processes} was requested on {len(hosts)} hosts, of which {', '.join(empty)} would have no process. "
+            "Name fewer hosts, or pass a larger num_processes. With max_restarts, and slots for each host (a:4,b:4), those beyond are spares."
+        )
+    if left and not others:
+        room = num_processes - left
+        raise LaunchError(
+            f"num_processes={num_processes} was requested, and the hosts have {room} slots together. "
+            f"Pass num_processes={room}, or more slots."
+        )
+    return tuple(sizes[index] for index in range(len(hosts)))
+
+
+# `slots=4` of Open MPI and DeepSpeed, which also allows spaces, and `host:4` of MPICH and Intel MPI.
+_SLOTS = re.compile(r"\bslots\s*=\s*(\d+)")
+
+
+def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
+    """
+    The hosts of entries such as `a`, `b:4`, `me@c:2`, `[::1]:4`; a host that is named twice has the slots of both.
+
+    >>> hosts_of(["a", "b:4"])
+    (Host(name='a', slots=None), Host(name='b', slots=4))
+    """
+    found: dict[str, Host] = {}
+    for entry in entries:
+        name, slots = _split(entry)
+        before = found.get(name)
+        if before is not None:
+            slots = (before.slots or 1) + (slots or 1)
+        found[name] = Host(name, slots)
+    return tuple(found.values())
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """
+    The hosts of a file, one a line with its slots: `a slots=4`, `b:4`, or the name alone; `#` begins a comment.
+
+    Raises `ConfigurationError` where it can't be read, or names none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"hostfile={str(path)!r} was requested, and it can't be read: {error}. Name a file of one host a line."
+        ) from None
+    entries = [entry for line in lines if (entry := _entry(line.partition("#")[0]))]
+    if not entries:
+        raise ConfigurationError(
+            f"hostfile={str(path)!r} was requested, and it names no host. Write one a line: a slots=4."
+        )
+    return hosts_of(entries)
+
+
+def _entry(line: str) -> str:
+    words = line.split()
+    if not words:
+        return ""
+    slots = _SLOTS.search(line)
+    return words[0] if slots is None else f"{words[0]}:{slots[1]}"
+
+
+def _split(entry: str) -> tuple[str, int | None]:
+    name, colon, slots = entry.strip().rpartition(":")
+    # an address of IPv6 has more colons, and stands in brackets where slots follow it
+    if colon and slots.isdecimal() and int(slots) and (":" not in name or name.endswith("]")):
+        return name.replace("[", "").replace("]", ""), int(slots)
+    return entry.strip().strip("[]"), None
 
 
 def place_on_hosts(

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_engine import PlacedAgent
-from accelerate_nb.launching.nodes.node_sizes import Host
-from accelerate_nb.launching.nodes.remote_command import agent_command, start_command
+from accelerate_nb.launching.nodes.node_engine import PlacedAgent, agent_command, start_command
+from accelerate_nb.launching.nodes.node_placement import Host
 
 # A step beside those that run already, with all cores of its node. Without --unbuffered, srun holds back what ends in no newline.
 _SRUN = ("srun", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--quiet")

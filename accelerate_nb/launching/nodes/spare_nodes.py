@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.model import NodeRanks
-from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.node_placement import Host
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from accelerate_nb.events.model import (
 from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
-from accelerate_nb.launching.nodes.local_nodes import LocalNodes
+from accelerate_nb.launching.nodes.node_engine import LocalNodes
 
 pytestmark = pytest.mark.timeout(120)
 LINES = 100_000

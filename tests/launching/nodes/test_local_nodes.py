@@ -19,7 +19,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
-from accelerate_nb.launching.nodes.local_nodes import LocalNodes
+from accelerate_nb.launching.nodes.node_engine import LocalNodes
 from tests.nodes.trainings import trains
 
 pytestmark = pytest.mark.timeout(120)

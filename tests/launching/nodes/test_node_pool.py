@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from accelerate_nb.launching.nodes import node_pool
-from accelerate_nb.launching.nodes.node_connection import NodeConnection
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.launching.nodes.node_pool import NodeConnection
 from accelerate_nb.transport.channel import Channel
 
 # Ends once the connections of all agents have ended.

@@ -6,9 +6,13 @@ import pytest
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.nodes.hostfile import hosts_of
-from accelerate_nb.launching.nodes.node_placement import check_min_nodes, check_spares, spares_with_slots
-from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.node_placement import (
+    Host,
+    check_min_nodes,
+    check_spares,
+    hosts_of,
+    spares_with_slots,
+)
 from accelerate_nb.launching.nodes.spare_nodes import (
     NodeRoster,
     leave_out,
@@ -17,7 +21,7 @@ from accelerate_nb.launching.nodes.spare_nodes import (
     split_spares,
 )
 from accelerate_nb.launching.planning.placement import Placement
-from tests.launching.nodes.test_node_sizes import facts
+from tests.launching.nodes.test_node_placement import facts
 
 ROSTER = NodeRoster(("a", "b", "c"), (2, 1, 2), (Host("d", 1), Host("e", 2)))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.launching.nodes.node_placement import Host, node_sizes
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
-from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
 from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection, connect, lasting_connection
 from accelerate_nb.launching.nodes.ray.ray_reservation import NodeReservation, ReservationRequest, reserve
 

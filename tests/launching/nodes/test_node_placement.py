@@ -9,9 +9,7 @@ import pytest
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile
-from accelerate_nb.launching.nodes.node_placement import place_on_hosts
-from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
+from accelerate_nb.launching.nodes.node_placement import Host, hosts_of, node_sizes, place_on_hosts, read_hostfile
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.transport.messages import NodeFacts
 
