@@ -194,7 +194,9 @@ def meet_nodes(request: RunRequest) -> RunRequest:
     """The request of a node that launches its part of a run, once the others have come; raises `LaunchError`."""
     config, placement, nodes = join_nodes(request.config)
     plan = request.plan.with_variables(nodes.variables())
-    plan = replace(plan, size=placement.size, run=nodes.run, max_restarts=nodes.max_restarts, node_sizes=nodes.sizes)
+    plan = replace(
+        plan, size=placement.size, run=nodes.run, max_restarts=config.launching.max_restarts, node_sizes=nodes.sizes
+    )
     return replace(request, config=config, placement=placement, plan=plan, nodes=nodes)
 
 
@@ -276,16 +278,14 @@ def _request(
         payload=payload,
         size=choice.size,
         process_environment=_process_environment(config, choice, nodes),
-        run=uuid.uuid4().hex if nodes is None or nodes.run is None else nodes.run,
+        run=nodes.run if isinstance(nodes, LaunchedNodes) else uuid.uuid4().hex,
         port=launching_config.use_port or 0,
-        max_restarts=launching_config.max_restarts
-        if nodes is None or nodes.max_restarts is None
-        else nodes.max_restarts,
+        max_restarts=launching_config.max_restarts,
         through_xla=choice.kind == "xla",
         node_sizes=() if nodes is None else nodes.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )
-    if nodes is not None:
+    if isinstance(nodes, RunNodes):
         nodes.check_payload(payload)
     parent = runs_folder(os.environ, launching_config.folder)
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):

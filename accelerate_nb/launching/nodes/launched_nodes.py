@@ -37,7 +37,6 @@ from accelerate_nb.transport.messages import (
     RunTimedOut,
     ToRank,
 )
-from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # Between two looks at what is waited for, in seconds.
@@ -85,11 +84,6 @@ class LaunchedNodes(ABC):
         return self.joined.run
 
     @property
-    def max_restarts(self) -> int:
-        """The number of restarts, which is node 0's."""
-        return self.joined.max_restarts
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of all nodes."""
         return self.joined.names
@@ -121,9 +115,6 @@ class LaunchedNodes(ABC):
     def variables(self) -> dict[str, str]:
         """The variables that have collectives use the interface between the nodes."""
         return interface_variables(self._log.peers.address)
-
-    def check_payload(self, payload: Payload) -> None:  # noqa: B027 - nothing to check is right for all of these
-        """Everything can be in it: it stays on this machine."""
 
     # ------------------------------------------------------------------------------------------------- while it runs
 

@@ -70,9 +70,6 @@ class RunNodes:
     engine: NodeEngine
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    # the name of the run, and the number of its restarts: those of the launch
-    run: str | None = None
-    max_restarts: int | None = None
     # hosts that take the places of nodes that are lost
     spares: tuple[Host, ...] = ()
     # the fewest nodes with which it goes on after a loss; `None` where all are needed
