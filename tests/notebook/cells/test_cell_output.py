@@ -213,7 +213,7 @@ def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
         "[0]   1",
         "[0]   2",
         "... a cell holds no more; all lines of each rank are in /runs/1 ...",
-        "... 5 lines are only in /runs/1 ...",
+        "[0]   ... 5 lines are only in /runs/1 ...",
         "[0]   8",
         "[0]   9",
     ]
