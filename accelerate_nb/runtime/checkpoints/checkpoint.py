@@ -20,14 +20,12 @@ from accelerate_nb.devices import xla
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints import file_names, manifest
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, fitting, loaded_into, read, read_states
-from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, loaded_into, read, read_states
+from accelerate_nb.runtime.checkpoints.weights import file_of_weights
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, files_of, write_files
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.training.repoint import load_original_state, original_state
-from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
@@ -343,12 +341,7 @@ def load_accelerator_state(
     """Read what `save_accelerator_state` wrote, here or with Accelerate; returns the `Accelerator`'s attributes to be set."""
     folder = Path(input_dir)
     options = {"map_location": device_of(map_location, PartialState().device), **(load_kwargs or {})}
-    for index, model in enumerate(models):
-        path, loaded = load_weights(folder, index)
-        inner = extract_model_from_parallel(model)
-        with fitting(path, f"the weights of model {index}"):
-            load_original_state(inner, with_aliases(loaded, original_state(inner)), **load_model_func_kwargs)
-    found = read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
+    found = Strategy(PartialState().world).load(folder, models, optimizers, options, load_model_func_kwargs)
     found += read_states(folder, file_names.SCHEDULER_NAME, schedulers, options)
     if scaler is not None:
         found.append(loaded_into(scaler, folder / file_names.SCALER_NAME, "the state of the gradient scaler", {}))

@@ -234,11 +234,7 @@ def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Mo
         state, path = content["optimizer"], parts
     else:
         state, path = _in_parts(_by_names(read(complete, expected, mmap=True), model, bare), model), complete
-
-    def receive(loaded: Any) -> None:
-        states.set_optimizer_state_dict(model, bare, loaded)
-
-    return LoadedFile(path, expected, state, receive)
+    return LoadedFile(path, expected, state, lambda loaded: set_optimizer_state(optimizer, models, loaded))
 
 
 def _like(state: Any) -> Any:

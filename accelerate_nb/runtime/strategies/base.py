@@ -337,7 +337,7 @@ class Strategy:
 
             return named_states.load(folder, [self.unwrap(model) for model in models], optimizers)
         found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
-        return found + read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
+        return found + self._loaded_optimizers(folder, models, optimizers, options)
 
     def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
         """The models that hooks of `load_state` get; one that a hook takes out of the list is loaded by that hook."""
@@ -368,6 +368,12 @@ class Strategy:
             self.load_model_state(model, with_aliases(weights, repoint.original_state(self.unwrap(model))), **options)
 
         return LoadedFile(path, f"the weights of model {index}", loaded, receive)
+
+    def _loaded_optimizers(
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Mapping[str, Any]
+    ) -> list[LoadedFile]:
+        """The states of optimizers, from complete files."""
+        return read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
 
     # The rest
 

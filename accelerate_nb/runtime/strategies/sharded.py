@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import file_names, named_states
+from accelerate_nb.runtime.checkpoints import named_states
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.operations import sharded_tensors
@@ -98,23 +98,12 @@ class ShardedStrategy(Strategy):
             files += named_states.optimizer_files(self.world, optimizer, unwrapped, index, self.writes_parts)
         return files
 
-    def load(
-        self,
-        folder: Path,
-        models: Sequence[Any],
-        optimizers: Sequence[Any],
-        options: Mapping[str, Any],
-        model_options: Mapping[str, Any],
+    def _loaded_optimizers(
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Mapping[str, Any]
     ) -> list[LoadedFile]:
-        """This process's parts from the parts of all, by however many they were written, or from complete files."""
-        if file_names.has_named_states(folder):
-            return super().load(folder, models, optimizers, options, model_options)
-        found = super().load(folder, models, [], options, model_options)
         unwrapped = [self.unwrap(model) for model in models]
-        return found + [
-            named_states.load_optimizer(folder, index, optimizer, unwrapped)
-            for index, optimizer in enumerate(optimizers)
-        ]
+        numbered = enumerate(optimizers)
+        return [named_states.load_optimizer(folder, index, optimizer, unwrapped) for index, optimizer in numbered]
 
 
 def _with_gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:

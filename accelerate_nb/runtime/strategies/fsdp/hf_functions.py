@@ -116,11 +116,10 @@ def load_fsdp_optimizer(
     if _parts(fsdp_plugin) and not use_dcp:
         path = Path(input_dir, _process_file(accelerator, parts))
         expected = f"this process's part of the state of optimizer {optimizer_index}"
-
-        def receive(loaded: dict[str, Any]) -> None:
-            named_states.set_optimizer_state(optimizer, models, loaded)
-
-        loaded = LoadedFile(path, expected, _own_part(path, expected, models[0].state_dict().values()), receive)
+        part = _own_part(path, expected, models[0].state_dict().values())
+        loaded = LoadedFile(
+            path, expected, part, lambda state: named_states.set_optimizer_state(optimizer, models, state)
+        )
     else:
         loaded = named_states.load_optimizer(_above(input_dir, parts), optimizer_index, optimizer, models)
     _give(accelerator, loaded)
