@@ -16,10 +16,22 @@ from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError, ExportError
 from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain
-from accelerate_nb.export.main_guard import GUARD, INDENT, DefinitionFinder, guarded, without_annotations
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, Parameters, parameters_of
-from accelerate_nb.export.python_source import bound, edited, hoisted, looked_up, mentioned, result_of, showing
+from accelerate_nb.export.python_source import (
+    GUARD,
+    INDENT,
+    DefinitionFinder,
+    bound,
+    edited,
+    guarded,
+    hoisted,
+    looked_up,
+    mentioned,
+    result_of,
+    showing,
+    without_annotations,
+)
 from accelerate_nb.sources.cells import added, first_line, marker, table
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.

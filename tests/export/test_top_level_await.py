@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.main_guard import DefinitionFinder, guarded, is_async, without_annotations
+from accelerate_nb.export.python_source import DefinitionFinder, guarded, is_async, without_annotations
 
 
 def ran(source: str) -> dict[str, Any]:

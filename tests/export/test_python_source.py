@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from accelerate_nb.export.main_guard import DefinitionFinder, guarded
+from accelerate_nb.export.python_source import DefinitionFinder, guarded
 
 GUARD = 'if __name__ == "__main__":  # +'
 
