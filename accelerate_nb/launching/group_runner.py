@@ -171,12 +171,7 @@ class GroupRunner:
     ) -> None:
         self._plan, self._run_context, self._number, self._master = plan, run_context, number, master
         self._listener = store
-        self._group = group or WorkerGroup(
-            plan.size,
-            run_context.stop_grace_period,
-            deadline=run_context.deadline,
-            ranks_per_process=plan.ranks_per_process,
-        )
+        self._group = group or WorkerGroup(plan.size, run_context.stop_grace_period, deadline=run_context.deadline)
         self._loop = AgentLoop()
         self._agents = [make(self._loop, self._take) for make in agents]
         self._agent_of: dict[int, Agent] = {}
@@ -275,8 +270,8 @@ class GroupRunner:
 
     def _start_workers(self, master: MasterAddress, store: Sequence[int] = ()) -> None:
         """Start every node's workers; rank 0's process gets the listening socket of the store."""
-        for agent, processes in zip(self._agents, self._plan.specs(master, self._number), strict=True):
-            request = StartWorkers(processes, has_store=bool(store))
+        for agent, specs in zip(self._agents, self._plan.specs(master, self._number), strict=True):
+            request = StartWorkers(specs, has_store=bool(store))
             self._agent_of.update(dict.fromkeys(request.ranks, agent))
             agent.start(request, [*self._plan.payload.descriptors, *store])
             store = ()
@@ -390,10 +385,7 @@ class GroupRunner:
 
     def _death(self, rank: int) -> Failure:
         code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
-        ranks_in_process = self._group.ranks_in_process(rank)
-        # which of several ranks ended their process is not known
-        several = [f"[{other}] {text}" for other in ranks_in_process for text in self._last_words(other)]
-        last = several if len(ranks_in_process) > 1 else self._last_words(rank)
+        last = self._last_words(rank)
         by_us = self._group.was_killed_by_us(rank)
         when = self._group.reported.get(rank, time.time())
         if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():

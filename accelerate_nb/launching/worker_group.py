@@ -46,8 +46,7 @@ class WorkerGroup:
     """
     Decides what happens to `size` ranks: takes the agents' reports and the time in seconds, gives messages and events.
 
-    It holds values alone. `ranks_in_process` ranks each are threads of one process, and `deadline` is when all must have
-    returned, `None` for never.
+    It holds values alone. `deadline` is when all must have returned, `None` for never.
 
     >>> group = WorkerGroup(size=1, stop_grace_period=2.0)
     >>> group.take(RankEvent(0, 0, StateChange(0, "finished", 1700000000.0)), now=0.0)
@@ -56,11 +55,9 @@ class WorkerGroup:
     [ReleaseRanks(ranks=(0,))]
     """
 
-    def __init__(
-        self, size: int, stop_grace_period: float, *, deadline: float | None = None, ranks_per_process: int = 1
-    ) -> None:
+    def __init__(self, size: int, stop_grace_period: float, *, deadline: float | None = None) -> None:
         self.size, self.deadline = size, deadline
-        self._stop_grace_period, self._ranks_per_process = stop_grace_period, ranks_per_process
+        self._stop_grace_period = stop_grace_period
         self.phase: Phase = "running"
         self.requested_stop: Stop | None = None
         self.negotiation: StopNegotiation | None = None
@@ -105,11 +102,6 @@ class WorkerGroup:
         """Whether something is about to be due: a stop is under way, a failure settles, or processes end."""
         is_stopping = self.requested_stop is not None or self.negotiation is not None
         return self.phase != "running" or is_stopping or self._failed_at is not None
-
-    def ranks_in_process(self, rank: int) -> range:
-        """The ranks of a rank's process, itself among them."""
-        first = rank - rank % self._ranks_per_process
-        return range(first, min(first + self._ranks_per_process, self.size))
 
     def was_killed_by_us(self, rank: int) -> bool:
         """Whether a process ended because this group killed it, as far as its agent could report."""
@@ -256,8 +248,7 @@ class WorkerGroup:
         """Interrupt those that run; those that are still there after some seconds are killed."""
         self.phase, self._until = "ending", now + seconds
         # on request, only those that have begun: one that still loads modules, or its payload, has nothing to end cleanly
-        there = self.begun if self.requested_stop is not None else self.connected
-        begun = {other for rank in there for other in self.ranks_in_process(rank)}
+        begun = set(self.begun if self.requested_stop is not None else self.connected)
         # the others have not begun anything, and may not be listening yet
         others = set(range(self.size)) - begun
         self._killed.update(others)

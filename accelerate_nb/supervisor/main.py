@@ -35,7 +35,7 @@ from accelerate_nb.transport.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from accelerate_nb.transport.worker_spec import LocalWorker, arrived_workers
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent, kill_sessions
 
@@ -57,7 +57,7 @@ class ForkedGroup:
     """The workers of one run, and the channel that reports on them to their kernel; closing it ends them."""
 
     channel: Channel
-    workers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # process number to ranks
+    workers: dict[int, int] = field(default_factory=dict)  # process number to rank
     # whether its workers were signalled to end, some of which may take their time
     is_stopping: bool = False
     # the ranks that were to end before they were forked, with the signal
@@ -81,19 +81,17 @@ class ForkedGroup:
                 os.kill(pid, signal.SIGKILL)
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to those that have one of these ranks."""
+        """Send a signal to those of these ranks."""
         if number in {signal.SIGINT, signal.SIGTERM, signal.SIGKILL}:
             self.is_stopping |= number != signal.SIGTERM
             self.ended_early.update(dict.fromkeys(ranks, number))
-        for pid, process_ranks in self.workers.items():
-            if not set(process_ranks).isdisjoint(ranks):
+        for pid, rank in self.workers.items():
+            if rank in ranks:
                 os.kill(pid, number)
 
-    def signal_before_fork(self, ranks: Collection[int]) -> int | None:
-        """The signal that was to end these ranks, which are not forked yet; `None` where there was none."""
-        if self.is_killed:
-            return int(signal.SIGKILL)
-        return next((self.ended_early[rank] for rank in ranks if rank in self.ended_early), None)
+    def signal_before_fork(self, rank: int) -> int | None:
+        """The signal that was to end a rank, which is not forked yet; `None` where there was none."""
+        return int(signal.SIGKILL) if self.is_killed else self.ended_early.get(rank)
 
     def report(self, message: Message) -> None:
         """Report to the kernel, which reads in its turn: it may be sending as many messages itself."""
@@ -249,22 +247,22 @@ class Supervisor:
         if group is not None and not group.is_left:
             # its kernel may have left it meanwhile: then nothing is forked for it any more
             self._on_group(request.run)
-        pid = 0
+        pid, rank = 0, request.worker.rank
         if group is not None and not group.is_left:
-            if (number := group.signal_before_fork(request.ranks)) is not None:
-                self._report(request.run, WorkerExited(request.ranks, -number))
+            if (number := group.signal_before_fork(rank)) is not None:
+                self._report(request.run, WorkerExited(rank, -number))
             else:
                 try:
-                    pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
+                    pid = self._prefork_pool.use(request.worker, arrived) or self._fork(request.worker, arrived)
                 except OSError as error:
-                    self._report(request.run, ForkFailed(request.ranks, error.errno or 0))
+                    self._report(request.run, ForkFailed(rank, error.errno or 0))
         for descriptor in arrived:
             os.close(descriptor)
         if group is None or not pid:
             return
-        group.workers[pid] = request.ranks
+        group.workers[pid] = rank
         self._prefork_pool.expect(len(group.workers))
-        self._report(request.run, WorkerStarted(request.ranks, pid))
+        self._report(request.run, WorkerStarted(rank, pid))
 
     def _fork_supervisor(self, control: int) -> None:
         """Fork a supervisor for another process; it ends with that one, and not with this one."""
@@ -277,12 +275,12 @@ class Supervisor:
             Supervisor(self._control).serve()
         os.close(control)
 
-    def _fork(self, workers: Sequence[LocalWorker], arrived: Sequence[int]) -> int:
+    def _fork(self, worker: LocalWorker, arrived: Sequence[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            begin(workers, arrived, parent)
+            work(worker.arrived(arrived), parent)
         return pid
 
     def _forget(self) -> None:
@@ -310,10 +308,10 @@ class Supervisor:
         self._prefork_pool.gone(pid)
         for run, group in list(self._groups.items()):
             if pid in group.workers:
-                ranks = group.workers.pop(pid)
+                rank = group.workers.pop(pid)
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
-                self._report(run, WorkerExited(ranks, code))
+                self._report(run, WorkerExited(rank, code))
                 if group.is_left and not group.workers:
                     del self._groups[run]
 
@@ -421,13 +419,13 @@ class PreforkPool:
         far.close()
         self._waiting[pid] = Channel(near)
 
-    def use(self, workers: Sequence[LocalWorker], descriptors: Sequence[int]) -> int | None:
-        """Make one of them the process of workers; returns its process number, or `None` where there is none."""
+    def use(self, worker: LocalWorker, descriptors: Sequence[int]) -> int | None:
+        """Make one of them a worker; returns its process number, or `None` where there is none."""
         while self._waiting:
             pid, channel = self._waiting.popitem()
             with channel:
                 # one that was killed takes none
-                if channel.try_send(BeginWorker(tuple(workers)), descriptors):
+                if channel.try_send(BeginWorker(worker), descriptors):
                     return pid
         return None
 
@@ -443,11 +441,6 @@ class PreforkPool:
         self._waiting.clear()
 
 
-def begin(workers: Sequence[LocalWorker], arrived: Sequence[int], parent: int) -> NoReturn:
-    """Be the process of workers whose descriptors have arrived."""
-    work(arrived_workers(workers, arrived), parent)
-
-
 def _wait(channel: Channel, parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
@@ -456,7 +449,7 @@ def _wait(channel: Channel, parent: int) -> NoReturn:
         received = channel.receive()
         if received is not None and isinstance(received.message, BeginWorker):
             channel.close()
-            begin(received.message.workers, received.descriptors, parent)
+            work(received.message.worker.arrived(received.descriptors), parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

@@ -61,9 +61,9 @@ class Connection:
 
 def local_workers(
     request: StartWorkers, connections: Mapping[int, Connection], descriptors: Sequence[int]
-) -> list[list[LocalWorker]]:
+) -> list[LocalWorker]:
     """
-    The workers of each process on this node: their specs with their ends of the connections, in the order of local ranks.
+    The workers on this node: their specs with their ends of the connections, in the order of local ranks.
 
     `descriptors` are those of the request: the payload's, where it is not inherited, and the rendezvous's listening socket.
     """
@@ -73,4 +73,4 @@ def local_workers(
     def ends(rank: int) -> WorkerDescriptors:
         return replace(connections[rank].far, payload=file, more=more, store=store if rank == 0 else -1)
 
-    return [[LocalWorker(spec, ends(spec.rank_info.rank)) for spec in specs] for specs in request.processes]
+    return [LocalWorker(spec, ends(spec.rank_info.rank)) for spec in request.specs]

@@ -45,16 +45,11 @@ class ForkSupervisor(Message, frozen=True):
 
 
 class ForkWorker(Message, frozen=True):
-    """Fork one process that is these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
+    """Fork a worker; the descriptors are its own (`WorkerDescriptors.all`)."""
 
     carries: ClassVar[int | None] = None
     run: str
-    workers: tuple[LocalWorker, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of the process."""
-        return tuple(worker.rank for worker in self.workers)
+    worker: LocalWorker
 
 
 class ImportModules(Message, frozen=True):
@@ -65,7 +60,7 @@ class ImportModules(Message, frozen=True):
 
 
 class SignalRanks(Message, frozen=True):
-    """Send a signal to the workers that have one of these ranks. A worker group sends it to its agents, too."""
+    """Send a signal to the workers of these ranks. A worker group sends it to its agents, too."""
 
     number: int
     ranks: tuple[int, ...]
@@ -85,23 +80,23 @@ class SupervisorStarted(Message, frozen=True):
 
 
 class WorkerStarted(Message, frozen=True):
-    """A worker with these ranks was forked."""
+    """The worker of a rank was forked."""
 
-    ranks: tuple[int, ...]
+    rank: int
     pid: int
 
 
 class ForkFailed(Message, frozen=True):
-    """A worker with these ranks could not be forked, for a reason of the system's (`errno`)."""
+    """The worker of a rank could not be forked, for a reason of the system's (`errno`)."""
 
-    ranks: tuple[int, ...]
+    rank: int
     number: int
 
 
 class WorkerExited(Message, frozen=True):
-    """The worker with these ranks has ended; a negative code is the signal that ended it."""
+    """The worker of a rank has ended; a negative code is the signal that ended it."""
 
-    ranks: tuple[int, ...]
+    rank: int
     code: int
 
 
@@ -109,10 +104,10 @@ class WorkerExited(Message, frozen=True):
 
 
 class BeginWorker(Message, frozen=True):
-    """Be the process of these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
+    """Be this worker; the descriptors are its own (`WorkerDescriptors.all`)."""
 
     carries: ClassVar[int | None] = None
-    workers: tuple[LocalWorker, ...]
+    worker: LocalWorker
 
 
 # ------------------------------------------------------------------------------------------- a node's agent to a worker
@@ -211,7 +206,7 @@ class NetworkAddress(NamedTuple):
 
 class StartWorkers(Message, frozen=True):
     """
-    Start one process for each tuple of workers, which are its ranks.
+    Start a worker for each spec.
 
     The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
     among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs. With a `log_folder`, the
@@ -219,15 +214,15 @@ class StartWorkers(Message, frozen=True):
     """
 
     carries: ClassVar[int | None] = None
-    processes: tuple[tuple[WorkerSpec, ...], ...]
+    specs: tuple[WorkerSpec, ...]
     has_store: bool = False
     inherits_environment: bool = False
     log_folder: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of all processes."""
-        return tuple(spec.rank_info.rank for process in self.processes for spec in process)
+        """The ranks of all workers."""
+        return tuple(spec.rank_info.rank for spec in self.specs)
 
 
 RankMessage: TypeAlias = HoldAtStep | StopAt | ChangeKnobAfter | ProfileSteps | BeginTask | InterruptTask | CloseSession

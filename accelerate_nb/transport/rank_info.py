@@ -9,8 +9,6 @@ from typing import NamedTuple
 LOOPBACK = "127.0.0.1"
 # The variables by which gloo, NCCL and TensorPipe choose an interface.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-# The variables that differ from rank to rank.
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -26,8 +24,7 @@ class RankInfo:
     """
     A worker's rank among `size` on `nodes` machines, its place on its own, and the store of their rendezvous.
 
-    `run` is the run's name, `restart_count` how often its workers were started again of at most `max_restarts` times, and
-    `ranks_per_process` how many ranks are threads of one process.
+    `run` is the run's name, `restart_count` how often its workers were started again, of at most `max_restarts` times.
     """
 
     rank: int
@@ -40,17 +37,6 @@ class RankInfo:
     nodes: int = 1
     restart_count: int = 0
     max_restarts: int = 0
-    ranks_per_process: int = 1
-
-    @property
-    def process(self) -> int:
-        """The number of the process that the rank is in."""
-        return self.rank // self.ranks_per_process
-
-    @property
-    def processes(self) -> int:
-        """The number of processes."""
-        return -(-self.size // self.ranks_per_process)
 
     def environ(self) -> dict[str, str]:
         """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from multiprocessing import process
 
 from accelerate_nb.transport.rank_info import RankInfo
@@ -113,19 +112,9 @@ class LocalWorker:
         """Its rank."""
         return self.spec.rank_info.rank
 
-
-def descriptors_of(workers: Sequence[LocalWorker]) -> list[int]:
-    """The descriptors of the workers of one process, whose ranks are threads where there are several, in their order."""
-    return [descriptor for worker in workers for descriptor in worker.descriptors.all()]
-
-
-def arrived_workers(workers: Sequence[LocalWorker], arrived: Iterable[int]) -> list[LocalWorker]:
-    """The workers in a process where their descriptors have arrived, in the order of `descriptors_of`, under other numbers."""
-    rest = iter(arrived)
-    return [
-        replace(worker, descriptors=numbered(worker.descriptors, islice(rest, len(worker.descriptors.all()))))
-        for worker in workers
-    ]
+    def arrived(self, descriptors: Iterable[int]) -> LocalWorker:
+        """The worker where its descriptors have arrived, under other numbers, in the order of `WorkerDescriptors.all()`."""
+        return replace(self, descriptors=numbered(self.descriptors, descriptors))
 
 
 def numbered(descriptors: WorkerDescriptors, arrived: Iterable[int]) -> WorkerDescriptors:

@@ -1,4 +1,4 @@
-"""A process from its first line to its last: what a worker does around its ranks."""
+"""A worker from its first line to its last: what it does around its function."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
+from accelerate_nb.devices import xla
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.rank import step_profiler
 from accelerate_nb.transport.channel import message_of
@@ -19,7 +19,7 @@ from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import display, logging_hooks, rank_threads as threads, stdio, tqdm_hook, xla
+from accelerate_nb.worker import display, logging_hooks, stdio, tqdm_hook
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
 from accelerate_nb.worker.rank import RankConnection
@@ -28,42 +28,34 @@ from accelerate_nb.worker.rank import RankConnection
 _PARTING = 2.0
 
 
-def work(workers: Sequence[LocalWorker], parent: int, payload: Payload | None = None) -> NoReturn:
-    """Be a worker: run the payload for each rank, leave their outcomes, wait until all have, and end the process."""
+def work(worker: LocalWorker, parent: int, payload: Payload | None = None) -> NoReturn:
+    """Be a worker: run the payload, leave its outcome, wait until all ranks have, and end the process."""
     try:
-        _settle(workers[0], parent)
+        _settle(worker, parent)
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
-        if len(workers) == 1:
-            code = _alone(workers[0], payload, store)
-        else:
-            code = threads.work(workers, payload, lambda: _prepare(workers[0], store))
+        os.environ.update(worker.spec.rank_info.environ())
+        rank = RankConnection(worker, payload)
+        succeeds = rank.completes(lambda: _prepare(worker, store), rank.unpack, rank.run)
+        if succeeds:
+            rank.finish()
+        rank.wait_for_leave()
         _part()
-        os._exit(code)
+        os._exit(0 if succeeds else 1)
     finally:
         # nothing of the process that this one was forked from may run on in here
         os._exit(70)
 
 
-def _alone(worker: LocalWorker, payload: Payload | None, store: list[Any]) -> int:
-    """Be one rank, in this thread; returns the exit code."""
-    os.environ.update(worker.spec.rank_info.environ())
-    rank = RankConnection(worker, payload)
-    succeeds = rank.completes(lambda: _prepare(worker, store), rank.unpack, rank.run)
-    if succeeds:
-        rank.finish()
-    rank.wait_for_leave()
-    return 0 if succeeds else 1
-
-
 def _prepare(worker: LocalWorker, store: list[Any]) -> None:
-    """Prepare a process before its ranks begin; the store that it hosts, if any, is put into `store`."""
+    """Prepare the process before its function is there; the store that it hosts, if any, is put into `store`."""
     spec = worker.spec
     store.append(_host_store(worker))
     separate_groups(*spec.rank_info.master)
     _set_threads(spec.process_environment.threads)
     if spec.through_xla:
-        xla.wake(spec.rank_info)
+        xla.read_environment_again()
+        xla.wake(spec.rank_info.local_rank, spec.rank_info.local_size)
 
 
 def _settle(worker: LocalWorker, parent: int) -> None:
@@ -134,11 +126,11 @@ def _part() -> None:
 
 
 def main() -> NoReturn:
-    """Begin as a fresh Python: `python -m accelerate_nb.worker.main DESCRIPTOR`, where its workers can be read."""
+    """Begin as a fresh Python: `python -m accelerate_nb.worker.main DESCRIPTOR`, where its worker can be read."""
     with open(int(sys.argv[1]), "rb") as file:
         message = message_of(file.read())
     assert isinstance(message, BeginWorker)
-    work(message.workers, os.getppid())
+    work(message.worker, os.getppid())
 
 
 if __name__ == "__main__":

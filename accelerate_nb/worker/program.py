@@ -31,17 +31,6 @@ _NAME = "__main__"
 _PRINTING = frozenset({"torch", "accelerate_nb", "exceptiongroup"})
 
 
-class _ProgramLock:
-    """A lock for programs that change their process: ranks that are threads do so one after the other."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.has_begun = False
-
-
-_ENTRANCE = _ProgramLock()
-
-
 @dataclass(frozen=True, slots=True)
 class ScriptFile:
     """
@@ -72,16 +61,15 @@ class ScriptFile:
         _run_as_main(code_of(self.path), __file__=self.path, __loader__=loader, __package__=None, __spec__=None)
 
     def imported(self, arguments: Sequence[str]) -> ModuleType:
-        """The module that it is under its file's name, one for all ranks of this process."""
+        """The module that it is under its file's name."""
         sys.argv[:] = [self.given_path, *arguments]
         self._search_script_folder()
         name = os.path.splitext(self.name)[0]
-        with _ENTRANCE.lock:
-            found = sys.modules.get(name)
-            # a script may well be called as a module of Python's own is, which is loaded already
-            if found is None or getattr(found, "__file__", None) != self.path:
-                found = _load(name, self.path)
-            return found
+        found = sys.modules.get(name)
+        # a script may well be called as a module of Python's own is, which is loaded already
+        if found is None or getattr(found, "__file__", None) != self.path:
+            found = _load(name, self.path)
+        return found
 
     def _search_script_folder(self) -> None:
         # Python itself follows links before it searches the folder of a script
@@ -238,12 +226,7 @@ class Program:
     def __call__(self) -> None:
         """Be the program."""
         is_worker = os.getpid() != self.launcher
-        shares = is_worker and threading.current_thread() is not threading.main_thread()
-        with _ENTRANCE.lock:
-            # one of several ranks of a process does it for all
-            if not (shares and _ENTRANCE.has_begun):
-                self._enter(is_worker)
-            _ENTRANCE.has_begun = shares
+        self._enter(is_worker)
         if is_worker and self.stdin is not None and os.environ.get("RANK") == "0":
             self.stdin.take_over()
         try:
@@ -252,7 +235,7 @@ class Program:
             if not _only_prints(sys.excepthook):
                 sys.excepthook(type(error), error, _below(error.__traceback__))
             raise
-        if is_worker and not shares:
+        if is_worker:
             _end()
 
     def _enter(self, is_worker: bool) -> None:

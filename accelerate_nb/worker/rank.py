@@ -1,4 +1,4 @@
-"""One rank from its start to its end: what is done around the function, whether it has a process or a thread."""
+"""One rank from its start to its end: what is done around the function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from accelerate_nb.worker import control_channel, stdio
 
 class RankConnection:
     """
-    A rank's connection to its kernel, in both directions, from when it is made; in a context of its own.
+    A rank's connection to its kernel, in both directions, from when it is made.
 
     >>> rank = RankConnection(worker)
     >>> if rank.completes(rank.unpack, rank.run):

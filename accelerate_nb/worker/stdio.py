@@ -8,9 +8,8 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.transport.logging_state import StreamName, stream_name
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -28,71 +27,6 @@ def take_over(stdout: int, stderr: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     _repoint_logging(handlers)
     _line_buffer_c()
-
-
-class RankStream(io.TextIOBase):
-    """A standard stream of a process whose ranks are threads: what is written to it goes to the pipe of the rank that writes."""
-
-    def __init__(self, first: TextIO) -> None:
-        self._stream: RankLocal[TextIO] = RankLocal(lambda: first)
-
-    @property
-    def stream(self) -> TextIO:
-        """The stream of the current rank; that of the process's first rank where no rank does, as compiled code's is."""
-        return self._stream.get()
-
-    def lead(self, descriptor: int) -> None:
-        """Send what this rank writes to its own pipe from now on."""
-        self._stream.set(_stream(descriptor))
-
-    # methods that the base class has already, so that __getattr__ is not called for them
-
-    def write(self, text: str, /) -> int:
-        return self.stream.write(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def close(self) -> None:
-        self.stream.close()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def closed(self) -> bool:
-        return self.stream.closed
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # an attribute there
-        return self.stream.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return self.stream.errors
-
-    @property
-    def newlines(self) -> Any:  # type: ignore[override]
-        return self.stream.newlines
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-def separate() -> tuple[RankStream, RankStream]:
-    """Make Python's streams each rank's own; until a rank calls `lead`, they are this process's."""
-    handlers = _handlers_on_streams()
-    out, err = RankStream(sys.stdout), RankStream(sys.stderr)
-    sys.stdout = sys.__stdout__ = out  # type: ignore[assignment,misc]  # as in `take_over`
-    sys.stderr = sys.__stderr__ = err  # type: ignore[assignment,misc]
-    _repoint_logging(handlers)
-    return out, err
 
 
 def flush() -> None:

@@ -135,9 +135,9 @@ class SimulatedWorkers:
 class SimulatedEngine:
     """Starts no process."""
 
-    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> SimulatedWorkers:
+    def start(self, workers: Sequence[LocalWorker]) -> SimulatedWorkers:
         """Begin to write."""
-        return SimulatedWorkers([worker for workers in processes for worker in workers])
+        return SimulatedWorkers(list(workers))
 
 
 def _ends(worker: LocalWorker) -> tuple[int, int, int]:

@@ -216,7 +216,7 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
     send = Channel.send
 
     def send_all_but_stay(channel: Channel, message: Message, descriptors: Sequence[int] = ()) -> None:
-        if isinstance(message, ForkWorker) and message.ranks == (1,):
+        if isinstance(message, ForkWorker) and message.worker.rank == 1:
             until(lambda: workers_of(supervisor))
             # it finds the request for rank 1 and the end of the launch at the same moment
             supervisor.suspend()

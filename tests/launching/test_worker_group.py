@@ -33,8 +33,8 @@ GRACE = 2.0
 class ScriptedAgent:
     """An agent without processes: it reports what a test has it report, and keeps what the group decides."""
 
-    def __init__(self, size: int = 2, deadline: float | None = None, ranks_per_process: int = 1) -> None:
-        self.group = WorkerGroup(size, GRACE, deadline=deadline, ranks_per_process=ranks_per_process)
+    def __init__(self, size: int = 2, deadline: float | None = None) -> None:
+        self.group = WorkerGroup(size, GRACE, deadline=deadline)
         self.now = 0.0
         self.decided: list[Decision] = []
         self._numbers: Counter[int] = Counter()
@@ -187,13 +187,6 @@ def test_a_rank_that_has_not_begun_is_killed_and_not_interrupted() -> None:
     agent.state("running", 0)
     agent.group.stop("interrupt")
     assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0,)), SignalRanks(KILL, (1, 2))]
-
-
-def test_ranks_of_one_process_are_interrupted_together() -> None:
-    agent = ScriptedAgent(size=4, ranks_per_process=2)
-    agent.state("running", 0)
-    agent.group.stop("interrupt")
-    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1)), SignalRanks(KILL, (2, 3))]
 
 
 def test_a_stop_before_anything_began_ends_all_at_once() -> None:

@@ -83,7 +83,7 @@ def open_descriptors() -> int:
 
 def test_messages_come_in_order_however_large(ends: tuple[Channel, Channel]) -> None:
     near, far = ends
-    messages = [ForkWorker(str(size), (worker(text="ü\n" * size),)) for size in (0, 1, 500_000, 3)]
+    messages = [ForkWorker(str(size), worker(text="ü\n" * size)) for size in (0, 1, 500_000, 3)]
     sending = threading.Thread(target=lambda: [near.send(message) for message in messages], daemon=True)
     sending.start()
     found = [far.receive() for _ in messages]
@@ -98,7 +98,7 @@ def test_descriptors_come_with_their_message_and_stay_open_here(ends, pipe: int,
     before = open_descriptors()
     sent: list[tuple[Message, Sequence[int]]] = [
         (KillGroup(), []),
-        (ForkWorker("a", (worker(text="x" * 1000),)), held),
+        (ForkWorker("a", worker(text="x" * 1000)), held),
         (OpenGroup("after"), [pipe]),
         (KillGroup(), []),
     ]
@@ -121,9 +121,7 @@ def test_descriptors_come_with_their_message_and_stay_open_here(ends, pipe: int,
 def test_messages_from_many_threads_don_t_mix(ends: tuple[Channel, Channel]) -> None:
     near, far = ends
     threads = [
-        threading.Thread(
-            target=lambda run=run: [near.send(ForkWorker(run, (worker(n, run * 3000),))) for n in range(20)]
-        )
+        threading.Thread(target=lambda run=run: [near.send(ForkWorker(run, worker(n, run * 3000))) for n in range(20)])
         for run in "abcd"
     ]
     for thread in threads:
@@ -135,7 +133,7 @@ def test_messages_from_many_threads_don_t_mix(ends: tuple[Channel, Channel]) -> 
         messages = [
             got.message for got in found if got and isinstance(got.message, ForkWorker) and got.message.run == run
         ]
-        assert messages == [ForkWorker(run, (worker(n, run * 3000),)) for n in range(20)]
+        assert messages == [ForkWorker(run, worker(n, run * 3000)) for n in range(20)]
     assert far.error is None
 
 
@@ -348,7 +346,7 @@ def test_what_is_too_long_or_has_other_descriptors_is_not_sent(ends, pipe: int) 
         (lambda: small.send(OpenGroup("x" * 100), [pipe]), "oversized"),
         (lambda: near.send(OpenGroup("x")), "descriptors"),
         (lambda: near.send(KillGroup(), [pipe]), "descriptors"),
-        (lambda: near.send(ForkWorker("x", ()), [pipe] * 4000), "descriptors"),
+        (lambda: near.send(ForkWorker("x", worker()), [pipe] * 4000), "descriptors"),
     ):
         with pytest.raises(ProtocolError) as caught:
             send()

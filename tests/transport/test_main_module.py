@@ -1,10 +1,8 @@
-"""`__main__` in a worker: one module for a process, and where ranks are threads, each rank's own under the same name."""
+"""The `__main__` of a worker."""
 
 from __future__ import annotations
 
-import pickle
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank_local import alone
-from accelerate_nb.transport.main_module import become_main, is_of_main
+from accelerate_nb.transport.main_module import become_main
 from accelerate_nb.worker.program import ScriptFile, ScriptFunction
 
 CODE = "class Thing:\n    rank = None\n\ndef main():\n    print('main was called')\n"
@@ -28,37 +25,7 @@ def _as_before() -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_ranks_that_are_threads_each_find_their_own_classes_under_main():
-    found = {}
-    together = threading.Barrier(2)
-
-    def be(rank: int) -> None:
-        module = ModuleType("__main__")
-        exec(CODE, vars(module))
-        become_main(module)
-        together.wait(30)
-        main = sys.modules["__main__"]
-        main.Thing.rank = rank
-        main.number = rank
-        together.wait(30)
-        same = type(pickle.loads(pickle.dumps(module.Thing()))) is module.Thing
-        found[rank] = (
-            main.Thing is module.Thing,
-            main.Thing.rank,
-            vars(main)["number"],
-            same,
-            is_of_main(module.Thing),
-        )
-
-    ranks = [threading.Thread(target=alone().run, args=(be, rank)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert found == {rank: (True, rank, rank, True, True) for rank in range(2)}
-
-
-def test_a_rank_that_has_its_process_for_itself_has_an_ordinary_main():
+def test_a_worker_has_an_ordinary_main():
     module = ModuleType("__main__")
     become_main(module)
     assert sys.modules["__main__"] is module

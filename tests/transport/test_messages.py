@@ -113,16 +113,16 @@ def worker(rank: int = 0, text: str = "") -> LocalWorker:
 EXAMPLES = [
     OpenGroup("grüße/0"),
     ForkSupervisor(),
-    ForkWorker("a/0", (worker(0), worker(1, 'text "\udcff"\n'))),
+    ForkWorker("a/0", worker(1, 'text "\udcff"\n')),
     ImportModules(("torch", "numpy"), 2.0),
     ImportModules((), 0),
     SignalRanks(2, (0,)),
     KillGroup(),
     SupervisorStarted(77),
-    WorkerStarted((0, 1), 77),
-    WorkerExited((1,), -9),
-    ForkFailed((1,), 11),
-    BeginWorker((worker(3),)),
+    WorkerStarted(1, 77),
+    WorkerExited(1, -9),
+    ForkFailed(1, 11),
+    BeginWorker(worker(3)),
     StopAt(StopPoint(7, True)),
     StopAt(StopPoint(7, False, 3)),
     QueryCollectives(),
@@ -156,7 +156,7 @@ EXAMPLES = [
     HostFailed("LaunchError", "it has no room"),
     MembershipGranted("box-2"),
     RequestStop("finish"),
-    StartWorkers(((worker(0).spec,), (worker(1).spec, worker(2).spec)), True),
+    StartWorkers((worker(0).spec, worker(1).spec), True),
     ToRank(1, InterruptTask(1, (77,))),
     QueryRankStacks(1, (0, 1)),
     RankStacks(1, {"0": "Current thread", "1": ""}),
@@ -211,7 +211,7 @@ def test_a_message_can_not_change(message: Message) -> None:
         ({"type": "SignalRanks", "number": 2}, "missing required field `ranks`"),
         ({"type": "SignalRanks", "number": True, "ranks": []}, "Expected `int`, got `bool`"),
         ({"type": "SignalRanks", "number": 2, "ranks": [0, "1"]}, "Expected `int`, got `str`"),
-        ({"type": "BeginWorker", "workers": [{"spec": {}}]}, "workers"),
+        ({"type": "BeginWorker", "worker": {"spec": {}}}, "worker"),
         ({"type": "BeginTask", "number": 1, "renewal": 1, "others": []}, "Expected `str | null`, got `int`"),
         ({"type": "RankEvent", "rank": 0, "number": 0, "event": {"type": "nothing"}}, "nothing"),
         ({"type": "ToRank", "rank": 0, "message": {"type": "KillGroup"}}, "KillGroup"),
@@ -249,7 +249,7 @@ def test_no_value_of_any_other_type_gets_into_a_field() -> None:
 
 def test_what_msgpack_can_not_hold_arrives_too() -> None:
     texts, output = (
-        ForkWorker("a", (worker(text="\udcff"),)),
+        ForkWorker("a", worker(text="\udcff")),
         RankOutput(0, 1, b"\xff\x00", (LogLine(0, "stdout", "\udcff", 1.0),)),
     )
     shown = Display(0, {"text/plain": "\ud800", "application/json": {"a": [10**40, -math.inf]}}, {}, 0.0)

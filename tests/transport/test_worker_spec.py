@@ -19,9 +19,7 @@ from accelerate_nb.transport.worker_spec import (
     ProcessEnvironment,
     WorkerDescriptors,
     WorkerSpec,
-    arrived_workers,
     current_environment,
-    descriptors_of,
     numbered,
 )
 
@@ -43,28 +41,21 @@ WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1,
 
 
 def test_a_spec_arrives_as_it_was_sent():
-    assert decode(encode(BeginWorker((WORKER,)))) == BeginWorker((WORKER,))
+    assert decode(encode(BeginWorker(WORKER))) == BeginWorker(WORKER)
 
 
-def test_the_workers_of_a_process_arrive_together_each_with_its_own_descriptors():
-    other = LocalWorker(replace(SPEC, through_xla=True), WorkerDescriptors(30, 31, 32, 33, 34, store=35))
-    assert descriptors_of([WORKER, other]) == [3, 4, 5, 6, 7, 8, 9, 10, 30, 31, 32, 33, 34, 35]
-    arrived = arrived_workers([WORKER, other], range(100, 114))
-    assert [worker.spec for worker in arrived] == [WORKER.spec, other.spec]
-    assert arrived[0].descriptors == WorkerDescriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
-    assert arrived[1].descriptors == WorkerDescriptors(108, 109, 110, 111, 112, payload=-1, store=113)
-
-
-def test_ranks_that_share_a_process_know_which_it_is():
-    ranks = [replace(SPEC.rank_info, rank=rank, size=5, ranks_per_process=2) for rank in range(5)]
-    assert [(rank_info.process, rank_info.processes) for rank_info in ranks] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3)]
+def test_a_worker_arrives_with_its_descriptors_under_other_numbers():
+    assert WORKER.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
+    arrived = WORKER.arrived(range(100, 108))
+    assert arrived.spec == WORKER.spec
+    assert arrived.descriptors == WorkerDescriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
 
 
 def test_the_environment_is_taken_over_as_it_was(tmp_path):
     program = (
         "import os, sys\n"
         "from accelerate_nb.transport.channel import decode\n"
-        "decode(sys.stdin.buffer.read()).workers[0].spec.process_environment.take_over()\n"
+        "decode(sys.stdin.buffer.read()).worker.spec.process_environment.take_over()\n"
         "import multiprocessing\n"
         "print(os.environb[b'MORE'], os.environ.get('OF_THE_PARENT'), os.getcwd(), sys.path[-1], sys.argv,\n"
         "      multiprocessing.current_process().authkey == bytes.fromhex(sys.argv[1]))\n"
@@ -75,7 +66,7 @@ def test_the_environment_is_taken_over_as_it_was(tmp_path):
     worker = replace(WORKER, spec=replace(SPEC, process_environment=taken))
     printed = subprocess.run(
         [sys.executable, "-c", program],
-        input=encode(BeginWorker((worker,))),
+        input=encode(BeginWorker(worker)),
         capture_output=True,
         check=True,
         timeout=60,

@@ -14,13 +14,13 @@ from typing import Protocol
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import kill_sessions
 
 
 class Workers(Protocol):
-    """Processes that an engine started, each with one rank, or with several as threads. No method waits."""
+    """Processes that an engine started, one a rank. No method waits."""
 
     def exit_descriptors(self) -> Sequence[int]:
         """Descriptors that become readable when there is news."""
@@ -32,7 +32,7 @@ class Workers(Protocol):
         """The ranks whose processes have ended, with their exit codes; negative: the signal that ended it."""
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal, once, to every process that still runs and has one of these ranks."""
+        """Send a signal, once, to the process of each of these ranks that still runs."""
 
     def kill(self) -> None:
         """SIGKILL for every worker and all that it started."""
@@ -47,14 +47,14 @@ class Workers(Protocol):
 class Engine(Protocol):
     """A way to place workers on this machine."""
 
-    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> Workers:
-        """Start one process for each sequence of workers, which are its ranks; returns before they run."""
+    def start(self, workers: Sequence[LocalWorker]) -> Workers:
+        """Start a process for each worker; returns before they run."""
 
 
 class ChildProcesses:
-    """Watches and ends children by their process numbers; each has one rank, or several as threads."""
+    """Watches and ends children; `ranks` has the rank of each by its process number."""
 
-    def __init__(self, ranks: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, ranks: Mapping[int, int]) -> None:
         self._running = dict(ranks)
         self._codes: dict[int, int] = {}
         self._watches = {pid: _watch(pid) for pid in ranks}
@@ -68,24 +68,23 @@ class ChildProcesses:
         ended = {pid: code for pid in self._running if (code := _ended(pid)) is not None}
         kill_sessions(*ended)
         for pid, code in ended.items():
-            self._codes.update(dict.fromkeys(self._running.pop(pid), code))
+            self._codes[self._running.pop(pid)] = code
 
     def exit_codes(self) -> Mapping[int, int]:
         """Rank to exit code."""
         return self._codes
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to those that run and have one of these ranks."""
-        for pid, process_ranks in self._running.items():
-            if not set(process_ranks).isdisjoint(ranks):
+        """Send a signal to those of these ranks that run."""
+        for pid, rank in self._running.items():
+            if rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def kill(self) -> None:
         """Kill the session of all that run, and the process itself where it has not made its session yet."""
         kill_sessions(*self._running)
-        for process_ranks in self._running.values():
-            self.signal(signal.SIGKILL, process_ranks)
+        self.signal(signal.SIGKILL, self._running.values())
 
     def lost(self) -> str | None:
         """Children can always be observed."""
@@ -122,35 +121,35 @@ class ForkEngine:
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
 
-    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> ChildProcesses:
-        """Fork one process for each sequence of workers."""
+    def start(self, workers: Sequence[LocalWorker]) -> ChildProcesses:
+        """Fork a process for each worker."""
         # what is buffered here would be written by every child as well
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return ChildProcesses({self._fork(workers): [worker.rank for worker in workers] for workers in processes})
+        return ChildProcesses({self._fork(worker): worker.rank for worker in workers})
 
-    def _fork(self, workers: Sequence[LocalWorker]) -> int:
+    def _fork(self, worker: LocalWorker) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
             # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            work(workers, parent, self._payload)
+            work(worker, parent, self._payload)
         return pid
 
 
 class SpawnEngine:
     """Places workers by starting one new interpreter each; nothing of this process is in them."""
 
-    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> ChildProcesses:
-        """Start one interpreter for each sequence of workers."""
-        return ChildProcesses({_spawn(workers): [worker.rank for worker in workers] for workers in processes})
+    def start(self, workers: Sequence[LocalWorker]) -> ChildProcesses:
+        """Start an interpreter for each worker."""
+        return ChildProcesses({_spawn(worker): worker.rank for worker in workers})
 
 
-def _spawn(workers: Sequence[LocalWorker]) -> int:
+def _spawn(worker: LocalWorker) -> int:
     reader, writer = os.pipe()
-    spec, descriptors = workers[0].spec, descriptors_of(workers)
+    spec, descriptors = worker.spec, worker.descriptors.all()
     environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with os.fdopen(writer, "wb") as file:
@@ -162,7 +161,7 @@ def _spawn(workers: Sequence[LocalWorker]) -> int:
             env=environ,
         )
         os.close(reader)
-        file.write(frame(BeginWorker(tuple(workers)), len(descriptors)))
+        file.write(frame(BeginWorker(worker), len(descriptors)))
     # the process is waited for by its number, and Popen must not do it too when it is collected
     process.returncode = 0
     return process.pid

@@ -38,7 +38,7 @@ from accelerate_nb.transport.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_session import kill_sessions
 
@@ -199,13 +199,13 @@ class SupervisorHandle:
     def _last_line(self) -> str:
         return self.log().rstrip().rpartition("\n")[2]
 
-    def fork(self, run: str, processes: Sequence[Sequence[LocalWorker]]) -> Channel:
+    def fork(self, run: str, workers: Sequence[LocalWorker]) -> Channel:
         """Have workers forked; returns the channel that reports on them."""
         near, far = socket.socketpair()
         with far, self._lock:
             self._control.send(OpenGroup(run), [far.fileno()])
-            for workers in processes:
-                self._control.send(ForkWorker(run, tuple(workers)), descriptors_of(workers))
+            for worker in workers:
+                self._control.send(ForkWorker(run, worker), worker.descriptors.all())
             self._open_groups += 1
         near.setblocking(False)
         return Channel(near)
@@ -377,7 +377,7 @@ class SupervisorWorkers:
         self._handle = handle
         self._channel = channel
         self._requested = tuple(ranks)
-        self._ranks: dict[int, tuple[int, ...]] = {}
+        self._ranks: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._lost = self._withdrawn = False
         # the system's reason why a worker could not be forked
@@ -393,12 +393,12 @@ class SupervisorWorkers:
             return
         for received in self._channel.receive_ready():
             match received.message:
-                case WorkerStarted(ranks, pid):
-                    self._ranks[pid] = ranks
+                case WorkerStarted(rank, pid):
+                    self._ranks[pid] = rank
                 case ForkFailed(_, number):
                     self._not_forked = number
-                case WorkerExited(ranks, code):
-                    self._codes.update(dict.fromkeys(ranks, code))
+                case WorkerExited(rank, code):
+                    self._codes[rank] = code
                 case _:
                     self._channel.refuse(received)
         self._lost = self._channel.is_ended
@@ -408,7 +408,7 @@ class SupervisorWorkers:
         return self._codes
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Have the supervisor send a signal to those that run and have one of these ranks."""
+        """Have the supervisor send a signal to those of these ranks that run."""
         if number == signal.SIGKILL and len(ranks) == len(self._requested) and not self._ranks:
             self._withdraw()
         elif ranks:
@@ -420,9 +420,9 @@ class SupervisorWorkers:
             return self._withdraw()
         self._channel.try_send(KillGroup())
         if self._lost:
-            left = {pid: ranks for pid, ranks in self._ranks.items() if self._codes.keys().isdisjoint(ranks)}
+            left = {pid: rank for pid, rank in self._ranks.items() if rank not in self._codes}
             kill_sessions(*left)
-            self._codes.update(dict.fromkeys((rank for ranks in left.values() for rank in ranks), -int(signal.SIGKILL)))
+            self._codes.update(dict.fromkeys(left.values(), -int(signal.SIGKILL)))
         return None
 
     def lost(self) -> str | None:
@@ -462,19 +462,19 @@ class SupervisorEngine:
     def __init__(self, idle_timeout: float | None = None) -> None:
         self._idle_timeout = idle_timeout
 
-    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> SupervisorWorkers:
+    def start(self, workers: Sequence[LocalWorker]) -> SupervisorWorkers:
         """Fork; a supervisor that turns out to have died is replaced once."""
-        rank_info = processes[0][0].spec.rank_info
+        rank_info = workers[0].spec.rank_info
         run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
-        ranks = [worker.rank for workers in processes for worker in workers]
+        ranks = [worker.rank for worker in workers]
         handle = warm(self._idle_timeout)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, processes), ranks)
+            return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
         except OSError:
             # it died between the check and the message
             handle = _replaced(handle)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, processes), ranks)
+            return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
         except OSError:
             raise LaunchError(
                 f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"

@@ -240,7 +240,6 @@ class NodeAgent:
         self._killed: set[int] = set()
         # the processes of the ranks that have begun
         self.pids: dict[int, int] = {}
-        self._first_ranks: dict[int, int] = {}
         self._workers: Workers | None = None
         self._exit_descriptors: set[int] = set()
         self._is_lost = False
@@ -257,9 +256,6 @@ class NodeAgent:
         self.ranks = request.ranks
         if request.log_folder:
             self._logs = open_logs(request.log_folder, os.environ)
-        # a process writes about its crash where its first rank writes its stacks
-        for specs in request.processes:
-            self._first_ranks.update((spec.rank_info.rank, specs[0].rank_info.rank) for spec in specs)
         try:
             for rank in self.ranks:
                 self._connections[rank] = connection = Connection.open()
@@ -434,7 +430,7 @@ class NodeAgent:
         # what it sent last may still be on its way
         self._on_events(rank)
         self._report_outcome(rank)
-        stacks = crash_dump(self._connections[self._first_ranks[rank]].stacks)
+        stacks = crash_dump(self._connections[rank].stacks)
         killed = rank in self._killed and code == -signal.SIGKILL
         self._report(RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
 

@@ -304,7 +304,7 @@ class AgentServer:
     def _start(self, agent: NodeAgent, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers with this node's part of their environment; rank 0 gets the socket that listens to the other nodes."""
         request = _on_this_node(request, self._network)
-        rank_info = request.processes[0][0].rank_info
+        rank_info = request.specs[0].rank_info
         self._reports.begin(rank_info.size)
         sock = self._network.take_socket()
         if sock is None or request.has_store or 0 not in request.ranks:
@@ -313,8 +313,7 @@ class AgentServer:
             agent.start(structs.replace(request, has_store=True), [*descriptors, sock.fileno()])
         if sock is not None:
             sock.close()
-        specs = [spec for process in request.processes for spec in process]
-        self._sampler = NodeSampler(self._channel.try_send, specs, lambda: agent.pids)
+        self._sampler = NodeSampler(self._channel.try_send, request.specs, lambda: agent.pids)
 
     def _reply(self, reply: Callable[[], Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""
@@ -344,11 +343,8 @@ def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:
         found = requested.on_node(node) if request.inherits_environment else requested
         return replace(found, environ={**found.environ, **network.variables(found.environ)})
 
-    processes = tuple(
-        tuple(replace(spec, process_environment=environment(spec.process_environment)) for spec in specs)
-        for specs in request.processes
-    )
-    return structs.replace(request, processes=processes)
+    specs = (replace(spec, process_environment=environment(spec.process_environment)) for spec in request.specs)
+    return structs.replace(request, specs=tuple(specs))
 
 
 def _stacks(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterable[tuple[int, str]]:

@@ -23,8 +23,6 @@ class LaunchPlan:
     run: str
     port: int = 0
     max_restarts: int = 0
-    # how many ranks are threads of one process
-    ranks_per_process: int = 1
     through_xla: bool = False
     # how many ranks are on each node, where there are several
     node_sizes: tuple[int, ...] = ()
@@ -36,35 +34,31 @@ class LaunchPlan:
         environ = {**self.process_environment.environ, **variables}
         return replace(self, process_environment=replace(self.process_environment, environ=environ))
 
-    def specs(self, master: MasterAddress, restart_count: int) -> list[tuple[tuple[WorkerSpec, ...], ...]]:
-        """For each node the worker specs of its processes' ranks, in their order; `master` is the store of their rendezvous."""
+    def specs(self, master: MasterAddress, restart_count: int) -> list[tuple[WorkerSpec, ...]]:
+        """For each node the specs of its workers, in the order of their ranks; `master` is the store of their rendezvous."""
         sizes = self.node_sizes or (self.size,)
         firsts = [sum(sizes[:node]) for node in range(len(sizes))]
         return [
             tuple(
-                tuple(
-                    WorkerSpec(
-                        rank_info=RankInfo(
-                            rank=rank,
-                            size=self.size,
-                            local_rank=rank - first,
-                            local_size=size,
-                            master=master,
-                            run=self.run,
-                            node_rank=node,
-                            nodes=len(sizes),
-                            restart_count=restart_count,
-                            max_restarts=self.max_restarts,
-                            ranks_per_process=self.ranks_per_process,
-                        ),
-                        process_environment=self.process_environment,
-                        payload=self.payload.reference,
-                        through_xla=self.through_xla,
-                        is_result_wanted=self.wants_all_results or rank in (0, first),
-                    )
-                    for rank in range(start, min(start + self.ranks_per_process, first + size))
+                WorkerSpec(
+                    rank_info=RankInfo(
+                        rank=rank,
+                        size=self.size,
+                        local_rank=rank - first,
+                        local_size=size,
+                        master=master,
+                        run=self.run,
+                        node_rank=node,
+                        nodes=len(sizes),
+                        restart_count=restart_count,
+                        max_restarts=self.max_restarts,
+                    ),
+                    process_environment=self.process_environment,
+                    payload=self.payload.reference,
+                    through_xla=self.through_xla,
+                    is_result_wanted=self.wants_all_results or rank in (0, first),
                 )
-                for start in range(first, first + size, self.ranks_per_process)
+                for rank in range(first, first + size)
             )
             for node, (first, size) in enumerate(zip(firsts, sizes, strict=True))
         ]
