@@ -8,10 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 from accelerate_nb.config.environment import attempt_of
-from accelerate_nb.rank_local import RankLocal
 
 _FILE = "attempt_notes.jsonl"
-_left: RankLocal[set[str]] = RankLocal(set)
+
+
+class _LeftNotes:
+    """The notes that this process has left, which it does not leave again."""
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+
+
+_left = _LeftNotes()
 
 
 def leave_note(topic: str, **facts: Any) -> None:
@@ -24,9 +32,9 @@ def leave_note(topic: str, **facts: Any) -> None:
         return
     folder, number = attempt
     line = json.dumps({"topic": topic, "attempt": number, **facts}) + "\n"
-    if line in _left.get():
+    if line in _left.lines:
         return
-    _left.get().add(line)
+    _left.lines.add(line)
     # a training of hours is worth more than its notes
     with suppress(OSError):
         file = os.open(folder / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

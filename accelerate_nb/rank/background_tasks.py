@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from accelerate_nb.rank_local import RankLocal
-
 Wait = Callable[[], object]
 # Long enough for a device's step; whoever interrupts a function waits for its failure meanwhile.
 _TIMEOUT = 3.0
@@ -22,7 +20,14 @@ class _BackgroundTask:
     salvage: Wait | None
 
 
-_begun: RankLocal[list[_BackgroundTask]] = RankLocal(list)
+class _BackgroundTasks:
+    """The tasks of this process that have begun and are not over."""
+
+    def __init__(self) -> None:
+        self.begun: list[_BackgroundTask] = []
+
+
+_tasks = _BackgroundTasks()
 
 
 def begun(wait: Wait, salvage: Wait | None = None) -> None:
@@ -31,12 +36,12 @@ def begun(wait: Wait, salvage: Wait | None = None) -> None:
 
     `salvage` is called instead where the function has failed: it does what can be done of it without the other ranks.
     """
-    _begun.get().append(_BackgroundTask(wait, salvage))
+    _tasks.begun.append(_BackgroundTask(wait, salvage))
 
 
 def done(wait: Wait) -> None:
     """Forget a task that was `begun`, since it is over, or has been waited for."""
-    going = _begun.get()
+    going = _tasks.begun
     for task in going:
         if task.wait == wait:
             going.remove(task)
@@ -45,7 +50,7 @@ def done(wait: Wait) -> None:
 
 def finish() -> None:
     """Wait until all is done that was begun; raises what failed first."""
-    going = _begun.get()
+    going = _tasks.begun
     while going:
         going.pop(0).wait()
 
@@ -56,7 +61,7 @@ def salvage(timeout: float = _TIMEOUT) -> None:
 
     The failure that is to be reported after it is more important.
     """
-    calls = [task.salvage for task in _begun.get() if task.salvage is not None]
+    calls = [task.salvage for task in _tasks.begun if task.salvage is not None]
     if not calls:
         return
     # in a thread, since who waits for a device can't be called back

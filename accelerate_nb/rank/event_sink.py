@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from accelerate_nb.events.model import Event
-from accelerate_nb.rank_local import RankLocal
 
 
 class EventSink(Protocol):
@@ -17,17 +16,23 @@ class EventSink(Protocol):
         """Pass the event on; never raises and never waits for a reader."""
 
 
-_outlet: RankLocal[EventSink | None] = RankLocal(lambda: None)
+class _Outlet:
+    """Where this process's events go."""
+
+    sink: EventSink | None = None
+
+
+_outlet = _Outlet()
 
 
 def connect(outlet: EventSink | None) -> None:
     """Send this rank's events to `outlet` from now on; `None` drops them."""
-    _outlet.set(outlet)
+    _outlet.sink = outlet
 
 
 def outlet() -> EventSink | None:
     """The rank's outlet, or `None` where nobody listens (a plain script)."""
-    return _outlet.get()
+    return _outlet.sink
 
 
 def emit(event: Event) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from accelerate_nb.config.environment import autolog
 from accelerate_nb.events.model import Metric
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.rank_local import RankLocal
 
 
 @dataclass(slots=True)
@@ -24,7 +23,7 @@ class _LogCalls:
     names: set[str] = field(default_factory=set)
 
 
-_calls: RankLocal[_LogCalls] = RankLocal(_LogCalls)
+_calls = _LogCalls()
 
 
 def is_on() -> bool:
@@ -35,12 +34,11 @@ def is_on() -> bool:
 @contextmanager
 def log_call() -> Iterator[bool]:
     """A call of some library's log; yields whether it is the outermost, the only one whose numbers are reported."""
-    calls = _calls.get()
-    calls.depth += 1
+    _calls.depth += 1
     try:
-        yield calls.depth == 1
+        yield _calls.depth == 1
     finally:
-        calls.depth -= 1
+        _calls.depth -= 1
 
 
 def report_logged(values: Mapping[str, Any], step: int | None) -> None:
@@ -54,13 +52,12 @@ def report_logged(values: Mapping[str, Any], step: int | None) -> None:
 
 def note_logged(names: Mapping[str, Any]) -> None:
     """Remember names that were logged: a progress bar that shows a number of the same name adds nothing to them."""
-    _calls.get().names.update(names)
+    _calls.names.update(names)
 
 
 def report_shown(numbers: Mapping[str, float], step: int | None) -> None:
     """Send the numbers that stand beside a progress bar, but for those that are logged as well."""
-    logged = _calls.get().names
-    _send({name: value for name, value in numbers.items() if name not in logged}, step)
+    _send({name: value for name, value in numbers.items() if name not in _calls.names}, step)
 
 
 def _send(numbers: Mapping[str, float], step: int | None) -> None:

@@ -16,7 +16,6 @@ from accelerate_nb.errors import ConfigurationError, StopRequested
 from accelerate_nb.events.model import HeldAt, KnobValue, StateChange
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_profiler import report_first_step
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.user_warnings import warn_user
 
 # How long a rank waits at a boundary to learn after which one to act; the reply takes milliseconds.
@@ -190,12 +189,12 @@ class StepHold:
         return current_step_hold, ()
 
 
-_holds = RankLocal(StepHold)
+_hold = StepHold()
 
 
 def current_step_hold() -> StepHold:
     """The boundaries of this rank."""
-    return _holds.get()
+    return _hold
 
 
 # --------------------------------------------------------------------------------------------------------------------- knobs
@@ -247,12 +246,12 @@ class KnobBoard:
             emit(KnobValue(listener.rank, knob.name, knob.value, steps, knob.least, knob.most, now, changed))
 
 
-_boards = RankLocal(KnobBoard)
+_board = KnobBoard()
 
 
 def current_knobs() -> KnobBoard:
     """The knobs of this rank."""
-    return _boards.get()
+    return _board
 
 
 def change_after(number: int, name: str, value: float, after: int | None) -> None:

@@ -18,7 +18,6 @@ from accelerate_nb.events.model import FirstStep, ProfiledOperation, StepProfile
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import
-from accelerate_nb.rank_local import RankLocal
 
 MOST_OPERATIONS = 10
 _LONGEST_NAME = 200
@@ -186,12 +185,12 @@ class StepProfiler:
             self._finish(recording)
 
 
-_profilers = RankLocal(StepProfiler)
+_profiler = StepProfiler()
 
 
 def current_step_profiler() -> StepProfiler:
     """The profiler of this rank's steps."""
-    return _profilers.get()
+    return _profiler
 
 
 def _finish_late(_: object) -> int:
@@ -262,14 +261,20 @@ def _export(recording: _Recording, seconds: float) -> None:
     emit(StepProfile(request.rank, request.number, recording.steps, seconds, operations, trace, time.time()))
 
 
-_reported: RankLocal[bool] = RankLocal(lambda: False)
+class _FirstStep:
+    """Whether this process has reported its first step."""
+
+    is_reported = False
+
+
+_first_step = _FirstStep()
 
 
 def report_first_step() -> None:
     """Send the event of the first step, once a rank; called after every step."""
-    if _reported.get():
+    if _first_step.is_reported:
         return
-    _reported.set(True)
+    _first_step.is_reported = True
     if (listener := outlet()) is not None:
         emit(FirstStep(listener.rank, time.time()))
 

@@ -19,7 +19,6 @@ from msgspec.structs import astuple
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.step_hold import change_after, current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
@@ -92,19 +91,25 @@ class ControlChannel:
             handler(*received)
 
 
-_inbox: RankLocal[ControlChannel | None] = RankLocal(lambda: None)
+class _Inbox:
+    """The process's inbox; `None` where there is no kernel."""
+
+    channel: ControlChannel | None = None
+
+
+_inbox = _Inbox()
 
 
 def connect(inbox: ControlChannel | None) -> None:
     """Make this the process's inbox; processes that it forks have none, since the thread stays here."""
-    _inbox.set(inbox)
+    _inbox.channel = inbox
     if inbox is not None:
         os.register_at_fork(after_in_child=lambda: connect(None))
 
 
 def current_inbox() -> ControlChannel | None:
     """The process's inbox; `None` where there is no kernel."""
-    return _inbox.get()
+    return _inbox.channel
 
 
 # More of them than are sent would fill the pipe.

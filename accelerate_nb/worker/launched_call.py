@@ -13,14 +13,13 @@ from accelerate_nb.errors import OperationError
 from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import current_random_states
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.transport.outcome import pack_result
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.serializer import load
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_group_keys import separate_groups
 
-_numbers: RankLocal[Iterator[int]] = RankLocal(itertools.count)
+_numbers = itertools.count()
 
 
 def launched_call(
@@ -37,7 +36,7 @@ def launched_call(
     the other processes find the group closed.
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    rank, size, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), next(_numbers.get())
+    rank, size, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), next(_numbers)
     if size > 1:
         separate_groups(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500")))
     was_joined, hf_states, hook = _is_joined(), [state for state in _hf_states() if state], sys.excepthook

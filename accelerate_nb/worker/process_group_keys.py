@@ -9,8 +9,6 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from accelerate_nb.rank_local import RankLocal
-
 # What torch calls for `init_process_group("env://")`: it gives the store, the rank and the world's size.
 Handler: TypeAlias = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -23,7 +21,7 @@ class _GroupKeys:
         self.generation = ""
 
 
-_groups = RankLocal(_GroupKeys)
+_groups = _GroupKeys()
 
 
 def separate_groups(host: str, port: int) -> None:
@@ -34,7 +32,7 @@ def separate_groups(host: str, port: int) -> None:
     one's closed connections (`torch.distributed.rendezvous._env_rendezvous_handler`). Ranks agree on the number of a group
     because all of them make the same groups in the same order.
     """
-    _groups.get().numbers.setdefault(f"{host}:{port}", itertools.count())
+    _groups.numbers.setdefault(f"{host}:{port}", itertools.count())
     handlers: dict[str, Handler] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     if not hasattr(handlers["env"], "__wrapped__"):
         handlers["env"] = _separating(handlers["env"])
@@ -42,9 +40,8 @@ def separate_groups(host: str, port: int) -> None:
 
 def begin_generation(name: str) -> None:
     """Count the groups anew, under a name that is used once: after a failure, ranks may have made different numbers of them."""
-    groups = _groups.get()
-    groups.generation = name
-    groups.numbers = {store: itertools.count() for store in groups.numbers}
+    _groups.generation = name
+    _groups.numbers = {store: itertools.count() for store in _groups.numbers}
 
 
 def _separating(handler: Handler) -> Handler:
@@ -52,10 +49,9 @@ def _separating(handler: Handler) -> Handler:
     def separating(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         from torch.distributed import PrefixStore
 
-        groups = _groups.get()
-        numbers = groups.numbers.get(f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
+        numbers = _groups.numbers.get(f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
         for store, rank, size in handler(url, *args, **kwargs):
-            keys = f"accelerate_nb/groups/{groups.generation}/{next(numbers)}" if numbers is not None else ""
+            keys = f"accelerate_nb/groups/{_groups.generation}/{next(numbers)}" if numbers is not None else ""
             yield (PrefixStore(keys, store) if keys else store), rank, size
 
     return separating

@@ -8,17 +8,16 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 from accelerate_nb.events.model import Progress
 from accelerate_nb.rank import metric_log
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import
-from accelerate_nb.rank_local import RankLocal
 
 # A bar that is drawn more often (`mininterval=0`) is sent less often; tqdm's own pace is a tenth of a second.
 _BETWEEN = 0.09
@@ -46,16 +45,14 @@ def install() -> None:
 
 
 class _BarHook:
-    """Has the bars of this process send their progress, each to its rank."""
+    """Has the bars of this process send their progress."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._bars = RankLocal(_OpenBars)
+        self._bars = _OpenBars()
 
     def keep(self, tqdm: Any) -> None:
         """Make a class of bars, which all other kinds of bars inherit from, send the progress of its bars."""
-        # by these a bar knows below which others it is drawn
-        tqdm._instances = _RankBars(tqdm._instances)
         tqdm.status_printer = staticmethod(self._silencing(tqdm.status_printer))
         # at these three moments a bar of any kind has something new to show
         tqdm.__init__ = self._reporting(tqdm.__init__)
@@ -69,7 +66,7 @@ class _BarHook:
         def reporting(bar: Any, *args: Any, **kwargs: Any) -> Any:
             done = method(bar, *args, **kwargs)
             if self._is_rank_process():
-                self._bars.get().update(bar)
+                self._bars.update(bar)
             return done
 
         return reporting
@@ -101,22 +98,6 @@ class _BarHook:
 def _nothing(text: str) -> int:
     """Write nothing."""
     return len(text)
-
-
-class _RankBars:
-    """The bars of the current rank, instead of those of the process."""
-
-    def __init__(self, before: Iterable[Any]) -> None:
-        self._bars: RankLocal[WeakSet[Any]] = RankLocal(lambda: WeakSet(before))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._bars.get())
-
-    def __len__(self) -> int:
-        return len(self._bars.get())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bars.get(), name)
 
 
 class _OpenBars:

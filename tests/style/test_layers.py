@@ -12,7 +12,6 @@ from tests.style.source_files import Import, Module, import_cycles, modules, res
 
 LAYERS = {
     "errors": 0,
-    "rank_local": 0,
     "user_warnings": 0,
     "config": 1,
     "events": 1,

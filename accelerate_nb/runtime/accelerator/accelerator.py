@@ -18,7 +18,6 @@ from torch import Tensor
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.events.model import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
@@ -307,7 +306,7 @@ def _accumulation(
 
 
 # It holds nothing alive.
-_objects: RankLocal[WeakValueDictionary[str, Any]] = RankLocal(WeakValueDictionary)
+_objects: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def stays(item: object) -> tuple[Any, ...]:
@@ -320,12 +319,12 @@ def stays(item: object) -> tuple[Any, ...]:
     if get_spawning_popen() is not None:
         _refuse(type(item).__name__)
     name = uuid4().hex
-    _objects.get()[name] = item
+    _objects[name] = item
     return _itself, (type(item).__name__, os.getpid(), name)
 
 
 def _itself(class_name: str, pid: int, name: str) -> Any:
-    item = _objects.get().get(name) if pid == os.getpid() else None
+    item = _objects.get(name) if pid == os.getpid() else None
     return _refuse(class_name) if item is None else item
 
 

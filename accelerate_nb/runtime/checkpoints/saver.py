@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.rank import background_tasks
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.checkpoints import folders, manifest
 from accelerate_nb.runtime.checkpoints.folders import CheckpointPaths
 from accelerate_nb.runtime.checkpoints.host_copy import HostCopier
@@ -60,7 +59,7 @@ class Saver:
     _channel: SaveChannel | None = field(init=False)
 
     def __post_init__(self) -> None:
-        channels, group = _channels.get(), self.world.group
+        channels, group = _channels(), self.world.group
         if self.world.size > 1 and group not in channels:
             channels[group] = SaveChannel(self.world)
         self._channel = channels.get(group) if self.world.size > 1 else None
@@ -323,8 +322,10 @@ def _report_end(reference: weakref.ref[SaveChannel]) -> None:
             channel.put(f"ended/{channel.world.rank}", "")
 
 
-# by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
-_channels: RankLocal[WeakKeyDictionary[Any, SaveChannel]] = RankLocal(WeakKeyDictionary)
+@cache
+def _channels() -> WeakKeyDictionary[Any, SaveChannel]:
+    """By group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group."""
+    return WeakKeyDictionary()
 
 
 class SingleProcessCommit:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.world.world import World
 
 # Every operation begins with one row of bytes from each process to all others. Its head names the call, so calls that don't fit
@@ -211,14 +210,16 @@ def _misfit(world: World, call: CollectiveCall, calls: Sequence[str]) -> Operati
     return error
 
 
-# by group, not by world: a process that discovers its world again finds the same group, unlike the others' worlds
-_exchanges: RankLocal[WeakKeyDictionary[Any, RowExchange]] = RankLocal(WeakKeyDictionary)
+@cache
+def _exchanges() -> WeakKeyDictionary[Any, RowExchange]:
+    """By group, not by world: a process that discovers its world again finds the same group, unlike the others' worlds."""
+    return WeakKeyDictionary()
 
 
 def exchange_of(world: World) -> RowExchange:
     """The exchange among the hosts of these processes."""
     group = world.exchange_world.group
-    exchanges = _exchanges.get()
+    exchanges = _exchanges()
     exchange = exchanges.get(group)
     if exchange is None:
         exchange = exchanges[group] = RowExchange(world, _gloo_of(group) or _beside(world))

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
 from accelerate_nb.runtime.world.world import CONTRACT, Rendezvous, World, make_default_group
 
 
-class _RankObjects:
-    """The objects of one rank."""
+class _WorldState:
+    """The world that this process has joined, and what goes with it."""
 
     world: World | None = None
     made_group: bool = False
@@ -52,43 +51,40 @@ class SharedState:
         self.lasting = lasting
 
     def __get__(self, instance: object, owner: type) -> dict[str, Any]:
-        held = _held.get()
-        if held.world is not None and _is_stale(held):
-            _leave_behind(held)
-        return (held.lasting if self.lasting else held.shared).setdefault(owner.__name__, {})
+        if _held.world is not None and _is_stale():
+            _leave_behind()
+        return (_held.lasting if self.lasting else _held.shared).setdefault(owner.__name__, {})
 
 
-_held = RankLocal(_RankObjects)
+_held = _WorldState()
 
 
 def current_world(rendezvous: Rendezvous | None = None) -> World:
     """This process's world; it is joined through `rendezvous` at the first call."""
-    held = _held.get()
-    if held.world is None or _is_stale(held):
-        _leave_behind(held)
-        held.world = _join(held, rendezvous or Rendezvous())
-    return held.world
+    if _held.world is None or _is_stale():
+        _leave_behind()
+        _held.world = _join(rendezvous or Rendezvous())
+    return _held.world
 
 
 def is_joined() -> bool:
     """Whether this process has a world already; the call does not join one."""
-    held = _held.get()
-    return held.world is not None and not _is_stale(held)
+    return _held.world is not None and not _is_stale()
 
 
 def has_own_store() -> bool:
     """Whether the store of this process's group is that group's alone, since the group was made here."""
-    return _held.get().made_group
+    return _held.made_group
 
 
 def generation() -> int:
     """The number of this world among those that this process has joined: what was made in another belongs to that."""
-    return _held.get().generation
+    return _held.generation
 
 
 def at_world_exit(callback: Callable[[], None]) -> None:
     """Have something done while the process group is still there, when the world is left."""
-    _held.get().exit_callbacks.append(callback)
+    _held.exit_callbacks.append(callback)
 
 
 def be_a_group(world: World) -> None:
@@ -100,22 +96,20 @@ def be_a_group(world: World) -> None:
 
 def forget() -> None:
     """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
-    held = _held.get()
-    if held.made_group and held.pid == os.getpid() and dist.is_initialized():
-        for callback in held.exit_callbacks:
+    if _held.made_group and _held.pid == os.getpid() and dist.is_initialized():
+        for callback in _held.exit_callbacks:
             callback()
         dist.destroy_process_group()
-    held.made_group = False
-    _leave_behind(held)
+    _held.made_group = False
+    _leave_behind()
 
 
 def use_mesh(mesh: Mesh) -> World:
     """Have a training spread over the ranks as a mesh says, which has as many."""
-    held = _held.get()
     world = current_world()
     if mesh != world.training_mesh:
-        held.axis_groups = {}
-        held.world = world = replace(world, training_mesh=mesh)
+        _held.axis_groups = {}
+        _held.world = world = replace(world, training_mesh=mesh)
     return world
 
 
@@ -137,7 +131,7 @@ def along(axis: Axis) -> World:
 
 
 def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
-    groups = _held.get().axis_groups
+    groups = _held.axis_groups
     if axes not in groups:
         if world.device.type == "xla":
             raise ConfigurationError(
@@ -152,66 +146,65 @@ def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
 
 def rediscover() -> None:
     """Forget the world, but keep the process group: the next call finds this process in it."""
-    _held.get().world = None
+    _held.world = None
 
 
 def connect_hosts(rank: int, size: int, timeout: timedelta) -> Any:
     """A group of gloo that connects the ranks beside their world, which need not be joined."""
-    held = _held.get()
-    _claim(held)
+    _claim()
     # torch's stubs don't know its arguments
     gloo: Any = dist.ProcessGroupGloo
-    return gloo(_next_store(held, Rendezvous()), rank, size, timeout)
+    return gloo(_next_store(Rendezvous()), rank, size, timeout)
 
 
-def _claim(held: _RankObjects) -> None:
+def _claim() -> None:
     """Drop what a forked process has inherited: it is its parent's."""
-    if held.pid != os.getpid():
-        held.store, held.joins, held.made_group = None, 0, False
-    held.pid = os.getpid()
+    if _held.pid != os.getpid():
+        _held.store, _held.joins, _held.made_group = None, 0, False
+    _held.pid = os.getpid()
 
 
-def _is_stale(held: _RankObjects) -> bool:
+def _is_stale() -> bool:
     """Whether the held world is of a former generation: inherited by a launched worker, or without its process group."""
-    assert held.world is not None
-    if held.pid != os.getpid():
+    assert _held.world is not None
+    if _held.pid != os.getpid():
         # A forked worker was given a rank of its own; a data loader's child was not, and shares its parent's world.
-        return held.contract != _contract()
-    return held.world.has_ended
+        return _held.contract != _contract()
+    return _held.world.has_ended
 
 
-def _leave_behind(held: _RankObjects) -> None:
-    held.world = None
-    held.exit_callbacks = []
-    held.axis_groups = {}
-    held.shared = {}
-    for attributes in held.lasting.values():
+def _leave_behind() -> None:
+    _held.world = None
+    _held.exit_callbacks = []
+    _held.axis_groups = {}
+    _held.shared = {}
+    for attributes in _held.lasting.values():
         attributes.clear()
 
 
-def _join(held: _RankObjects, rendezvous: Rendezvous) -> World:
-    _claim(held)
+def _join(rendezvous: Rendezvous) -> World:
+    _claim()
     existed = dist.is_available() and dist.is_initialized()
-    world = rendezvous.join(os.environ, partial(_next_store, held, rendezvous))
-    held.made_group = world.backend is not None and (held.made_group or not existed)
-    held.contract = _contract()
-    held.generation = held.generations = held.generations + 1
+    world = rendezvous.join(os.environ, partial(_next_store, rendezvous))
+    _held.made_group = world.backend is not None and (_held.made_group or not existed)
+    _held.contract = _contract()
+    _held.generation = _held.generations = _held.generations + 1
     return world
 
 
-def _next_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
+def _next_store(rendezvous: Rendezvous) -> dist.Store:
     """
     A store for the next group of this process.
 
     Every group of a process has a name of its own in one store that stays open: a second group that used the
     first one's name would read the addresses of connections that are closed.
     """
-    if held.store is None:
+    if _held.store is None:
         # a store is hosted at the address that all know already, and there can't be another
         joined = dist.is_initialized()
-        held.store = dist.distributed_c10d._get_default_store() if joined else rendezvous.rendezvous()
-    held.joins += 1
-    return dist.PrefixStore(f"accelerate_nb/{held.joins}", held.store)
+        _held.store = dist.distributed_c10d._get_default_store() if joined else rendezvous.rendezvous()
+    _held.joins += 1
+    return dist.PrefixStore(f"accelerate_nb/{_held.joins}", _held.store)
 
 
 def _contract() -> tuple[str | None, ...]:
@@ -237,10 +230,9 @@ def rebuild_groups(name: str) -> int:
     models = [(model, _ddp_state(model)) for model in _averaging_models()]
     _release_models(model for model, _ in models)
     _end_default_group()
-    held = _held.get()
     # a connection of its own: a call that waited on the former one may have been cut off
-    held.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", held.store)
+    _held.store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", _held.store)
     make_default_group(store=fresh, **group_options)
     for model, state in models:
         _connect_ddp(model, state)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.rank import background_tasks
-from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.operations.nested import leaves_of, mapped
 from accelerate_nb.runtime.xla import device as xla
 from accelerate_nb.user_warnings import warn_user
@@ -93,12 +92,12 @@ class DeferredQueue:
         value.callback(mapped(_read, value.values, records=True))
 
 
-_queue = RankLocal(DeferredQueue)
+_queue = DeferredQueue()
 
 
 def deferred_queue() -> DeferredQueue:
     """This rank's queue."""
-    return _queue.get()
+    return _queue
 
 
 def _on_device(values: Any) -> list[Tensor]:
