@@ -17,7 +17,7 @@ from accelerate_nb.big_models.tensors import DISK, accelerator, as_dtype, named_
 from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.weights import parse_size
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.device import memory as device_memory
 
 # A part of a model: a module, or a parameter or buffer that stands beside modules.
 Part = tuple[str, Module | Tensor]
@@ -171,7 +171,7 @@ def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
 def _free_memory() -> dict[int | str, int]:
     host = psutil.virtual_memory().available
     if is_awake():
-        memory_stats = xla.memory()  # empty where the device's memory is the host's own
+        memory_stats = device_memory()  # empty where the device's memory is the host's own
         return {**({0: memory_stats["bytes_limit"] - memory_stats["bytes_used"]} if memory_stats else {}), "cpu": host}
     device_type = accelerator()
     if device_type == "mps":

@@ -14,7 +14,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.host_copy import address, storage
 from accelerate_nb.runtime.training.memory import clear_device_cache
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.device import device as device_of_rank
 
 Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
@@ -42,7 +42,7 @@ def as_device(device: Device) -> torch.device:
 
 def _accelerator(number: int) -> torch.device:
     if number == 0 and is_awake():
-        return xla.device()
+        return device_of_rank()
     device_type = accelerator()
     count = 0 if device_type is None else torch.accelerator.device_count()
     # torch itself gives a build for CUDA the device 0 also where there is no GPU
@@ -73,7 +73,7 @@ def accelerator() -> str | None:
 def best_device() -> torch.device:
     """The XLA device of this rank, once it computes on one, else the first accelerator of this machine, or the CPU."""
     if is_awake():
-        return xla.device()
+        return device_of_rank()
     device_type = accelerator()
     return torch.device("cpu") if device_type is None else torch.device(device_type, 0)
 

@@ -33,6 +33,11 @@ class AvailableDevices:
     # what torch_xla would compute on, where it is installed or requested; `kind` is "xla" where it is requested
     xla: XlaDevices | None = None
 
+    @property
+    def trouble(self) -> str:
+        """Why no worker could compute on them, and what to do; empty where they can be computed on."""
+        return self.xla.trouble if self.xla is not None and self.kind == "xla" else ""
+
     def missing(self, ids: str) -> tuple[str, ...]:
         """Those of `ids` (`all`, or as in `0,2`) that this machine does not have; names of devices are not checked."""
         numbers = [(entry, entry.partition(".")[0]) for entry in _entries(ids)]
@@ -118,6 +123,11 @@ def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
     if through is not None and through.requested:
         return _of_xla(through)
     return AvailableDevices("cpu", "CPU", 0, cores(), xla=through)
+
+
+def pod(chips: int) -> AvailableDevices:
+    """The devices of a machine of a TPU pod that has so many chips."""
+    return _of_xla(xla.XlaDevices("TPU", chips))
 
 
 def _through_xla(variables: Mapping[str, str]) -> xla.XlaDevices | None:

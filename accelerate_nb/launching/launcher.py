@@ -281,7 +281,7 @@ def _request(
         run=nodes.run if isinstance(nodes, LaunchedNodes) else uuid.uuid4().hex,
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts,
-        through_xla=choice.kind == "xla",
+        kind=choice.kind,
         node_sizes=() if nodes is None else nodes.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )

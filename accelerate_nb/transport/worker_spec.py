@@ -75,9 +75,9 @@ class WorkerSpec:
     rank_info: RankInfo
     process_environment: ProcessEnvironment
     payload: PayloadReference | None = None
-    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not show that
-    # it is wanted, since a launch on the CPU may be requested where it names TPUs
-    through_xla: bool = False
+    # what ranks compute on, in torch's word ("cpu", "cuda", "xla"): the environment alone does not show it, since a launch on the
+    # CPU may be requested where it names TPUs
+    kind: str = "cpu"
     is_result_wanted: bool = True
 
 

@@ -70,10 +70,10 @@ def _gather(number: int, value: Any, facts: Any, *, is_wanted: bool) -> list[tup
     from accelerate_nb.runtime.operations.collective import gather_object
     from accelerate_nb.runtime.world.registry import current_world
     from accelerate_nb.runtime.world.world import Rendezvous
-    from accelerate_nb.runtime.xla import device as xla
+    from accelerate_nb.runtime.xla.device import is_requested
 
     # a function that made no Accelerator has no group, and needs no device for one
-    was_joined, world = _is_joined(), current_world(Rendezvous(cpu=not xla.is_requested(os.environ)))
+    was_joined, world = _is_joined(), current_world(Rendezvous(cpu=not is_requested(os.environ)))
     # every process runs the same script, and finds its functions and classes under the same names
     names = frozenset(vars(sys.modules["__main__"]))
     entries, left_out = pack_result(value, names, is_wanted=is_wanted)

@@ -11,7 +11,7 @@ import threading
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-from accelerate_nb.devices import xla
+from accelerate_nb.devices.xla import read_environment_again, wake
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.rank import step_profiler
 from accelerate_nb.transport.channel import message_of
@@ -53,9 +53,9 @@ def _prepare(worker: LocalWorker, store: list[Any]) -> None:
     store.append(_host_store(worker))
     separate_groups(*spec.rank_info.master)
     _set_threads(spec.process_environment.threads)
-    if spec.through_xla:
-        xla.read_environment_again()
-        xla.wake(spec.rank_info.local_rank, spec.rank_info.local_size)
+    if spec.kind == "xla":
+        read_environment_again()
+        wake(spec.rank_info.local_rank, spec.rank_info.local_size)
 
 
 def _settle(worker: LocalWorker, parent: int) -> None:

@@ -23,8 +23,7 @@ from accelerate_nb.config.run_config import all_settings, changed, grouped, orig
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf, Text
-from accelerate_nb.devices import xla
-from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.devices.probe import AvailableDevices, pod, probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.planning.placement import accelerates_word, choose
 from accelerate_nb.launching.planning.preflight import PreflightReport, run_preflight
@@ -152,11 +151,7 @@ def _given_tpus(arguments: argparse.Namespace, current: TpusConfig) -> TpusConfi
 
 def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
     """The devices of a launch: those of this machine, or those that a pod's machines are taken to have."""
-    devices = probe()
-    if on_tpus is None or not on_tpus.is_pod:
-        return devices
-    found = xla.XlaDevices("TPU", _CORES_OF_A_POD)
-    return AvailableDevices("xla", found.label, found.count, devices.cores, xla=found)
+    return probe() if on_tpus is None or not on_tpus.is_pod else pod(_CORES_OF_A_POD)
 
 
 def _current(path: Path) -> dict[str, Any]:

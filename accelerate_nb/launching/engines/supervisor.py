@@ -19,7 +19,7 @@ from typing import Protocol
 import psutil
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.devices import xla
+from accelerate_nb.devices.xla import loaded_early
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.process_limits import limit_reached
@@ -305,7 +305,7 @@ def warm(idle_timeout: float | None = None) -> SupervisorHandle:
             if held.handle is not None:
                 _learn_from(held.handle, held)
                 held.handle.close()
-            held.handle = SupervisorHandle.start(held.fit((*_PRELOADED, *xla.loaded_early(os.environ))))
+            held.handle = SupervisorHandle.start(held.fit((*_PRELOADED, *loaded_early(os.environ))))
             atexit.unregister(cool)
             atexit.register(cool)
             held.handle.load(held.fit(held.preloads))

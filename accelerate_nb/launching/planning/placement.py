@@ -99,24 +99,26 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -
     return Placement(start, computing.size, is_on_cpu, why, computing.shows, computing.kind)
 
 
-def _computing(config: LaunchingConfig, devices: AvailableDevices) -> XlaPlacement:
+def _computing(config: LaunchingConfig, devices: AvailableDevices) -> DevicePlacement:
     """The number of ranks on the devices that torch itself computes on."""
     if config.names_hosts:
         # which they are is known once their agents are there
-        return XlaPlacement(config.num_processes or 1, "cpu", "on the hosts that are named")
+        return DevicePlacement(config.num_processes or 1, "cpu", "on the hosts that are named")
     seen = _seen(config, devices)
     size = config.num_processes or max(1, 0 if config.cpu else seen.count)
     if config.cpu:
-        return XlaPlacement(size, "cpu", f"{size} on the CPU")
+        return DevicePlacement(size, "cpu", f"{size} on the CPU")
     if seen.count == 0:
         processes = "process" if size == 1 else "processes"
-        return XlaPlacement(size, "cpu", f"{size} {processes}: no GPU found, using the CPU")
+        return DevicePlacement(size, "cpu", f"{size} {processes}: no GPU found, using the CPU")
     if size > seen.count:
         raise LaunchError(
             f"num_processes={size} was requested, but {_found(config, devices, seen)}. "
             f"Use at most {seen.count}, or pass cpu=True."
         )
-    return XlaPlacement(size, devices.kind, f"{size} of {seen.count} {devices.label}s", devices.showing(config.gpu_ids))
+    return DevicePlacement(
+        size, devices.kind, f"{size} of {seen.count} {devices.label}s", devices.showing(config.gpu_ids)
+    )
 
 
 def accelerates_word(choice: Placement, devices: AvailableDevices) -> str:
@@ -242,7 +244,7 @@ def requested_xla_devices(config: LaunchingConfig, devices: AvailableDevices) ->
     return found
 
 
-def xla_computing(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+def xla_computing(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
     """
     The number of ranks on these devices; pure.
 
@@ -276,13 +278,13 @@ def check_xla_start(start: str, found: XlaDevices) -> None:
         )
 
 
-def _on_xla_cpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+def _on_xla_cpu(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
     size = config.num_processes or found.count
     where = _several(size, found) + ("" if found.requested else ", through torch_xla: there is no TPU")
-    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})
+    return DevicePlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})
 
 
-def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
     size = config.num_processes or found.count
     if size > found.count:
         raise LaunchError(
@@ -295,7 +297,7 @@ def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
             f"{_several(found.count, found)} only. Use {_possible_sizes(found)}."
         )
     where = f"{size} of {_several(found.count, found)}"
-    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"})
+    return DevicePlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"})
 
 
 def _possible_sizes(found: XlaDevices) -> str:
@@ -307,7 +309,7 @@ def _several(number: int, found: XlaDevices) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class XlaPlacement:
+class DevicePlacement:
     """`size` ranks, the `kind` of their devices in torch's word, and `where` that is, in a person's."""
 
     size: int

@@ -23,7 +23,8 @@ class LaunchPlan:
     run: str
     port: int = 0
     max_restarts: int = 0
-    through_xla: bool = False
+    # what ranks compute on, in torch's word
+    kind: str = "cpu"
     # how many ranks are on each node, where there are several
     node_sizes: tuple[int, ...] = ()
     # whether the results of other ranks than the first of each node are received, too
@@ -55,7 +56,7 @@ class LaunchPlan:
                     ),
                     process_environment=self.process_environment,
                     payload=self.payload.reference,
-                    through_xla=self.through_xla,
+                    kind=self.kind,
                     is_result_wanted=self.wants_all_results or rank in (0, first),
                 )
                 for rank in range(first, first + size)

@@ -59,7 +59,7 @@ def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[i
 
 def accelerators(devices: AvailableDevices, memory: Sequence[int | None]) -> str:
     """The accelerators of a machine, in words."""
-    if devices.xla is not None and devices.xla.trouble and devices.kind == "xla":
+    if devices.trouble:
         return f"no {devices.label} to compute on"
     if not devices.count:
         return "No GPU found, using the CPU"

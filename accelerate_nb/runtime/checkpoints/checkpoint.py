@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerate_nb.devices import xla
+from accelerate_nb.devices.xla import random_state, set_random_state
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints import file_names, manifest
@@ -269,7 +269,7 @@ def random_states() -> dict[str, Any]:
         states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
     if torch.backends.mps.is_available():
         states["torch_mps_manual_seed"] = torch.mps.get_rng_state()
-    if (state := xla.random_state()) is not None:
+    if (state := random_state()) is not None:
         states["xm_seed"] = state
     return states
 
@@ -285,7 +285,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         _restore_devices(torch.xpu, states["torch_xpu_manual_seed"])
     if "torch_mps_manual_seed" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["torch_mps_manual_seed"])
-    xla.set_random_state(states.get("xm_seed"))
+    set_random_state(states.get("xm_seed"))
 
 
 def _restore_devices(module: Any, states: list[torch.Tensor]) -> None:

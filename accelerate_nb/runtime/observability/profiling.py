@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
 from accelerate_nb.runtime.world.world import World
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.device import traced as device_trace
 
 
 @dataclass
@@ -69,7 +69,7 @@ def profiled(how: ProfileKwargs, world: World) -> Iterator[profile]:
         with how.build() as profiler:
             yield profiler
         return
-    with xla.traced(os.path.join(how.output_trace_dir, f"xla_{world.rank}")), how.build() as profiler:
+    with device_trace(os.path.join(how.output_trace_dir, f"xla_{world.rank}")), how.build() as profiler:
         yield profiler
     os.makedirs(how.output_trace_dir, exist_ok=True)
     profiler.export_chrome_trace(os.path.join(how.output_trace_dir, f"profile_{world.rank}.json"))

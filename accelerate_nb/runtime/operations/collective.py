@@ -20,8 +20,7 @@ from accelerate_nb.runtime.world.mesh import Axis
 from accelerate_nb.runtime.world.registry import along, current_world
 from accelerate_nb.runtime.world.state import AcceleratorState, PartialState
 from accelerate_nb.runtime.world.world import World
-from accelerate_nb.runtime.xla.collectives import XlaHostMover, XlaMover
-from accelerate_nb.runtime.xla.device import are_connected
+from accelerate_nb.runtime.xla.collectives import mover_through
 from accelerate_nb.user_warnings import warn_user
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
@@ -312,9 +311,7 @@ def _gather_values(world: World, operation: str, value: Any) -> list[Any]:
 
 def _mover(world: World) -> TensorMover:
     """The mover that suits the devices of these processes."""
-    if world.device.type != "xla":
-        return TensorMover(world)
-    return XlaMover(world) if are_connected() else XlaHostMover(world)
+    return mover_through(world) if world.device.type == "xla" else TensorMover(world)
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:

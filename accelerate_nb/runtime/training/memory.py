@@ -15,7 +15,7 @@ from accelerate_nb.errors import OperationError, StateError
 from accelerate_nb.rank.attempt_notes import leave_note, notes
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.world.registry import current_world, is_joined
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.device import wait as wait_for_device
 
 _NOTE = "batch too large"
 _OUT_OF_MEMORY = (
@@ -114,7 +114,7 @@ def _try_batch_size(function: Callable[..., Any], size: int, args: Any, kwargs: 
     clear_device_cache(garbage_collection=True)
     try:
         result = function(size, *args, **kwargs)
-        xla.wait()  # its memory is taken when the pending work is computed
+        wait_for_device()  # its memory is taken when the pending work is computed
     except OperationError as error:
         if str(_TOO_LARGE) not in error.calls:
             raise

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accelerate_nb.devices import xla
+from accelerate_nb.devices.xla import random_state, set_random_state
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import RNGType, named
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
@@ -30,7 +30,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    xla.set_random_state(seed)  # which torch's own function does not reach; one that is asleep begins with this seed
+    set_random_state(seed)  # which torch's own function does not reach; one that is asleep begins with this seed
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
@@ -70,7 +70,7 @@ def _access(name: str, generator: torch.Generator | None) -> tuple[Callable[[], 
                 f"The random state of 'xla' was to be synchronised, but this process computes on {current_world().device}. "
                 "Leave it out of rng_types."
             )
-        return xla.random_state, xla.set_random_state
+        return random_state, set_random_state
     if name != "generator":
         module = getattr(torch, name, None)
         if module is None or not module.is_available():

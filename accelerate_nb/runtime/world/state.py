@@ -21,7 +21,7 @@ from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.registry import SharedState, current_world
 from accelerate_nb.runtime.world.world import Rendezvous, World
-from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.device import is_requested
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -211,7 +211,7 @@ class PartialState(ProcessMethods):
     @property
     def default_device(self) -> torch.device:
         """The kind of device that is taken by default."""
-        if xla.is_requested(os.environ):
+        if is_requested(os.environ):
             return torch.device("xla")
         found = torch.accelerator.current_accelerator(check_available=True)
         return torch.device("cpu" if found is None else found.type)

@@ -13,6 +13,7 @@ from torch import Tensor
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.operations.nested import leaves_of
 from accelerate_nb.runtime.operations.transfer import TensorMover, combined
+from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla import device as xla
 
 
@@ -92,6 +93,11 @@ class XlaHostMover(XlaMover):
         self.world.settle()
         moved = move(TensorMover(self.world.exchange_world), [leaf.detach().cpu() for leaf in leaves])
         return [item.to(self.world.device) for item in moved]
+
+
+def mover_through(world: World) -> TensorMover:
+    """The mover of tensors on XLA devices: inside their programs where these reach the other ranks."""
+    return XlaMover(world) if xla.are_connected() else XlaHostMover(world)
 
 
 class _XlaPickler(pickle.Pickler):
