@@ -21,7 +21,7 @@ _TIMEOUT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TpuCore:
-    """One device as torch_xla counts them, which on v2 and v3 is half a chip: its memory, and how busy its chip is."""
+    """One device as torch_xla counts them, which is a chip: its memory, and how busy it is."""
 
     used: int | None
     total: int | None
@@ -40,13 +40,11 @@ class TpuGauge:
         self._services = list(_services(environment.get(_VARIABLE) or _PORTS))
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
-        """The load of each rank's device, or of all devices where one rank drives them all; nothing of ranks that have none."""
-        found = self._cores()
-        item = max(1, len(found) // max(1, ranks.size))
-        for number, core in enumerate(found[: item * ranks.size]):
+        """The load of each rank's device; nothing of ranks that have none."""
+        for rank, core in enumerate(self._cores()[: ranks.size]):
             yield DeviceSample(
-                rank=number // item,
-                device=f"TPU {number}",
+                rank=rank,
+                device=f"TPU {rank}",
                 utilisation=core.busy,
                 memory_used=core.used,
                 memory_total=core.total,
@@ -98,21 +96,14 @@ class _RuntimeMetrics:
 
 
 def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, TpuCore]:
-    """
-    The load of each device by the service: memory comes for each device, the duty cycle for each chip.
-
-    Where there are twice as many devices as chips, two are one chip's (`tpu_info.metrics.get_chip_usage`).
-    """
-    numbers = sorted(used)
-    chips = [busy[number].as_double for number in sorted(busy)]
-    per_chip = len(numbers) // len(chips) if chips and len(numbers) % len(chips) == 0 else 0
+    """The load of each device by the service."""
     return {
         number: TpuCore(
             used=int(used[number].as_int),
             total=int(total[number].as_int) if number in total else None,
-            busy=float(chips[index // per_chip]) if per_chip else None,
+            busy=float(busy[number].as_double) if number in busy else None,
         )
-        for index, number in enumerate(numbers)
+        for number in sorted(used)
     }
 
 
