@@ -34,7 +34,7 @@ _GENERATIONS = {
 }
 # Those with two devices on a chip, which torch_xla drives as threads of one process.
 _RETIRED = "v2 or v3"
-_LABELS = {"TPU": "TPU core", "CPU": "XLA CPU device"}
+_LABELS = {"TPU": "TPU chip", "CPU": "XLA CPU device"}
 # A process that computes on a chip has its file open (`tpu_info/device.py` finds users of chips in the same way).
 _CHIP_FILE = re.compile(r"/dev/(accel|vfio/)\d+")
 # Variables that number one process, which torch_xla does not replace; with the name under which torch_xla

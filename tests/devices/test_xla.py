@@ -71,7 +71,7 @@ def bus(tmp_path):
 def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores):
     found = detect_devices(environment, bus(device, chips), FITS)
     assert (found.device, found.count) == ("TPU", cores)
-    assert (found.requested, found.trouble, found.label) == (True, "", "TPU core")
+    assert (found.requested, found.trouble, found.label) == (True, "", "TPU chip")
 
 
 def test_a_tpu_v2_or_v3_is_refused_with_what_to_take_in_its_place(bus):

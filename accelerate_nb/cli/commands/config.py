@@ -37,8 +37,8 @@ _LEFT_OPEN = "left open"
 _YES_OR_NO: list[tuple[str, Any]] = [("yes", True), ("no", False)]
 # A list gives a choice's title in place of a value that is None.
 _OPEN: Any = object()
-# The number of cores of a pod's machines, which can't be probed from here; all of them are used.
-_CORES_OF_A_POD = 8
+# The number of chips of a machine of a TPU v4 pod, which can't be probed from here; all of them are used.
+_CHIPS_OF_A_POD = 4
 _EPILOG = """\
 commands:
   default   write a file for this machine as it is, without a question; an existing file is kept
@@ -151,7 +151,7 @@ def _given_tpus(arguments: argparse.Namespace, current: TpusConfig) -> TpusConfi
 
 def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
     """The devices of a launch: those of this machine, or those that a pod's machines are taken to have."""
-    return probe() if on_tpus is None or not on_tpus.is_pod else pod(_CORES_OF_A_POD)
+    return probe() if on_tpus is None or not on_tpus.is_pod else pod(_CHIPS_OF_A_POD)
 
 
 def _current(path: Path) -> dict[str, Any]:

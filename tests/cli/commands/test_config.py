@@ -25,7 +25,7 @@ from accelerate_nb.devices.xla import XlaDevices
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
-TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8))
+TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 DEFAULTS = values(resolve({}, {}))
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
 

@@ -91,7 +91,7 @@ def through(device, count, trouble=""):
 
 def test_a_tpu_is_ready_if_nobody_holds_its_chips():
     check = preflight.of_xla(through("TPU", 4), [])
-    assert (check.state, check.text) == ("passed", "it computes on 4 TPU cores")
+    assert (check.state, check.text) == ("passed", "it computes on 4 TPU chips")
     check = preflight.of_xla(through("TPU", 4), [11, 12])
     assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
     assert "Restart the notebook's kernel" in check.advice

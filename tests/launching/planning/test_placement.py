@@ -161,14 +161,14 @@ def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
         (
             {"num_processes": 2},
             KAGGLE,
-            "num_processes=2 .* all of this machine's 8 TPU cores only. Use 8 or 1",
+            "num_processes=2 .* all of this machine's 8 TPU chips only. Use 8 or 1",
         ),
         (
             {"num_processes": 8},
             COLAB,
-            "num_processes=8 .* this machine has 1 TPU core. Use 1, or pass cpu=True",
+            "num_processes=8 .* this machine has 1 TPU chip. Use 1, or pass cpu=True",
         ),
-        ({"gpu_ids": "0,1"}, V4, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
+        ({"gpu_ids": "0,1"}, V4, "gpu_ids='0,1' .* TPU chips are not chosen by number"),
         ({"engine": "xla"}, LAPTOP, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
         ({"engine": "xla", "cpu": True}, V4, "engine='xla' was requested with cpu=True"),
         ({}, through("TPU", 0, trouble="What was asked, found, to do."), "^What was asked, found, to do.$"),
@@ -202,8 +202,8 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
 
 
 def test_the_reason_names_torch_xla():
-    assert choose(LaunchingConfig(), KAGGLE, True).why == "8 of 8 TPU cores; forked by a supervisor"
-    assert choose(LaunchingConfig(num_processes=1), KAGGLE, True).why == "1 of 8 TPU cores; forked by a supervisor"
+    assert choose(LaunchingConfig(), KAGGLE, True).why == "8 of 8 TPU chips; forked by a supervisor"
+    assert choose(LaunchingConfig(num_processes=1), KAGGLE, True).why == "1 of 8 TPU chips; forked by a supervisor"
     assert choose(LaunchingConfig(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
     assert choose(LaunchingConfig(engine="xla"), BARE, True).why.startswith(
         "1 XLA CPU device, through torch_xla: there is no TPU; "

@@ -83,7 +83,7 @@ def test_what_works_and_is_slow_is_advice(settings, name):
     assert not preflight(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
 
 
-TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8))
+TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 
 
 @pytest.mark.parametrize(

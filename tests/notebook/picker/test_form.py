@@ -25,7 +25,7 @@ from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 2, 32)
-TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8))
+TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 
 
 @pytest.fixture(autouse=True)
@@ -330,7 +330,7 @@ def test_a_machine_with_a_tpu_gets_a_file_that_leads_to_the_same_launch():
         found = appraise(typed, TPU, {})
         assert found.content["distributed_type"] == "XLA"
         assert resolve({}, {}, found.content) == found.config
-    assert found.choice.why.startswith("8 of 8 TPU cores; ")
+    assert found.choice.why.startswith("8 of 8 TPU chips; ")
 
 
 def test_what_a_tpu_can_not_do_is_reported_before_a_launch():
@@ -340,10 +340,10 @@ def test_what_a_tpu_can_not_do_is_reported_before_a_launch():
 
 
 def test_a_tpu_is_shown_as_what_the_machine_has():
-    assert "8 TPU cores" in html.title(TPU, 1 << 30, [])
+    assert "8 TPU chips" in html.title(TPU, 1 << 30, [])
     missing = XlaDevices("TPU", 0, trouble="No chip.")
     devices = AvailableDevices("xla", missing.label, 0, 96, xla=missing)
-    assert "no TPU core to compute on" in html.title(devices, 1 << 30, [])
+    assert "no TPU chip to compute on" in html.title(devices, 1 << 30, [])
     assert appraise({}, devices, {}).general == ("No chip.",)
     assert appraise({"cpu": True}, devices, {}).config is not None
 
