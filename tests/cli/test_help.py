@@ -10,7 +10,7 @@ import pytest
 
 from accelerate_nb.cli.main import COMMANDS, main
 
-HEAVY = {"torch", "numpy", "IPython", "nbformat", "rich", "questionary", "yaml"}
+HEAVY = {"torch", "numpy", "IPython", "nbformat", "rich", "questionary", "yaml", "cloudpickle", "asyncio"}
 # Of CPU time; a machine that does other things too takes longer for the same work. Loading torch alone takes more than that.
 SECONDS = 1.0
 
@@ -27,7 +27,7 @@ def cpu_seconds(words: list[str]) -> float:
 @pytest.mark.parametrize("words", [["--help"], ["launch", "--help"]], ids=" ".join)
 def test_help_takes_under_a_second_of_cpu_time(words: list[str]) -> None:
     # a busy machine has cold caches; one run in five that is fast shows that nothing slow is done
-    assert min(cpu_seconds(["-m", "accelerate_nb", *words]) for _ in range(5)) < SECONDS
+    assert any(cpu_seconds(["-m", "accelerate_nb", *words]) < SECONDS for _ in range(5))
 
 
 @pytest.mark.parametrize(

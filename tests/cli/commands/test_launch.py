@@ -319,6 +319,19 @@ def test_wrong_parameters_are_reported_before_any_process_starts(words, message,
     assert not (folder / "runs").exists()
 
 
+def test_a_notebooks_arguments_are_read_by_one_parser(monkeypatch, capsys):
+    made, init = [], CliParser.__init__
+    monkeypatch.setattr(
+        CliParser, "__init__", lambda self, *args, **more: made.append(self) or init(self, *args, **more)
+    )
+    assert (
+        main(["launch", "-n", "2", notebook("print(lr)", tagged="lr = 0.1"), "--cpu", "--dry-run", "--", "--lr", "1"])
+        == 0
+    )
+    assert len(made) == 1
+    assert "--lr 1" in capsys.readouterr().out
+
+
 def test_the_help_of_a_notebook_lists_its_parameters(capsys):
     name = notebook("print(lr)", tagged="lr = 0.1  # how far a step goes")
     assert main(["launch", name, "--help"]) == 0
@@ -481,16 +494,6 @@ def test_the_exit_code_is_the_first_causes(failures, code):
         for rank, fields in enumerate(failures)
     )
     assert exit_code(error) == code
-
-
-def test_help_loads_nothing_heavy():
-    code = "import sys; from accelerate_nb.cli.main import main\ntry: main(['launch', '--help'])\nexcept SystemExit: pass\n"
-    code += "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    heavy = {"torch", "numpy", "IPython", "rich", "questionary", "nbformat", "yaml", "psutil", "cloudpickle", "asyncio"}
-    assert set(done.stderr.split()) & heavy == set()
-    assert "Engine and devices:" in done.stdout
-    assert "examples:" in done.stdout
 
 
 @pytest.mark.slow

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from accelerate_nb.events.collapse import WINDOW
 from accelerate_nb.events.model import Display, IdleWarning, LogLine, Metric, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.session.cell_run import CellResult
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.display.text_sinks import CellSink, OutputLimits
+from accelerate_nb.notebook.display.text_sinks import OutputLimits
 from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")
@@ -90,13 +88,6 @@ def test_what_one_rank_writes_waits_for_the_window():
     task_loop.feed(line("a", 0))
     assert task_loop.refresh(0.01) == []
     assert task_loop.refresh(WINDOW + 0.1) == ["[0]   a"]
-
-
-def test_each_stream_stays_what_it_was():
-    task_loop = Desk()
-    task_loop.feed(line("a"), line("b", stream="stderr"))
-    task_loop.close()
-    assert [line.stream for line in task_loop.paper.lines] == ["stdout", "stderr"]
 
 
 def test_a_cell_begins_where_the_one_before_ended():
@@ -217,17 +208,3 @@ def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
         "[0]   8",
         "[0]   9",
     ]
-
-
-def test_lines_that_came_too_fast_are_counted():
-    task_loop = Desk(view=RunState(2, backlog=10))
-    task_loop.feed(*(line(str(number)) for number in range(15)))
-    assert task_loop.close()[0] == "... 5 lines came faster than they could be shown; they are in /runs/1 ..."
-
-
-@pytest.mark.parametrize("text", ["x" * 5000, "\x1b[31m\x1b[0m" * 400, "ä€😀" * 700, ""])
-def test_whatever_ranks_write_a_cell_stays_under_a_megabyte(text):
-    task_loop = Desk(size=4, bound=CellSink.bound)
-    for number in range(6_000):
-        task_loop.feed(line(text, number % 4, "stderr" if number % 3 else "stdout"))
-    assert sum(len(item.encode()) for item in task_loop.close()) < 700_000

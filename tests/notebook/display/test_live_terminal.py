@@ -102,12 +102,6 @@ def test_the_lines_of_one_rank_alone_are_what_it_wrote(options):
     assert captured.end()[0] == [str(options.get("only_ranks", (0,))[0])]
 
 
-def test_a_prefix_template_is_filled_in():
-    captured = CapturedStreams(prefix_template="[${role_name}${local_rank}]:")
-    captured.feed(line("a", 1))
-    assert captured.end()[0] == ["[default1]:a"]
-
-
 def test_only_the_ranks_that_were_requested_are_shown():
     captured = CapturedStreams(4, only_ranks=(0, 2))
     captured.feed(*(line("a", rank) for rank in range(4)))

@@ -146,12 +146,6 @@ def run_in_pipe(source):
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
 
 
-def test_a_pipe_gets_lines_on_their_streams():
-    done = run_in_pipe(FEED + LINES)
-    assert done.stdout == "[1] hello\n[0] bye\n"
-    assert done.stderr == "[0] INFO:root:trouble\n"
-
-
 def test_a_pipe_gets_progress_only_when_it_is_over():
     done = run_in_pipe(FEED + BARS)
     assert done.stdout == ""
@@ -161,10 +155,6 @@ def test_a_pipe_gets_progress_only_when_it_is_over():
 def test_a_pipe_gets_every_line():
     flood = FLOOD.replace("25_000", "6_000")
     assert run_in_pipe(FEED + flood).stdout.count("\n") == 24_000
-
-
-def test_a_pipe_gets_the_text_of_something_rich():
-    assert run_in_pipe(FEED + RICH).stdout == "[1] bold\n"
 
 
 def run_in_terminal(source, columns=20, rows=24):
