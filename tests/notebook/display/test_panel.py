@@ -1,4 +1,4 @@
-"""What a panel tells its pages, and what it leaves them."""
+"""What a panel tells its pages, what these request of it, and what it leaves them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StateError
+from accelerate_nb.events.model import (
+    KnobValue,
+    ProfiledOperation,
+    ProfileRequested,
+    StateChange,
+    StepProfile,
+)
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.notebook.display import panel
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
+from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle
-from accelerate_nb.notebook.display.panel import LivePanel
+from accelerate_nb.notebook.display.panel import LivePanel, RunRequests, end_of
 from accelerate_nb.notebook.display.run_display import FrontendState
 
 
@@ -86,3 +95,82 @@ def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
         live._take({"do": "hello"})
         live._take({"do": "ack", "seq": live._feed.seq})
     assert all(live.is_delivered for live in panels)
+
+
+def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
+    file = tmp_path / "rank_0.log"
+    file.write_bytes(b"abcdef")
+    assert end_of(file, 10) == b"abcdef"
+    assert end_of(file, 2) == f"... the first 4 bytes are left out here; all of it is in {file} ...\nef".encode()
+    assert end_of(tmp_path / "none", 10) == b""
+
+
+def refusing(error: AccelerateNbError):
+    def refuse(*_, **__):
+        raise error
+
+    return refuse
+
+
+def test_a_knob_is_set_and_a_refusal_is_the_reply():
+    given = []
+    requests = RunRequests(SimpleNamespace(set_knob=lambda name, value: given.append((name, value))))
+    assert requests.reply({"do": "knob", "name": "lr", "value": 0.5}) is None
+    assert given == [("lr", 0.5)]
+    requests = RunRequests(SimpleNamespace(set_knob=refusing(ConfigurationError("takes finite numbers"))))
+    assert requests.reply({"do": "knob", "name": "lr", "value": "x"}) == (
+        {"knob_error": {"name": "lr", "text": "takes finite numbers"}},
+        [],
+    )
+
+
+def test_pages_get_the_knobs_with_a_change_that_both_ranks_report_as_one():
+    view = RunState(1)
+    for rank in range(2):
+        view.apply(KnobValue(rank, "lr", 0.1, 0, None, 1.0, 2.0))
+        view.apply(KnobValue(rank, "lr", 0.2, 7, None, 1.0, 3.0 + rank, changed=True))
+    message = MessageFeed(view).news()
+    assert message["knobs"] == [["lr", 0.2, None, 1.0]]
+    assert message["knob_changes"] == [["lr", 0.2, 3.0]]
+
+
+def test_a_profile_is_requested_and_its_trace_is_the_reply(tmp_path, monkeypatch):
+    view, given = RunState(2), []
+    run = SimpleNamespace(folder=tmp_path, view=view, profile=lambda ranks: given.append(ranks))
+    requests = RunRequests(run)
+    assert requests.reply({"do": "profile", "ranks": [1]}) is None
+    assert given == [[1]]
+    assert requests.reply({"do": "trace", "rank": 1}) is None
+    view.apply(StepProfile(1, 1, 10, 0.5, (), "/elsewhere/trace.json.gz", 3.0))
+    message, files = requests.reply({"do": "trace", "rank": 1})
+    assert "/elsewhere/trace.json.gz" in message["profile_error"]
+    (tmp_path / "trace.json.gz").write_bytes(b"abc")
+    assert requests.reply({"do": "trace", "rank": 1}) == ({"file": {"name": "trace.json.gz"}}, [b"abc"])
+    monkeypatch.setattr(panel, "_MOST_OF_A_FILE", 2)
+    message, files = requests.reply({"do": "trace", "rank": 1})
+    assert (files, "too large" in message["profile_error"]) == ([], True)
+    run.profile = refusing(StateError("one is under way"))
+    assert requests.reply({"do": "profile", "ranks": None}) == ({"profile_error": "one is under way"}, [])
+
+
+def test_pages_get_a_profile_that_is_under_way_and_its_table():
+    view = RunState(2)
+    feed = MessageFeed(view)
+    view.apply(ProfileRequested(1, 1, 10, 2.0))
+    assert feed.news()["profiles"] == [[1, 10, None]]
+    view.apply(StateChange(0, "running", 2.0))
+    assert "profiles" not in feed.news()
+    profile = StepProfile(1, 1, 9, 0.5, (ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),), "/trace", 3.0)
+    view.apply(profile)
+    ((rank, profiling, sent),) = feed.news()["profiles"]
+    assert (rank, profiling, sent["steps"], sent["operations"]) == (1, None, 9, profile.operations)
+    # a rank that starts again has forgotten the request
+    view.apply(ProfileRequested(1, 2, 10, 2.0))
+    feed.news()
+    view.apply(StateChange(1, "starting", 4.0))
+    assert feed.news()["profiles"][0][1] is None
+
+
+@pytest.mark.parametrize("content", [{"do": "log", "rank": "1"}, {"do": "trace"}, {"do": "sing"}])
+def test_a_request_that_means_nothing_has_no_reply(content):
+    assert RunRequests(SimpleNamespace()).reply(content) is None
