@@ -26,6 +26,7 @@ _ENTRIES, _NODES, _VERSION, _PORT = (f"accelerate_nb/{name}" for name in ("entri
 # Each node looks into the log so often, in seconds.
 _BETWEEN_LOOKS = 0.2
 _STORE_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 2.0
 # A node from which nothing comes for so long is lost, in seconds. Its notebook may compute meanwhile, which holds back what it sends:
 # a process that has ended shows at once, and a machine that is off or cut off within 4 seconds, by the system's own probes.
 _SILENCE_LIMIT = 30.0
@@ -103,10 +104,12 @@ class NodeLog:
         self._outgoing.put(None)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             # where node 0's machine was cut off, it waits there for long
-            self._thread.join(linger + _STORE_TIMEOUT / 5)
-        if self.number == 0:
-            self.peers.wait_until_left(linger)
+            self._thread.join(_CLOSE_TIMEOUT)
+        have_left = self.number != 0 or self.peers.wait_until_left(linger)
         self.peers.close()
+        if not have_left:
+            # they are to see that node 0 goes before its store does, of which torch would print a stack
+            time.sleep(2 * _BETWEEN_LOOKS)
         self._store = None
 
     def _follow(self) -> None:
@@ -194,11 +197,12 @@ class PeerConnections:
             with suppress(OSError):
                 sock.send(b".", socket.MSG_DONTWAIT)
 
-    def wait_until_left(self, timeout: float) -> None:
-        """Wait until all others have closed their connections."""
+    def wait_until_left(self, timeout: float) -> bool:
+        """Wait until all others have closed their connections; whether they have."""
         deadline = time.monotonic() + timeout
         while self._peers and time.monotonic() < deadline:
             time.sleep(0.05)
+        return not self._peers
 
     def close(self) -> None:
         """Leave the others."""
@@ -207,6 +211,7 @@ class PeerConnections:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+        self._peers.clear()
         if self._listener is not None:
             self._listener.close()
 
@@ -254,5 +259,6 @@ class PeerConnections:
             sock.close()
 
     def _lose(self, number: int, reason: str) -> None:
-        self._peers.pop(number).close()
-        self._on_loss(number, reason)
+        if (sock := self._peers.pop(number, None)) is not None:
+            sock.close()
+            self._on_loss(number, reason)

@@ -162,9 +162,9 @@ class HostNodes(LaunchedNodes):
         return self.joined.text
 
     def leave(self, reason: str) -> None:
-        """Take part no more; those that wait for a place get to know why."""
-        for number in self._waiting:
-            self._log.post(RunRefused(f"the run is over: {reason}"), number)
+        """Take part no more; where nothing has begun, those that have come get to know why. Later ones may be of a next run, and try again."""
+        if self._joined is None:
+            self._log.post(RunRefused(reason))
         super().leave(reason)
         if self._store is not None:
             self._store.close()
@@ -430,10 +430,6 @@ class MemberNodes(LaunchedNodes):
                 case 0, HostNotice(text):
                     why = text
                     notice.say(f"{why}; waiting at {settings.endpoint} up to {settings.timeout:g} s")
-                case 0, NodeLeft(reason) if 0 in self._left and why == "not all nodes have come":
-                    raise LaunchError(
-                        f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}"
-                    )
                 case 0, NodeLeft(reason):
                     return reason
         return why

@@ -171,6 +171,22 @@ def test_a_rank_that_is_taken_and_other_versions_are_reported_to_all(monkeypatch
                 call()
 
 
+def test_a_node_that_is_launched_again_while_the_last_run_still_ends_waits_for_the_next_one() -> None:
+    with host() as meeting, ThreadPoolExecutor(1) as threads:
+        first = meeting.join()
+        meeting.met.result()
+        again = threads.submit(meeting.join)
+        while not meeting.nodes._waiting:
+            time.sleep(0.01)
+        left(first, meeting.nodes)
+        listener = socket.create_server(("127.0.0.1", meeting.port))
+        terms = replace(settings_of(), port=meeting.port, timeout=20.0)
+        following = HostNodes(listener, PLACEMENT, terms, resolve({"num_nodes": 2}, {}))
+        following.meet()
+        assert again.result().run == following.run
+        left(again.result(), following)
+
+
 def test_a_node_carries_out_no_code_of_another_one() -> None:
     with host() as meeting:
         member = meeting.join()
