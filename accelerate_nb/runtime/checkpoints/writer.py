@@ -116,16 +116,28 @@ def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:
 def write_files(files: Sequence[FileToWrite], folder: Path, *, threads: int = 1) -> dict[str, ManifestEntry]:
     """Write all files, with several threads some of them at the same time; returns what was written."""
     contents = brought([file.content for file in files])
-    with (
-        _sums.block(),
-        ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb disk") as disk,
-        ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool,
-    ):
+    with _sums.block(), _executor(threads, "disk") as disk, _executor(threads, "checkpoint") as pool:
         # each file that is filled holds one block, and one is on its way for each thread
         blocks = DirectWriter(2 * threads + 1, disk)
         brought_files = map(lambda file, content: replace(file, content=content), files, contents)
         written = pool.map(lambda file: file.write(folder, blocks), brought_files)
         return dict(zip((file.name for file in files), written, strict=True))
+
+
+def _executor(threads: int, name: str) -> Executor:
+    return _InThisThread() if threads == 1 else ThreadPoolExecutor(threads, thread_name_prefix=f"accelerate_nb {name}")
+
+
+class _InThisThread(Executor):
+    """Does at once what it is given: a pool takes nothing any more when a program ends, and a save in the background goes on then."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except (OSError, CheckpointError) as error:
+            done.set_exception(error)
+        return done
 
 
 def size_of(value: Any) -> int:
