@@ -216,15 +216,17 @@ class PeerConnections:
             self._listener.close()
 
     def _add(self, number: int, sock: socket.socket) -> None:
-        probe_connection(sock)
         self._peers[number], self._heard[sock] = sock, time.monotonic()
-        self.address, self.host = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        # one that has gone already is found when it is read
+        with suppress(OSError):
+            probe_connection(sock)
+            self.address, self.host = str(sock.getsockname()[0]), str(sock.getpeername()[0])
 
     def _watch(self) -> None:
         while not self._is_closed:
             own = [] if self._listener is None else [self._listener]
             try:
-                ready = select.select([*own, *self._unknown, *self._peers.values()], (), (), 1.0)[0]
+                ready = select.select([*own, *self._unknown, *list(self._peers.values())], (), (), 1.0)[0]
             except (OSError, ValueError):
                 # closed meanwhile
                 continue
@@ -239,7 +241,10 @@ class PeerConnections:
             with suppress(OSError):
                 self._unknown.append(sock.accept()[0])
             return
-        number = next((number for number, known in self._peers.items() if known is sock), None)
+        number = next((number for number, known in list(self._peers.items()) if known is sock), None)
+        if number is None and sock not in self._unknown:
+            # closed meanwhile
+            return
         try:
             data = sock.recv(4096 if number is not None else _NUMBER.size, socket.MSG_DONTWAIT)
             reason = "its connection has ended"
