@@ -366,7 +366,7 @@ class GroupRunner:
 
     def _rank_result(self, rank: int) -> RankResult:
         file = self._outcomes.get(rank)
-        outcome = None if file is None else self._run_context.read_outcome(rank, file)
+        outcome = None if file is None else self._run_context.outcomes.read(rank, file)
         if outcome is not None:
             return outcome.rank_result(rank)
         if not self._agent_of[rank].has_outcomes:

@@ -51,6 +51,7 @@ class LaunchedRun(Run):
         restart_delay: float = 0.0,
         changing_nodes: ChangingNodes | None = None,
         facts: Mapping[str, Any] | None = None,
+        is_inline: bool = False,
     ) -> None:
         super().__init__(
             name=name,
@@ -65,6 +66,8 @@ class LaunchedRun(Run):
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
         self._changing_nodes, self._facts = changing_nodes, dict(facts or {})
+        # whether its function is called by `start`, in that thread
+        self._is_inline = is_inline
         self.tags = tags_of(self._facts)
         self.function, self.arguments = self._facts.get("function", ""), self._facts.get("arguments")
         self._worker_group: WorkerGroupLike | None = None
@@ -76,6 +79,8 @@ class LaunchedRun(Run):
         # the ranks on this machine, whose process numbers mean something here; `None` for all
         self.ranks_here: Collection[int] | None = None
         self._thread: threading.Thread | None = None
+        self._status_lock = threading.Lock()
+        self._is_finishing = False
         self._knobs = KnobChanges(run_context.view, self.send)
         self._profiles = ProfileRequests(run_context.view, self.folder, self.send, run_context.take)
         self._on_event, run_context.on_event = run_context.on_event, self._on_run_event
@@ -99,7 +104,10 @@ class LaunchedRun(Run):
     # ------------------------------------------------------------------------------------------------------- acting
 
     def start(self) -> LaunchedRun:
-        """Begin, in a thread of the run's own."""
+        """Begin, in a thread of the run's own; a run of this very process is over when this returns."""
+        if self._is_inline:
+            self._conduct()
+            return self
         self._thread = threading.Thread(target=self._conduct, name="accelerate_nb run", daemon=True)
         self._thread.start()
         return self
@@ -121,6 +129,11 @@ class LaunchedRun(Run):
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """Have ranks profile their next optimizer steps, from any thread, without waiting for it."""
+        if self._is_inline:
+            raise NotYetError(
+                "A profile was requested of a function that runs in this process. Use torch.profiler or `accelerator.profile()` in it, or "
+                "launch workers."
+            )
         self._profiles.request(steps, ranks)
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -278,7 +291,31 @@ class LaunchedRun(Run):
             return stopped_error(worker_group.stopped_at, rank_results, self.folder)
         return worker_error(rank_results, self.folder)
 
+    def update_status(self) -> None:
+        """Bring the run's status in its folder up to date."""
+        with self._status_lock:
+            # the last status stays the last
+            if not self._is_finishing:
+                self._keep_status(self.view.state)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all of the run could be written into its folder."""
+        return self._run_context.record.trouble is None
+
+    def finish_again(self) -> bool:
+        """Write the outcome and the last status once more; whether both could be written."""
+        self._run_context.record.trouble = None
+        if not self._run_context.outcomes.save(self._error):
+            return False
+        self._keep_status(self.view.state, ended=self.view.ended)
+        return self.is_kept
+
     def _finish(self) -> None:
+        # the outcome first: who sees the end of the run reads it
+        self._run_context.outcomes.save(self._error)
+        with self._status_lock:
+            self._is_finishing = True
         state, detail = self._end_state()
         try:
             self._run_context.take(StateChange(None, state, time.time(), detail))
@@ -311,7 +348,8 @@ class LaunchedRun(Run):
             ranks=len(self.view.ranks),
             error=str(self._error) if self._error else None,
             restarts=self.view.restarts[-1].attempt if self.view.restarts else 0,
-            **{**self._facts, **metrics},
+            main_rank=self.main_rank,
+            **{**self._facts, **self._run_context.outcomes.facts(), **metrics},
         )
 
     def _end_state(self) -> tuple[State, str]:
@@ -347,19 +385,3 @@ def _reason(error: BaseException | None) -> str:
     if not isinstance(error, AccelerateNbError):
         return "" if error is None else repr(error)
     return next(iter(str(error).splitlines()), "")
-
-
-class InlineRun(LaunchedRun):
-    """A run of one rank in the very process that waits for it."""
-
-    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """A call in this process can't be profiled from outside: raises `NotYetError`."""
-        raise NotYetError(
-            "A profile was requested of a function that runs in this process. Use torch.profiler or `accelerator.profile()` in it, or "
-            "launch workers."
-        )
-
-    def start(self) -> InlineRun:
-        """Begin in this thread, and return when the run is over."""
-        self._conduct()
-        return self

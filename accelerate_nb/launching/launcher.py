@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from accelerate_nb.config.environment import attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
@@ -28,7 +28,7 @@ from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEn
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
+from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.launched_group import LaunchedGroupRunner
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
@@ -41,7 +41,7 @@ from accelerate_nb.launching.planning.placement import Placement, choose_placeme
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes
-from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.launching.run_context import Outcomes, RunContext
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
@@ -60,7 +60,6 @@ def warm_early() -> None:
     supervisor.warm(idle_timeout)
 
 
-LaunchedKind = TypeVar("LaunchedKind", bound=LaunchedRun)
 Nodes: TypeAlias = RunNodes | LaunchedNodes
 
 
@@ -110,12 +109,12 @@ def prepare(
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
         return _run_here(call, config, choice, front_end, on_event, inline)
-    return run_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), LaunchedRun, front_end, on_event)
+    return run_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), front_end, on_event)
 
 
 def prepare_in_launched_process(
     call: FunctionCall, config: RunConfig, environ: Mapping[str, str], front_end: FrontEnd
-) -> InlineRun:
+) -> LaunchedRun:
     """A run of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = replace(config, launching=replace(config.launching, max_restarts=0, timeout=None))
@@ -136,14 +135,12 @@ def _run_here(
     front_end: FrontEnd,
     on_event: Callable[[Event], None],
     worker_group: Callable[[RunContext, int], Any],
-) -> InlineRun:
+) -> LaunchedRun:
     """A run in this very process."""
     name = config.launching.name or call.name
     folder = new_folder(runs_folder(os.environ, config.launching.folder), name)
     facts = _call_facts(call, folder)
-    return _run(
-        InlineRun, config, choice, name, folder, current_sources(), front_end, on_event, worker_group, facts=facts
-    )
+    return _run(config, choice, name, folder, current_sources(), front_end, on_event, worker_group, facts=facts)
 
 
 def _on_each_node(
@@ -159,7 +156,7 @@ def _on_each_node(
     config, choice, nodes = join_nodes(config)
     try:
         request = _request(call, config, choice, nodes, is_run_kept=is_run_kept)
-        return run_of(request, LaunchedRun, front_end, on_event)
+        return run_of(request, front_end, on_event)
     except BaseException as error:
         # the others learn that there is no run
         nodes.leave(str(error) or "it was interrupted")
@@ -202,12 +199,12 @@ def meet_nodes(request: RunRequest) -> RunRequest:
 
 def run_of(
     request: RunRequest,
-    kind: Callable[..., LaunchedKind],
     front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
     facts: Mapping[str, Any] | None = None,
-) -> LaunchedKind:
-    """The run of a request, ready to be started in this process; `facts` are added to its status."""
+    outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
+) -> LaunchedRun:
+    """The run of a request, ready to be started in this process; `facts` are added to its status, `outcomes` makes what takes them."""
     choice, plan = request.placement, request.plan
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
@@ -223,7 +220,6 @@ def run_of(
         return nodes.worker_group(attempt, engine, run_context, number)
 
     run = _run(
-        kind,
         request.config,
         choice,
         request.name,
@@ -235,6 +231,7 @@ def run_of(
         plan.payload,
         {**request.facts, **(facts or {})},
         changing_nodes=nodes,
+        outcomes=outcomes,
     )
     if nodes is not None:
         run.ranks_here = nodes.ranks_here
@@ -346,7 +343,6 @@ def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext
 
 
 def _run(
-    kind: Callable[..., LaunchedKind],
     config: RunConfig,
     choice: Placement,
     name: str,
@@ -359,12 +355,15 @@ def _run(
     facts: Mapping[str, Any] | None = None,
     *,
     changing_nodes: ChangingNodes | None = None,
-) -> LaunchedKind:
+    outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
+) -> LaunchedRun:
     launching_config = config.launching
+    view, record = RunState(choice.size), RunRecorder(folder)
     run_context = RunContext(
         sources=sources,
-        view=RunState(choice.size),
-        record=RunRecorder(folder),
+        view=view,
+        record=record,
+        outcomes=outcomes(view, record),
         deadline=None if launching_config.timeout is None else time.monotonic() + launching_config.timeout,
         stop_grace_period=launching_config.stop_grace_period,
         hang_warning_after=launching_config.hang_warning_after,
@@ -377,7 +376,7 @@ def _run(
         prune(folder.parent)
         supervisor.preload(module for rank_result in rank_results for module in rank_result.modules)
 
-    return kind(
+    return LaunchedRun(
         run_context=run_context,
         worker_group=lambda number: worker_group(run_context, number),
         max_restarts=launching_config.max_restarts,
@@ -389,7 +388,7 @@ def _run(
         why=choice.why,
         at_end=at_end,
         sampler=ResourceMonitor(
-            run_context.view,
+            view,
             lambda: (
                 range(choice.size) if changing_nodes is None or (here := changing_nodes.ranks_here) is None else here
             ),
@@ -399,6 +398,7 @@ def _run(
         ),
         changing_nodes=changing_nodes,
         facts={"settings": differing(config), **(facts or {})},
+        is_inline=choice.start == "inline",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from accelerate_nb.events.model import Event
 from accelerate_nb.events.run_folder import RunRecorder
@@ -19,6 +19,22 @@ from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
 _FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
+
+
+class Outcomes:
+    """The outcomes of a run, read into this process; those of a detached run are kept in its folder (`SavedOutcomes`)."""
+
+    def read(self, _rank: int, descriptor: int) -> Returned | Raised | None:
+        """A rank's outcome, from the file in which its worker left it."""
+        return read_outcome(descriptor)
+
+    def save(self, _error: BaseException | None) -> bool:
+        """Keep what ended the run for other processes; whether that was possible."""
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that the run's status has for other processes."""
+        return {}
 
 
 @dataclass(slots=True)
@@ -36,7 +52,7 @@ class RunContext:
     # of a session: the ranks that have returned from its tasks, and the end of those that wait for them; whether there are such
     returned_from_task: Callable[[], Collection[int]] = tuple
     end_task: Callable[[StackSnapshot], bool] = lambda _: False
-    read_outcome: Callable[[int, int], Returned | Raised | None] = lambda _rank, descriptor: read_outcome(descriptor)
+    outcomes: Outcomes = field(default_factory=Outcomes)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:

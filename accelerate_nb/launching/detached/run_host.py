@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_folder import hold_lock, status_of
 from accelerate_nb.launching.detached.control import ControlServer, ControlSocket, job_facts
 from accelerate_nb.launching.detached.host_start import reported_start
-from accelerate_nb.launching.detached.saved_outcome import error_kind, save_error, save_result
+from accelerate_nb.launching.detached.saved_outcome import SavedOutcomes, error_kind
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor import SupervisorOffer
@@ -34,7 +34,6 @@ from accelerate_nb.transport.messages import (
     HostFailed,
     HostReady,
 )
-from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.serializer import load
 
 # How often the run's status is brought up to date, for those who only read the folder.
@@ -44,85 +43,8 @@ _BETWEEN_TRIES = 2.0
 _LONGEST_TRY = 24 * 3600.0
 
 
-class HostedRun(LaunchedRun):
-    """A run whose results stay as their workers wrote them, for other processes to unpickle."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._status_lock = threading.Lock()
-        self._is_finishing = False
-        # the outcomes that the folder could not take, in memory
-        self._unsaved: dict[int, int] = {}
-        self._run_context.read_outcome = self._copy_outcome
-
-    def keep(self, **facts: Any) -> None:
-        """Add facts to the run's status."""
-        self._facts |= facts
-
-    def update_status(self) -> None:
-        """Write the run's progress and newest metrics into its status."""
-        with self._status_lock:
-            # the last status stays the last
-            if not self._is_finishing:
-                self.keep(**_progress(self))
-                self._keep_status(self.view.state)
-
-    def save_outcome(self) -> bool:
-        """Write what ended the run into its folder; whether that was possible."""
-        try:
-            for rank, descriptor in list(self._unsaved.items()):
-                save_result(self.folder, rank, descriptor)
-                os.close(self._unsaved.pop(rank))
-            save_error(self.folder, self.error)
-        except OSError:
-            return False
-        return True
-
-    def _finish(self) -> None:
-        # the outcome first: who sees the end of the run reads it
-        self.save_outcome()
-        with self._status_lock:
-            self._is_finishing = True
-        self.keep(**_progress(self), main_rank=self.main_rank)
-        super()._finish()
-
-    def finish_again(self) -> bool:
-        """Write the outcome and the last status once more; whether both could be written."""
-        self._run_context.record.trouble = None
-        if not self.save_outcome():
-            return False
-        self._keep_status(self.view.state, ended=self.view.ended)
-        return self._run_context.record.trouble is None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether all of the run could be written into its folder."""
-        return self._run_context.record.trouble is None
-
-    def _copy_outcome(self, rank: int, descriptor: int) -> Returned | Raised | None:
-        glance = self.view.rank(rank)
-        try:
-            has_left_one = save_result(self.folder, rank, descriptor)
-        except OSError as error:
-            self._run_context.record.trouble = error
-            self._unsaved[rank] = os.dup(descriptor)
-            has_left_one = True
-        if has_left_one and glance.failure is not None:
-            return Raised(glance.failure, None)
-        return Returned(None) if has_left_one and glance.state == "finished" else None
-
-
-def _progress(run: HostedRun) -> dict[str, Any]:
-    glances = run.view.glances()
-    bars = [bar for glance in glances for bar in glance.progress.values() if bar.total]
-    open_bars = [bar for bar in bars if not bar.closed] or bars
-    metrics = {name: metric.value for glance in reversed(glances) for name, metric in glance.metrics.items()}
-    bar = open_bars[0] if open_bars else None
-    return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
-
-
 @contextmanager
-def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun, list[int]]]:
+def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[LaunchedRun, list[int]]]:
     """
     A run that this process conducts, ready to be started, and the signals that have come; inside the block others can attach to it.
 
@@ -134,7 +56,7 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[HostedRun
     facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    run = run_of(request, HostedRun, front_end, facts=facts)
+    run = run_of(request, front_end, facts=facts, outcomes=SavedOutcomes)
     with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
@@ -170,7 +92,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
     return exit_code_after(signals, run.stopped_at) or 0
 
 
-def _keep_status(run: HostedRun, locks: list[int]) -> None:
+def _keep_status(run: LaunchedRun, locks: list[int]) -> None:
     """Keep the status up to date, and the lock in place; where the run's folder was removed, the run is stopped."""
     seen = -1
     while not run.wait_until_over(_BETWEEN_STATUS):
@@ -189,7 +111,7 @@ def _keep_status(run: HostedRun, locks: list[int]) -> None:
             run.update_status()
 
 
-def _save_at_last(run: HostedRun, signals: list[int]) -> None:
+def _save_at_last(run: LaunchedRun, signals: list[int]) -> None:
     """Try again to write what the folder could not take, as long as the folder is there and no signal has come."""
     deadline = time.monotonic() + _LONGEST_TRY
     is_kept, known = run.is_kept, len(signals)

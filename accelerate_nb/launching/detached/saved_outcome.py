@@ -10,17 +10,61 @@ from typing import Any
 
 from accelerate_nb import errors
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, StoppedError, WorkerError
+from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
-from accelerate_nb.transport.outcome import read_outcome
+from accelerate_nb.launching.run_context import Outcomes
+from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
 
 _ERROR = "error.json"
 _AT_ONCE = 1 << 20
 
 
-def save_result(folder: Path, rank: int, descriptor: int) -> bool:
+class SavedOutcomes(Outcomes):
+    """Results stay as their workers wrote them, in the run's folder, for other processes to unpickle."""
+
+    def __init__(self, view: RunState, record: RunRecorder) -> None:
+        self._view, self._record = view, record
+        # the outcomes that the folder could not take, in memory
+        self._unsaved: dict[int, int] = {}
+
+    def read(self, rank: int, descriptor: int) -> Returned | Raised | None:
+        """Copy a rank's outcome; returns what is known of it without unpickling it."""
+        glance = self._view.rank(rank)
+        try:
+            has_left_one = _save_result(self._record.folder, rank, descriptor)
+        except OSError as error:
+            self._record.trouble = error
+            self._unsaved[rank] = os.dup(descriptor)
+            has_left_one = True
+        if has_left_one and glance.failure is not None:
+            return Raised(glance.failure, None)
+        return Returned(None) if has_left_one and glance.state == "finished" else None
+
+    def save(self, error: BaseException | None) -> bool:
+        """Write what is not written yet, and the error; whether that was possible."""
+        try:
+            for rank, descriptor in list(self._unsaved.items()):
+                _save_result(self._record.folder, rank, descriptor)
+                os.close(self._unsaved.pop(rank))
+            _save_error(self._record.folder, error)
+        except OSError:
+            return False
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """The run's progress, and its newest metrics."""
+        glances = self._view.glances()
+        bars = [bar for glance in glances for bar in glance.progress.values() if bar.total]
+        open_bars = [bar for bar in bars if not bar.closed] or bars
+        metrics = {name: metric.value for glance in reversed(glances) for name, metric in glance.metrics.items()}
+        bar = open_bars[0] if open_bars else None
+        return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
+
+
+def _save_result(folder: Path, rank: int, descriptor: int) -> bool:
     """Copy the outcome that a worker left into the run's folder, as it is; whether it left one."""
     size = os.fstat(descriptor).st_size
     if size == 0:
@@ -35,7 +79,7 @@ def save_result(folder: Path, rank: int, descriptor: int) -> bool:
     return True
 
 
-def save_error(folder: Path, error: BaseException | None) -> None:
+def _save_error(folder: Path, error: BaseException | None) -> None:
     """Write what `wait` raises into the run's folder."""
     beside = folder / f"{_ERROR}.new"
     beside.write_text(json.dumps(None if error is None else _facts(error)), encoding="utf-8")
