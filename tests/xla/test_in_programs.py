@@ -26,6 +26,7 @@ def moved(world: Any) -> dict[str, Any]:
     from accelerate_nb.runtime.operations import collective
     from accelerate_nb.runtime.operations.call_check import CollectiveCall
     from accelerate_nb.runtime.operations.nested import leaves_of
+    from accelerate_nb.runtime.xla.device import wait
 
     mover = collective._mover(world)
     leaves = {
@@ -34,6 +35,9 @@ def moved(world: Any) -> dict[str, Any]:
         if name != "on the CPU"
     }
     world.settle()
+    # both devices have ended what they were given: it counts for the process
+    wait()
+    world.group.barrier().wait()
     before = counts() if world.device.type == "xla" else {}
     found: dict[str, Any] = {}
     for name, tensors in leaves.items():
