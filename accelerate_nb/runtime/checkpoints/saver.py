@@ -318,8 +318,9 @@ def _report_end(reference: weakref.ref[SaveChannel]) -> None:
     channel = reference()
     # whichever exception ends an interpreter is kept as its last; that which ends a child is being handled now
     if channel is not None and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
-        with suppress(RuntimeError):  # the process that holds the store may have gone before
-            channel.put(f"ended/{channel.world.rank}", "")
+        # no reply is waited for: the process that holds the store may have gone, of which torch writes its stack into the log
+        with suppress(RuntimeError):
+            channel._store.set(f"ended/{channel.world.rank}", "")
 
 
 @cache
