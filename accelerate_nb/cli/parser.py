@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.formats import SHORT
 from accelerate_nb.config.settings import GROUPS, Setting, warn_deprecated
-from accelerate_nb.config.value_types import Boolean
+from accelerate_nb.config.value_types import Boolean, did_you_mean
 from accelerate_nb.errors import ConfigurationError
 
 # The prefix of a setting's name among the parsed arguments.

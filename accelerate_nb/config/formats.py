@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.hf.keys import OF_ACCELERATE, together
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, values
 from accelerate_nb.config.settings import Setting, warn_deprecated
 from accelerate_nb.config.training import STRATEGIES
-from accelerate_nb.config.value_types import Boolean
+from accelerate_nb.config.value_types import Boolean, did_you_mean
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 # The text before the settings that only this package knows, and the mark before each of their lines.

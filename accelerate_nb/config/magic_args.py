@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.formats import read_words
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.config.settings import Setting, setting, settings
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError
 
 # Settings of a function that runs to its end, which mean nothing to a session. `timeout` is the cell's own.

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
 from accelerate_nb.config.hf.keys import refuse_unsupported
 from accelerate_nb.config.launch import LaunchingConfig
@@ -23,6 +22,7 @@ from accelerate_nb.config.settings import (
     with_current_names,
 )
 from accelerate_nb.config.training import STRATEGIES, TrainingConfig
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 Section = TypeVar("Section", LaunchingConfig, TrainingConfig)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import PREFIX
 from accelerate_nb.config.value_types import (
     Boolean,
@@ -20,6 +19,7 @@ from accelerate_nb.config.value_types import (
     Text,
     ValueType,
     brief,
+    did_you_mean,
 )
 from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSettingError
 from accelerate_nb.user_warnings import warn_user

@@ -1,4 +1,4 @@
-"""Types of settings' values: one small object for each type, which checks a value and parses a text."""
+"""Types of settings' values, one small object for each, which checks a value and parses a text; and the nearest known word to a wrong one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import json
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from accelerate_nb.errors import NotYetError
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
+    """
+    A question that names the known word nearest to an unknown one; `otherwise` where none is near.
+
+    `prefix` is put before the suggestion, and does not count in the comparison.
+
+    >>> did_you_mean("--num-proceses", ["--num-processes", "--cpu"]), did_you_mean("--xyz", ["--cpu"], "Leave it out.")
+    ('Did you mean --num-processes?', 'Leave it out.')
+    """
+    import difflib  # seldom needed, and slow to import
+
+    # no name is longer, and the comparison takes the square of the length
+    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []
+    return f"Did you mean {prefix}{near[0]}?" if near else otherwise
+
 
 YES = frozenset({"1", "true", "yes", "y", "on", "t"})
 NO = frozenset({"0", "false", "no", "n", "off", "f"})

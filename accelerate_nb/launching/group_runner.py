@@ -48,7 +48,7 @@ from accelerate_nb.transport.messages import (
     StartWorkers,
     ToRank,
 )
-from accelerate_nb.transport.rank_info import MasterAddress
+from accelerate_nb.transport.worker_spec import MasterAddress
 
 # How many lines a process that died without an exception is quoted with.
 _LAST_LINES = 8

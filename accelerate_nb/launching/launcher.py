@@ -45,8 +45,7 @@ from accelerate_nb.launching.run_context import Outcomes, RunContext
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
-from accelerate_nb.transport.rank_info import on_loopback
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment, on_loopback
 from accelerate_nb.user_warnings import warn_user
 
 

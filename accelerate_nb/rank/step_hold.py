@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, StopRequested
 from accelerate_nb.events.model import HeldAt, KnobValue, StateChange
 from accelerate_nb.rank.event_sink import emit, outlet

@@ -14,8 +14,8 @@ from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import current_random_states
 from accelerate_nb.transport.outcome import pack_result
-from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.serializer import load
+from accelerate_nb.transport.worker_spec import LOOPBACK
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_group_keys import separate_groups
 

@@ -19,8 +19,7 @@ from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.outcome import write_returned
-from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.worker_spec import LocalWorker
+from accelerate_nb.transport.worker_spec import LOOPBACK, LocalWorker
 
 # How many times a second each rank writes a line, and for how long.
 LINES_A_SECOND = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 
 
 def test_the_nearest_word_is_proposed_and_none_that_is_far():

@@ -88,11 +88,12 @@ from accelerate_nb.transport.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
+    MasterAddress,
     PayloadReference,
     ProcessEnvironment,
+    RankInfo,
     WorkerDescriptors,
     WorkerSpec,
 )

@@ -12,11 +12,12 @@ from accelerate_nb.transport.channel import (
     encode,
 )
 from accelerate_nb.transport.messages import BeginWorker
-from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
+    MasterAddress,
     PayloadReference,
     ProcessEnvironment,
+    RankInfo,
     WorkerDescriptors,
     WorkerSpec,
     current_environment,

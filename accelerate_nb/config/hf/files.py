@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from accelerate_nb.config.atomic_write import write_whole
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
 from accelerate_nb.config.hf.keys import (
@@ -24,7 +23,7 @@ from accelerate_nb.config.hf.keys import (
     together,
 )
 from accelerate_nb.config.run_config import all_settings, origin, setting_named
-from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief
+from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief, did_you_mean
 from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 # Each alias of YAML may repeat what others repeat.

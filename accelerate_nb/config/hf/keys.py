@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # The keys that Accelerate's own tools know today; a file with others they refuse.

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from accelerate_nb.config.did_you_mean import did_you_mean
-from accelerate_nb.config.value_types import Boolean, InvalidValue, NamedValues, OneOf, ValueType
+from accelerate_nb.config.value_types import Boolean, InvalidValue, NamedValues, OneOf, ValueType, did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 

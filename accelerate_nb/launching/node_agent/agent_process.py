@@ -24,8 +24,7 @@ from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
-from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport.channel import (
     Channel,
@@ -57,8 +56,7 @@ from accelerate_nb.transport.messages import (
     StartWorkers,
     ToRank,
 )
-from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, WorkerSpec, current_environment
+from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, WorkerSpec, current_environment
 
 # How often the load is sent after workers started, for the first times and from then on, in seconds.
 _FIRST_SAMPLE, _QUICK_SAMPLES, _BETWEEN_SAMPLES = 1.0, 3, 5.0

@@ -37,7 +37,7 @@ from accelerate_nb.transport.messages import (
     RunTimedOut,
     ToRank,
 )
-from accelerate_nb.transport.rank_info import MasterAddress
+from accelerate_nb.transport.worker_spec import MasterAddress
 
 # Between two looks at what is waited for, in seconds.
 _PAUSE = 0.25

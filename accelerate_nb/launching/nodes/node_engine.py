@@ -14,7 +14,7 @@ from typing import Protocol
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.rank_info import LOOPBACK
+from accelerate_nb.transport.worker_spec import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import partial
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.launching.node_agent.node_facts import clock_offset
+from accelerate_nb.launching.node_agent.node_network import clock_offset
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, NodeLink, RemoteAgent
 from accelerate_nb.launching.nodes.node_checks import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
@@ -26,7 +26,7 @@ from accelerate_nb.transport.messages import (
     PeerEndpoint,
     QueryNode,
 )
-from accelerate_nb.transport.rank_info import MasterAddress
+from accelerate_nb.transport.worker_spec import MasterAddress
 
 # How long a new agent may take until it replies for the first time, in seconds.
 _START_TIMEOUT = 60.0

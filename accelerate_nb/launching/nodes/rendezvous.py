@@ -16,8 +16,7 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
-from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, facts_of_this_node
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, carried_out
 from accelerate_nb.launching.nodes.node_checks import RequestedNode, check_reach, check_versions, endpoint_of, of_all
 from accelerate_nb.launching.nodes.node_log import NodeLog
@@ -46,7 +45,7 @@ from accelerate_nb.transport.messages import (
     RunJoined,
     RunRefused,
 )
-from accelerate_nb.transport.rank_info import MasterAddress
+from accelerate_nb.transport.worker_spec import MasterAddress
 
 # Between two tries to reach node 0, in seconds.
 _PAUSE = 0.25

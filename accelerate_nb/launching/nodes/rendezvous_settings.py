@@ -17,7 +17,7 @@ from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
 from accelerate_nb.launching.node_agent.node_network import interface_of
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
-from accelerate_nb.transport.rank_info import on_interface
+from accelerate_nb.transport.worker_spec import on_interface
 
 # The port of Accelerate's and torchrun's launchers, and torchrun's time for nodes to come, in seconds.
 DEFAULT_PORT = 29500

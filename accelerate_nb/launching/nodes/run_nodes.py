@@ -16,7 +16,7 @@ from accelerate_nb.errors import LaunchError, PayloadError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import facts_of_this_node
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.launching.nodes.node_checks import check_versions
 from accelerate_nb.launching.nodes.node_engine import LocalNodes, NodeEngine, SshNodes
@@ -45,8 +45,7 @@ from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, current_environment
 
 # The variables of this process that workers on other machines get, too: settings of training, and of the libraries below it.
 _EXPORTED = (

@@ -9,8 +9,7 @@ from typing import Any
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.rank_info import LOOPBACK, MasterAddress, RankInfo
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, WorkerSpec
+from accelerate_nb.transport.worker_spec import LOOPBACK, MasterAddress, ProcessEnvironment, RankInfo, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

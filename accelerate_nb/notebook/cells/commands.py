@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.magic_args import LineCommand, LogsOptions, PullOptions, names_of, read, read_line, refuse
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.model import OVER
 from accelerate_nb.events.rank_state import RankSummary

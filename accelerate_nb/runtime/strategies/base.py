@@ -23,7 +23,6 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_precision
 from accelerate_nb.runtime.strategies.device_placement import check_loaded, check_quantised, has_places
-from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training import repoint
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
@@ -34,6 +33,51 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate_nb.runtime.strategies.context_parallel.context_parallel import ContextParallel
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """
+    A model or an optimizer that a strategy is to prepare; whatever else a call has is no part of it.
+
+    `is_placed` is whether it comes to this process's device, `is_trained` whether a model gets gradients, or is only evaluated.
+    """
+
+    value: Any
+    compiling: TorchDynamoPlugin
+    is_placed: bool = True
+    is_trained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareCall:
+    """
+    All objects of a call of `prepare`, for a strategy that makes one thing of several of them, and how batches are dealt out.
+
+    `processes` is the number of all processes, of which `sequence_parts` together have one batch. `accelerator` is the one whose call
+    it is, for functions of Accelerate's that get it.
+    """
+
+    objects: Sequence[Any]
+    split_batches: bool = False
+    processes: int = 1
+    sequence_parts: int = 1
+    accelerator: Any = None
+
+    @property
+    def replicas(self) -> int:
+        """The number of different streams of batches."""
+        return self.processes // self.sequence_parts
+
+    def streams_of(self, loader: Any) -> int:
+        """The number of different streams of batches of a loader, which may be prepared already."""
+        return self.processes if getattr(loader, "more_axes", ()) else self.replicas
+
+    @property
+    def loaders(self) -> list[Any]:
+        """The objects that have a size of batches."""
+        return [item for item in self.objects if hasattr(item, "batch_size")]
 
 
 class Strategy:

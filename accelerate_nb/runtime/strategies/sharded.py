@@ -18,8 +18,7 @@ from accelerate_nb.runtime.checkpoints import named_states
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.operations import sharded_tensors
-from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.strategies.base import PrepareRequest, Strategy
 from accelerate_nb.runtime.training.repoint import load_original_state, original_state
 
 

@@ -21,12 +21,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import Embedding, Linear, Module
 from torch.utils._pytree import tree_map
 
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
+from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
 from accelerate_nb.runtime.world.world import World
 

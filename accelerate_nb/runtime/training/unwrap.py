@@ -8,7 +8,7 @@ import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.precision.base import restore_forward
 from accelerate_nb.runtime.training.compile import is_compiled_module

@@ -40,9 +40,8 @@ from accelerate_nb.transport.messages import (
     RankExited,
 )
 from accelerate_nb.transport.payload import FunctionCall, pack
-from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.session_tasks import PullNames, PushNames
-from accelerate_nb.transport.worker_spec import current_environment
+from accelerate_nb.transport.worker_spec import current_environment, on_loopback
 from accelerate_nb.worker.session import task_loop
 
 pytestmark = pytest.mark.timeout(120)

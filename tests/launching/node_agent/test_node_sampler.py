@@ -10,8 +10,7 @@ import pytest
 from accelerate_nb.events.model import DeviceSample, HostSample
 from accelerate_nb.launching.node_agent.agent_process import NodeSampler
 from accelerate_nb.transport.messages import NodeLoad
-from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
-from accelerate_nb.transport.worker_spec import WorkerSpec, current_environment
+from accelerate_nb.transport.worker_spec import MasterAddress, RankInfo, WorkerSpec, current_environment
 
 
 @pytest.mark.timeout(20)

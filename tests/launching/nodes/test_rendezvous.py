@@ -19,7 +19,7 @@ from msgspec import structs
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import facts_of_this_node
 from accelerate_nb.launching.nodes import launched_nodes, node_log, rendezvous
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.node_log import NodeLog

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from accelerate_nb.runtime.operations.sharded_tensors import local
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
+from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 
 
 class WithoutReduceScatter(FSDP):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from accelerate_nb.runtime.operations import sharded_tensors
+from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.pipeline.strategy import PipelineParallel
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from tests.runtime.strategies.fsdp_without_reductions import OwnPart
 
 

@@ -12,9 +12,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
-from accelerate_nb.runtime.strategies.prepare_request import PrepareCall
 from accelerate_nb.user_warnings import warn_user
 
 

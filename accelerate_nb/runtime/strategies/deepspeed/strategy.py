@@ -27,7 +27,7 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.deepspeed.preparation import (
@@ -38,7 +38,6 @@ from accelerate_nb.runtime.strategies.deepspeed.preparation import (
     map_pytorch_optim_to_deepspeed,
 )
 from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
-from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.training.repoint import original_name

@@ -20,6 +20,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.amp import BF16
+from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     blocks_of,
@@ -28,7 +29,6 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     ignored_weights,
 )
 from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
 from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place

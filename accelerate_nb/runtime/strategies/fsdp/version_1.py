@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.did_you_mean import did_you_mean
-from accelerate_nb.config.value_types import Boolean, InvalidValue
+from accelerate_nb.config.value_types import Boolean, InvalidValue, did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP_BACKWARD_PREFETCH, FSDP_SHARDING_STRATEGY
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp

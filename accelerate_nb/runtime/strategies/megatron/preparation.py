@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.compat.enums import DynamoBackend
 from accelerate_nb.runtime.data.adapter import loader_arguments
+from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
 from accelerate_nb.runtime.strategies.megatron.model import check
 from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
 from accelerate_nb.runtime.strategies.megatron.train_steps import chunks, get_args, initialize, innermost
-from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 

@@ -23,7 +23,7 @@ from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.megatron import checkpoint
 from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
@@ -41,7 +41,6 @@ from accelerate_nb.runtime.strategies.megatron.preparation import (
     MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper,
 )
-from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
 

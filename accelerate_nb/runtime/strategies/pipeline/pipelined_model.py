@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
 from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
 from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGradients

@@ -19,6 +19,7 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchPip
 from accelerate_nb.runtime.precision.amp import MixedLayoutGradScaler
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
+from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
@@ -27,7 +28,6 @@ from accelerate_nb.runtime.strategies.pipeline.pipelined_model import PipelinedM
 from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGradients, groups_of_stages
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages, shared_by_stages
 from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
 from accelerate_nb.runtime.training.compile import compile_layers
 from accelerate_nb.runtime.training.repoint import named_weights, original_name
