@@ -1,10 +1,101 @@
-"""The sink for events of code inside a worker, whoever is listening."""
+"""The sink for events of code inside a worker, whoever is listening, and the numbers that the code gives to any library's log."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from accelerate_nb.events.model import Event
+from accelerate_nb.config.environment import autolog
+from accelerate_nb.events.model import Event, Metric
+
+
+@dataclass(slots=True)
+class _LogCalls:
+    """The calls of logs on this rank: how deep they are nested, and the names that were logged so far."""
+
+    depth: int = 0
+    names: set[str] = field(default_factory=set)
+
+
+_calls = _LogCalls()
+
+
+def is_on() -> bool:
+    """Whether metrics that nobody logged by `Accelerator.log` are shown: the setting `autolog`."""
+    return autolog(os.environ)
+
+
+@contextmanager
+def log_call() -> Iterator[bool]:
+    """A call of some library's log; yields whether it is the outermost, the only one whose numbers are reported."""
+    _calls.depth += 1
+    try:
+        yield _calls.depth == 1
+    finally:
+        _calls.depth -= 1
+
+
+def report_logged(values: Mapping[str, Any], step: int | None) -> None:
+    """Send the numbers among logged values as metrics, where somebody listens."""
+    if outlet() is None:
+        return
+    numbers = dict(numbers_of(values))
+    note_logged(numbers)
+    _send(numbers, step)
+
+
+def note_logged(names: Mapping[str, Any]) -> None:
+    """Remember names that were logged: a progress bar that shows a number of the same name adds nothing to them."""
+    _calls.names.update(names)
+
+
+def report_shown(numbers: Mapping[str, float], step: int | None) -> None:
+    """Send the numbers that stand beside a progress bar, but for those that are logged as well."""
+    _send({name: value for name, value in numbers.items() if name not in _calls.names}, step)
+
+
+def _send(numbers: Mapping[str, float], step: int | None) -> None:
+    if (listener := outlet()) is None:
+        return
+    now = time.time()
+    for name, value in numbers.items():
+        emit(Metric(listener.rank, name, value, step, now))
+
+
+def numbers_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """
+    The numbers among values, also arrays and tensors of one element on any device; names in nested mappings are joined by a slash.
+
+    >>> dict(numbers_of({"loss": 1, "eval": {"loss": 2.5}, "note": "text"}))
+    {'loss': 1.0, 'eval/loss': 2.5}
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from numbers_of(value, f"{prefix}{name}/")
+        elif (found := number_of(value)) is not None:
+            yield f"{prefix}{name}", found
+
+
+def number_of(value: Any) -> float | None:
+    """A value as a number; `None` for what is none."""
+    if not isinstance(value, (int, float)):
+        # tensors and arrays, without loading what defines them
+        size = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", None)
+        if size != 1 or getattr(value, "is_meta", False):
+            return None
+        value = value.item()
+    try:
+        return float(value)
+    except OverflowError:
+        # Python's whole numbers have no end
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None
 
 
 class EventSink(Protocol):

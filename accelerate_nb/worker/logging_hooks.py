@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from accelerate_nb.rank import metric_log
+from accelerate_nb.rank import event_sink
 from accelerate_nb.rank.import_hook import after_import
 
 
@@ -26,7 +26,7 @@ def install() -> None:
 
     A log that calls another one (`Trainer` logs to TensorBoard, say) is reported once, by the names of the outermost.
     """
-    if not metric_log.is_on():
+    if not event_sink.is_on():
         return
     for module in dict.fromkeys(entry[0] for entry in _LOGS):
         after_import(module, _report_calls_of)
@@ -69,10 +69,10 @@ def _report_calls(module: Any, owner: str, method: str, logged: _Reader) -> None
 
     @functools.wraps(original)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with metric_log.log_call() as is_outermost:
+        with event_sink.log_call() as is_outermost:
             value = original(self, *args, **kwargs)
         if is_outermost:
-            metric_log.report_logged(*logged(self, signature.bind(self, *args, **kwargs).arguments))
+            event_sink.report_logged(*logged(self, signature.bind(self, *args, **kwargs).arguments))
         return value
 
     setattr(owner_class, method, reporting)

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 from accelerate_nb.events.model import Progress
-from accelerate_nb.rank import metric_log
+from accelerate_nb.rank import event_sink
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import
 
@@ -58,7 +58,7 @@ class _BarHook:
         tqdm.__init__ = self._reporting(tqdm.__init__)
         tqdm.refresh = self._reporting(tqdm.refresh)
         tqdm.close = self._reporting(tqdm.close)
-        if metric_log.is_on():
+        if event_sink.is_on():
             tqdm.set_postfix = self._noting(tqdm.set_postfix)
 
     def _reporting(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +190,7 @@ class _ShownNumbers:
 
     def report(self, bar: Any, state: _BarState, *, closed: bool) -> None:
         """Send the numbers that a bar shows; those of its end are sent once more only where they have changed."""
-        if not metric_log.is_on():
+        if not event_sink.is_on():
             return
         before = self._counts.get(state.number, 0)
         count = before + getattr(bar, "n", 0)
@@ -202,7 +202,7 @@ class _ShownNumbers:
             state.numbers = numbers
             self._reported[state.number] = count
             label = re.sub(r"[^A-Za-z]+", " ", str(getattr(bar, "desc", None) or "")).strip()
-            metric_log.report_shown({self._name(name, label): value for name, value in numbers.items()}, int(count))
+            event_sink.report_shown({self._name(name, label): value for name, value in numbers.items()}, int(count))
 
     def _name(self, name: str, label: str) -> str:
         first = self._labels.setdefault(name, label)
@@ -213,7 +213,7 @@ def _shown_numbers(bar: Any) -> dict[str, float]:
     """The numbers beside a bar: those that its code gave, and those that stand in a text which it wrote."""
     text = str(getattr(bar, "postfix", None) or "")
     given: Mapping[str, Any] = getattr(bar, _NUMBERS, {})
-    return {name: float(value) for name, value in _SHOWN_NUMBER.findall(text)} | dict(metric_log.numbers_of(given))
+    return {name: float(value) for name, value in _SHOWN_NUMBER.findall(text)} | dict(event_sink.numbers_of(given))
 
 
 @dataclass(slots=True)

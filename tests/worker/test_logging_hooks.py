@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from accelerate_nb import launch
-from accelerate_nb.rank import metric_log
+from accelerate_nb.rank import event_sink
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.worker import logging_hooks
 
@@ -172,7 +172,7 @@ def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, owner,
     call = getattr(getattr(double, logged[1])(), method)
     assert call({"loss": 0.5, "note": "text"})[:2] == ({"loss": 0.5, "note": "text"}, None)
     call({"loss": 0.25}, step=2)
-    with metric_log.log_call():
+    with event_sink.log_call():
         call({"loss": 0.1})
     assert [(event.name, event.step, event.value) for event in listener] == [("loss", step, 0.5), ("loss", 2, 0.25)]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.rank.metric_log import log_call
+from accelerate_nb.rank.event_sink import log_call
 from accelerate_nb.rank.step_hold import Knob, current_knobs
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import NullTracker, PanelTracker, plain

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import IncompleteTrackerError
 from accelerate_nb.events.model import Metric
-from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.rank.metric_log import note_logged, numbers_of
+from accelerate_nb.rank.event_sink import emit, note_logged, numbers_of, outlet
 from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.world.registry import current_world
 

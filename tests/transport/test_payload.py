@@ -11,8 +11,7 @@ import torch
 
 from accelerate_nb import launch
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.transport.payload import FunctionCall, arrived, pack
-from accelerate_nb.transport.shared_handles import collecting
+from accelerate_nb.transport.payload import FunctionCall, arrived, collecting, pack
 
 SPAWN = multiprocessing.get_context("spawn")
 
