@@ -22,6 +22,7 @@ from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     ForkWorker,
     Message,
+    OpenGroup,
 )
 
 # How long a supervisor may take to be where a test wants it.
@@ -221,16 +222,20 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
             # it finds the request for rank 1 and the end of the launch at the same moment
             supervisor.suspend()
             send(channel, message, descriptors)
-            sockets[-1].close()
+            near_ends[-1].close()
             raise LeftAloneError
+        if isinstance(message, OpenGroup):
+            near_ends.append(pairs[descriptors[0]])
         send(channel, message, descriptors)
 
-    sockets: list[socket.socket] = []
+    # other threads may make some, too
+    pairs: dict[int, socket.socket] = {}
+    near_ends: list[socket.socket] = []
     make_pair = socket.socketpair
 
     def keep_near_end() -> tuple[socket.socket, socket.socket]:
         near, far = make_pair()
-        sockets.append(near)
+        pairs[far.fileno()] = near
         return near, far
 
     monkeypatch.setattr(Channel, "send", send_all_but_stay)
