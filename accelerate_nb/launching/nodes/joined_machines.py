@@ -18,11 +18,11 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
 from accelerate_nb.launching.joining.machine_listener import JoiningMachine, MachineListener
+from accelerate_nb.launching.nodes.node_checks import print_notice
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.launching.nodes.node_placement import Host
 from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
 from accelerate_nb.launching.nodes.rendezvous_settings import is_loopback, resolved_host
-from accelerate_nb.launching.nodes.wait_notice import print_notice
 from accelerate_nb.transport.channel import (
     Channel,
     is_readable,

@@ -1,7 +1,9 @@
-"""What is checked before anything starts on the nodes of a run: that they can connect to each other, and run the same versions."""
+"""Before anything starts on the nodes of a run: what is said while they are waited for, and whether they fit and can connect to each other."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -17,6 +19,29 @@ from accelerate_nb.transport.messages import (
     PeerEndpoint,
     PeersReached,
 )
+
+# What is said of a wait, comes after so many seconds.
+_QUIET_WAIT = 2.0
+
+
+class WaitNotice:
+    """Says on standard error what is waited for, once that takes some seconds, and again whenever it changes."""
+
+    def __init__(self) -> None:
+        self._began, self._said = time.monotonic(), ""
+
+    def say(self, text: str) -> None:
+        """Say it, unless it was said."""
+        if time.monotonic() - self._began > _QUIET_WAIT and text != self._said:
+            self._said = text
+            print_notice(text)
+
+
+def print_notice(text: str) -> None:
+    """Write what is waited for on standard error, at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
 
 Result = TypeVar("Result")
 

@@ -18,7 +18,15 @@ from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, facts_of_this_node
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, carried_out
-from accelerate_nb.launching.nodes.node_checks import RequestedNode, check_reach, check_versions, endpoint_of, of_all
+from accelerate_nb.launching.nodes.node_checks import (
+    RequestedNode,
+    WaitNotice,
+    check_reach,
+    check_versions,
+    endpoint_of,
+    of_all,
+    print_notice,
+)
 from accelerate_nb.launching.nodes.node_log import NodeLog
 from accelerate_nb.launching.nodes.node_placement import fixed_mesh
 from accelerate_nb.launching.nodes.rendezvous_settings import (
@@ -30,7 +38,6 @@ from accelerate_nb.launching.nodes.rendezvous_settings import (
     local_placement,
 )
 from accelerate_nb.launching.nodes.spare_nodes import NodeChange, NodeRoster, came_text, leave_out
-from accelerate_nb.launching.nodes.wait_notice import WaitNotice, print_notice
 from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (

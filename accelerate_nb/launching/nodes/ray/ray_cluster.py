@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
-from accelerate_nb.launching.nodes.wait_notice import print_notice
+from accelerate_nb.launching.nodes.node_checks import print_notice
 
 _CONNECT_TIMEOUT = 5.0
 

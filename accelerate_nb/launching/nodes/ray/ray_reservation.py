@@ -11,9 +11,9 @@ from typing import Any
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
 from accelerate_nb.launching.joining.machine_listener import JoiningMachine, MachineListener
+from accelerate_nb.launching.nodes.node_checks import print_notice
 from accelerate_nb.launching.nodes.ray.agent_actor import AgentActor
 from accelerate_nb.launching.nodes.ray.ray_cluster import node_name, nodes_table
-from accelerate_nb.launching.nodes.wait_notice import print_notice
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import MembershipGranted
 
