@@ -21,9 +21,15 @@ from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.children import Engine, Workers
-from accelerate_nb.launching.node_agent.node_logs import NodeLogs, OutputPart, OutputReader, open_logs
+from accelerate_nb.launching.node_agent.node_logs import (
+    Connection,
+    NodeLogs,
+    OutputPart,
+    OutputReader,
+    local_workers,
+    open_logs,
+)
 from accelerate_nb.transport.channel import message_of
-from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     AgentLost,
