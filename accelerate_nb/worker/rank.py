@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -35,6 +36,7 @@ class RankConnection:
         self._payload = payload or arrived(worker.descriptors.payload, worker.descriptors.more)
         self._before = len(sys.modules)
         self._call: Callable[[], Any]
+        self._is_interrupted = False
         sock = socket.socket(fileno=worker.descriptors.events)
         self._sender = EventSender(sock, worker.rank)
         connect(self._sender)
@@ -71,23 +73,35 @@ class RankConnection:
 
     def finish(self) -> None:
         """Report that the function has returned, after all that it wrote."""
+        self._note_interrupts()
         stdio.flush()
         self._send_state("finished")
 
     def wait_for_leave(self) -> None:
         """Stay until the kernel releases it, or has gone: connections of other ranks end here."""
         try:
-            self.channel.wait_for_leave()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if not self._is_interrupted:
+                self.channel.wait_for_leave()
         except KeyboardInterrupt:
             return
 
     def _fail(self, error: BaseException) -> None:
         background_tasks.salvage()
+        self._note_interrupts()
         failure = failure_of(error, self._worker.rank, self._payload.sources)
         write_raised(self._worker.descriptors.outcome, Raised(failure, error, loaded_since(self._before)))
         stdio.flush()
         self._sender.send(failure)
         self._send_state("stopped" if failure.ended_by_us else "failed")
+
+    def _note_interrupts(self) -> None:
+        """Report the end of the function whole: an interrupt that comes now, since another rank has failed, ends the wait after it."""
+
+        def note(*_: object) -> None:
+            self._is_interrupted = True
+
+        signal.signal(signal.SIGINT, note)
 
     def _send_state(self, state: State) -> None:
         self._sender.send(StateChange(rank=self._sender.rank, state=state, time=time.time(), detail=str(os.getpid())))

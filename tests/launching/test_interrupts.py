@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_nb import StoppedError, launch, notebook_launcher
+from accelerate_nb import StoppedError, WorkerError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor
 from tests.contracts import functions
 from tests.contracts.places import wait_for_ranks
@@ -119,3 +120,21 @@ def test_after_a_long_run_the_supervisor_waits_anew_before_it_loads_what_has_tim
         time.sleep(0.01)
     # file systems' clocks are coarse
     assert (late / "late").stat().st_mtime - ended > IDLE_TIME - 0.1
+
+
+class FailsWhileInterrupted(Exception):
+    """An error in whose report an interrupt comes, as where another rank has failed at the same time."""
+
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        return "its own words"
+
+
+def fails_while_interrupted() -> None:
+    raise FailsWhileInterrupted
+
+
+def test_an_interrupt_while_a_failure_is_reported_loses_nothing_of_it():
+    with pytest.raises(WorkerError, match="FailsWhileInterrupted: its own words"):
+        notebook_launcher(fails_while_interrupted, num_processes=1, cpu=True)
