@@ -199,4 +199,4 @@ def test_a_dry_run_starts_nothing_and_reports_what_would_run(tmp_path, process_e
     output = called(process_environment, "launch", "--tpu", "--dry-run", path, devices=2).stdout
     assert "device     xla" in output
     assert "processes  2" in output
-    assert "torchrun" not in output
+    assert "torchrun --standalone --nproc-per-node 2" in output
