@@ -109,6 +109,8 @@ class TaskLoop:
     def on_task(self, message: BeginTask, descriptors: Sequence[int]) -> None:
         """Take a task that has come."""
         request, reply = descriptors
+        # a profile that is requested right after it is meant for this task
+        current_step_profiler().begin_function()
         self._due.put(_PendingTask(message.number, request, reply, message.renewal, message.others))
 
     def on_interrupt(self, message: InterruptTask, _: Sequence[int]) -> None:
