@@ -213,8 +213,9 @@ class PipelineParallel(ShardedStrategy):
         """Forward, loss and backward of a batch, its parts in the order of the schedule."""
         if not isinstance(model, PipelinedModel):
             return super().train_step(model, inputs, targets, loss_of, steps=steps, is_boundary=is_boundary)
-        # a scaler begins with the first loss, which other stages do not see
-        self.precision.scale(torch.zeros((), device=self.world.device))
+        if self.precision.scaler is not None and model.staged.count - 1 not in model.stages:
+            # a scaler begins with the first loss, which other stages than the last do not see
+            self.precision.scale(torch.zeros((), device=self.world.device))
         return model.train_step(inputs, targets, loss_of, lambda loss: self.precision.scale(loss / steps))
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
