@@ -12,7 +12,7 @@ from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
-VERSION = 8
+VERSION = 9
 # How often each end of an agent's channel says that it is there while workers run, in seconds.
 HEARTBEAT_INTERVAL = 1.0
 
@@ -431,7 +431,7 @@ class GroupClosed(Message, frozen=True):
 # ------------------------------------- between nodes on each of which a run is launched, through their rendezvous's store
 
 
-class Posted(Message, frozen=True):
+class NodeLogEntry(Message, frozen=True):
     """
     An entry of the log that these nodes share: the message in `body` (`encode`), for the node `to`, or for all.
 

@@ -27,9 +27,9 @@ from accelerate_nb.transport.messages import (
     ListenToPeers,
     Message,
     NodeLeft,
+    NodeLogEntry,
     PeerEndpoint,
     PeersReached,
-    Posted,
     RankEvent,
     RankExited,
     RequestStop,
@@ -151,7 +151,7 @@ class LaunchedNodes(ABC):
 
     # ------------------------------------------------------------------------------------------- in the log's thread
 
-    def _on_entry(self, entry: Posted, message: Message) -> None:
+    def _on_entry(self, entry: NodeLogEntry, message: Message) -> None:
         match message:
             case RequestStop(how):
                 self._stop = stronger(self._stop, how)
@@ -189,7 +189,7 @@ class LaunchedNodes(ABC):
             self.post(report, self._joined.attempt)
 
     def _reply(self, query: ListenToPeers | ConnectToPeers) -> None:
-        self._log.post(carried_out(query, self._network), 0)
+        self._log.post(network_reply(query, self._network), 0)
 
     def _next(self) -> tuple[int, Message] | None:
         """The next message to this node, waited for a moment."""
@@ -199,6 +199,6 @@ class LaunchedNodes(ABC):
             return None
 
 
-def carried_out(query: ListenToPeers | ConnectToPeers, network: NodeNetwork) -> Message:
+def network_reply(query: ListenToPeers | ConnectToPeers, network: NodeNetwork) -> Message:
     """The reply of this node to a check, which may take some seconds."""
     return network.listen(query) if isinstance(query, ListenToPeers) else connect(query)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.node_network import probe_connection
 from accelerate_nb.transport.channel import decode, encode
-from accelerate_nb.transport.messages import VERSION, Message, Posted
+from accelerate_nb.transport.messages import VERSION, Message, NodeLogEntry
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -33,7 +33,7 @@ _SILENCE_LIMIT = 30.0
 _NUMBER = struct.Struct("<I")
 
 # Takes an entry of another node, in the log's thread.
-OnEntry = Callable[[Posted, Message], None]
+OnEntry = Callable[[NodeLogEntry, Message], None]
 # Takes the number of a node that has gone, and why, in the log's thread or, of node 0, in that of the connections.
 OnLoss = Callable[[int, str], None]
 
@@ -54,7 +54,7 @@ class NodeLog:
         self._store: Any = store
         # a node that comes late is of no attempt before; to node 0 others may have come already
         self._next = store.add(_ENTRIES, 0) + 1 if number else 1
-        self._outgoing: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[NodeLogEntry | None] = queue.SimpleQueue()
         self._lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="accelerate_nb nodes", daemon=True)
 
@@ -97,7 +97,7 @@ class NodeLog:
 
     def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
         """Add an entry, from any thread; it is lost where node 0 has gone, which shows by itself."""
-        self._outgoing.put(Posted(self.number, to, attempt, encode(message)))
+        self._outgoing.put(NodeLogEntry(self.number, to, attempt, encode(message)))
 
     def close(self, linger: float = 0.0) -> None:
         """Post what is left, and leave; node 0 waits for so many seconds until the others, which need its store, have left."""
@@ -147,7 +147,7 @@ class NodeLog:
         """Take an entry; what can't be read is of a stranger."""
         with suppress(ProtocolError):
             entry = decode(raw)
-            if isinstance(entry, Posted) and entry.sender != self.number and entry.to in {None, self.number}:
+            if isinstance(entry, NodeLogEntry) and entry.sender != self.number and entry.to in {None, self.number}:
                 self._on_entry(entry, decode(entry.body))
 
     @staticmethod
@@ -234,7 +234,9 @@ class PeerConnections:
                 self._read(sock)
             for number, sock in list(self._peers.items()):
                 if time.monotonic() - self._heard[sock] > _SILENCE_LIMIT:
-                    self._lose(number, "nothing came from it for 30 s: its machine or its process was stopped")
+                    self._lose(
+                        number, f"nothing came from it for {_SILENCE_LIMIT:g} s: its machine or its process was stopped"
+                    )
 
     def _read(self, sock: socket.socket) -> None:
         if sock is self._listener:

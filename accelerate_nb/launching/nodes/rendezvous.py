@@ -17,7 +17,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, facts_of_this_node
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, carried_out
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, network_reply
 from accelerate_nb.launching.nodes.node_checks import (
     RequestedNode,
     WaitNotice,
@@ -47,8 +47,8 @@ from accelerate_nb.transport.messages import (
     ListenToPeers,
     Message,
     NodeLeft,
+    NodeLogEntry,
     NodeReady,
-    Posted,
     RunJoined,
     RunRefused,
 )
@@ -68,7 +68,7 @@ _ALL_IN_ONE_PANEL = (
 )
 
 
-class _Requested:
+class _JoinedNode:
     """A node that has come, or node 0 itself, and carries out a request."""
 
     def __init__(self, name: str, send: Callable[[Message], None], replies: queue.SimpleQueue[Message]) -> None:
@@ -177,7 +177,7 @@ class HostNodes(LaunchedNodes):
 
     # ------------------------------------------------------------------------------------------------------ who comes
 
-    def _on_entry(self, entry: Posted, message: Message) -> None:
+    def _on_entry(self, entry: NodeLogEntry, message: Message) -> None:
         number = entry.sender
         match message:
             case JoinRun() as request:
@@ -270,16 +270,16 @@ class HostNodes(LaunchedNodes):
 
             def here(message: Message) -> None:
                 assert isinstance(message, (ListenToPeers, ConnectToPeers))
-                own.put(carried_out(message, network))
+                own.put(network_reply(message, network))
 
             def send_to(number: int) -> Callable[[Message], None]:
                 return lambda message: self._log.post(message, number)
 
             others = (
-                _Requested((names or {}).get(number) or self._name(number), send_to(number), self._replies[number])
+                _JoinedNode((names or {}).get(number) or self._name(number), send_to(number), self._replies[number])
                 for number in numbers
             )
-            nodes: tuple[RequestedNode, ...] = (_Requested(node_name(0, self._facts.host), here, own), *others)
+            nodes: tuple[RequestedNode, ...] = (_JoinedNode(node_name(0, self._facts.host), here, own), *others)
             check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
 
     # ------------------------------------------------------------------------------------------------- the next attempt

@@ -31,8 +31,8 @@ from accelerate_nb.transport.messages import (
     AgentLost,
     KillGroup,
     Message,
+    NodeLogEntry,
     PeersReached,
-    Posted,
     RankOutcome,
     RequestStop,
     StartWorkers,
@@ -109,7 +109,12 @@ def test_what_a_stranger_writes_into_the_store_is_neither_unpickled_nor_in_the_w
 
     with host(num_nodes="1:2", rdzv_backend="c10d", rdzv_conf={"last_call_timeout": 3}) as meeting:
         nodes = NodeLog.joined("127.0.0.1", meeting.port)
-        for raw in (pickle.dumps(Evil()), b"", b"GET / HTTP/1.1", encode(Posted(7, None, 0, pickle.dumps(Evil())))):
+        for raw in (
+            pickle.dumps(Evil()),
+            b"",
+            b"GET / HTTP/1.1",
+            encode(NodeLogEntry(7, None, 0, pickle.dumps(Evil()))),
+        ):
             nodes._store.set(f"{node_log._ENTRIES}/{nodes._store.add(node_log._ENTRIES, 1)}", raw)
         nodes.peers.close()
         member = meeting.join()
