@@ -137,7 +137,8 @@ class NodeLog:
         with suppress(queue.Empty):
             while True:
                 entry = self._outgoing.get(timeout=timeout) if timeout else self._outgoing.get_nowait()
-                if entry is None:
+                if entry is None or not self.peers.are_there:
+                    # a node that has lost node 0 is lost itself: it may not say that it left, which would end the run for all
                     return False
                 store.set(f"{_ENTRIES}/{store.add(_ENTRIES, 1)}", encode(entry))
                 timeout = None
