@@ -191,12 +191,13 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
 
 
 def operating(tiny: bool, seconds: float) -> list[Row]:
-    """Calls between ranks, where there are several, and the check that comes before each of them."""
+    """Calls between ranks, and the check that comes before each of them."""
     size = ranks(tiny)
+    if size == 1:
+        raise RuntimeError("calls between ranks need two GPUs, and there is one here")
     rows: list[Row] = run_on_ranks(checking, size, tiny, 5 if tiny else 40, limit=seconds / 3)[0]
-    if size > 1:
-        for only in ("64 B", "16 MB"):
-            rows += run_on_ranks(bench_operations.measure, size, 2 if tiny else 20, only, limit=seconds / 3)[0]
+    for only in ("64 B", "16 MB"):
+        rows += run_on_ranks(bench_operations.measure, size, 2 if tiny else 20, only, limit=seconds / 3)[0]
     return rows
 
 
