@@ -85,6 +85,21 @@ def opened_library() -> ctypes.CDLL | None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=opened_library.cache_clear)
 
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
+
+
+def cuda_is_awake() -> bool:
+    """
+    Whether CUDA is in use in this process, which must not fork any more (Linux): a driver that is not loaded is not.
+
+    Open files don't tell: NVML opens the same devices, /dev/nvidia-uvm among them (driver 580), and a process may fork after it.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
 
 def _device_files(folder: Path) -> int:
     """The number of GPUs that have a device file; a container has those that it was given."""

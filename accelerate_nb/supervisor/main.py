@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from accelerate_nb.devices.gpus import cuda_is_awake
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
@@ -351,17 +352,24 @@ def is_fit() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return False
-    # NVML, which only asks for devices, holds /dev/nvidiactl and /dev/nvidia0 open; CUDA alone opens /dev/nvidia-uvm
-    return _has_one_thread() and not any(_opened(("/dev/nvidia-uvm", "/dev/accel", "/dev/vfio/")))
+    return _has_one_thread() and not cuda_is_awake() and not any(_opened(("/dev/accel", "/dev/vfio/")))
 
 
 def _has_one_thread() -> bool:
     # a thread that is about to exit is given a moment
     for _ in range(20):
-        if len(list(Path("/proc/self/task").iterdir())) == 1:
+        if sum(not _is_of_nvml(thread) for thread in Path("/proc/self/task").iterdir()) == 1:
             return True
         time.sleep(0.01)
     return False
+
+
+def _is_of_nvml(thread: Path) -> bool:
+    # driver 580 starts one, cuda00001800007, in a process that only asks NVML; a process forked from it uses CUDA all the same
+    try:
+        return (thread / "comm").read_text().startswith("cuda0")
+    except OSError:
+        return True
 
 
 def _opened(prefixes: tuple[str, ...]) -> Iterable[str]:

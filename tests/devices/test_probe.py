@@ -29,17 +29,32 @@ def test_the_probe_imports_no_torch():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
-def test_the_probe_leaves_cuda_asleep():
+def test_a_process_may_fork_after_the_probe_and_not_once_cuda_is_awake():
     code = """
-import os
+import ctypes, os, torch
 from accelerate_nb.devices.probe import probe
+from accelerate_nb.supervisor.main import is_fit
+
+def child_computes():
+    if (pid := os.fork()) == 0:
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
 probe()
-for number in os.listdir("/proc/self/fd"):
-    if os.path.exists(f"/proc/self/fd/{number}"):
-        print(os.readlink(f"/proc/self/fd/{number}"))
+ctypes.CDLL("libcuda.so.1")
+print(is_fit(), child_computes())
+torch.cuda.is_available()
+print(is_fit(), child_computes())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "/dev/nvidia" not in done.stdout
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert done.stdout.split() == ["True", "True", "False", "False"]
 
 
 @pytest.mark.gpu
