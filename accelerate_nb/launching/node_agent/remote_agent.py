@@ -86,6 +86,7 @@ class ChannelReader:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._added: list[_Reading] = []
+        self._thread: threading.Thread | None = None
         # while the thread runs
         self._loop: AgentLoop | None = None
         self._readings: set[_Reading] = set()
@@ -107,8 +108,18 @@ class ChannelReader:
             self._added.append(_Reading(channel, take, end, silence_limit, time.monotonic()))
             if self._loop is None:
                 self._loop = AgentLoop()
-                threading.Thread(target=self._run, args=(self._loop,), name="accelerate_nb nodes", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._loop,), name="accelerate_nb nodes", daemon=True
+                )
+                self._thread.start()
             self._loop.wake()
+
+    def join(self) -> None:
+        """Wait until the thread and its sockets have gone, where it has nothing to read any more."""
+        with self._lock:
+            thread = None if self._added or self._readings else self._thread
+        if thread is not None:
+            thread.join(_CLOSE_TIMEOUT)
 
     def _run(self, loop: AgentLoop) -> None:
         due = time.monotonic() + HEARTBEAT_INTERVAL
@@ -263,6 +274,7 @@ class RemoteAgent:
         if not self._close_group():
             self._channel.shutdown()
             self._closed.wait(_CLOSE_TIMEOUT)
+        self._node.reader.join()
         self._node.release(not self._is_lost)
         for _, descriptors in self._arrived:
             for descriptor in descriptors:
