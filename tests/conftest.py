@@ -15,7 +15,7 @@ from _pytest.runner import runtestprotocol
 from tests.flaky import FLAKY
 
 TESTS = Path(__file__).resolve().parent
-# As for the processes that tests start, `tests/without/`.
+# As for the processes that tests start, `tests/stubs/`.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # Variables that a launcher sets in its workers, and that would make a test believe to be one of them.
@@ -38,7 +38,7 @@ def _an_environment_of_our_own() -> None:
     for name in [*OF_A_LAUNCHER, *(name for name in os.environ if name.startswith("ACCELERATE_"))]:
         os.environ.pop(name, None)
     # kernels and scripts that tests start import this checkout, wherever they run, installed or not
-    paths = [str(TESTS.parent), str(TESTS / "without")]
+    paths = [str(TESTS.parent), str(TESTS / "stubs")]
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     # a job that a script starts in the background ignores these, and hands that on to all that it starts
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -70,7 +70,7 @@ KEPT_OF: dict[str, tuple[str, ...]] = {
     "tests/launching/test_warmth.py": (),
     "tests/nodes": (),
     "tests/notebooks": ("test_the_first_run", "test_cells_on_two_ranks", "saved_clean", "executed_by_a_test"),
-    "tests/theirs": (),
+    "tests/hf_suite": (),
     "tests/transformers": (),
     "tests/xla": (),
 }

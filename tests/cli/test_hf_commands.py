@@ -70,7 +70,7 @@ def test_a_mistake_in_a_line_is_reported() -> None:
 
 IN_A_PROCESS_OF_ITS_OWN = """
 import sys
-from tests.theirs.alias import install
+from tests.hf_suite.alias import install
 install()
 from transformers.cli.system import env
 env(sys.argv[1])

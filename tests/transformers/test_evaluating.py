@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import install
 
 pytest.importorskip("transformers")
 SAMPLES = 13

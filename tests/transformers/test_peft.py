@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accelerate_nb import Accelerator, ParallelismConfig
+from tests.hf_suite.alias import under_alias
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.tiny_llama import batches, llama
-from tests.theirs.alias import under_alias
 
 pytest.importorskip("peft")
 

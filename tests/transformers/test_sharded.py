@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.hf_suite.alias import under_alias
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import under_alias
 
 pytest.importorskip("transformers")
 

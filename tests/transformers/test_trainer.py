@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from accelerate_nb import launch, notebook_launcher
+from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import install
 
 pytest.importorskip("transformers")
 SAMPLES, AT_ONCE, STEPS = 240, 8, 30

@@ -19,8 +19,8 @@ from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import Sequenc
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.utils import DeepSpeedPlugin, DeepSpeedSequenceParallelConfig, ParallelismConfig
+from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import install
 
 LIMIT = 110.0
 SEQUENCES, LENGTH, AT_ONCE, RATE = 6, 8, 2, 0.1

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.hf_suite.alias import install
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import install
 
 LIMIT = 110.0
 SAMPLES, AT_ONCE, STEPS = 64, 8, 12

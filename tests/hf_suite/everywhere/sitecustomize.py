@@ -1,5 +1,5 @@
 """Where this folder is on the path, every Python process begins with `accelerate` being this package."""
 
-from tests.theirs.alias import install
+from tests.hf_suite.alias import install
 
 install()

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import MagicMock
 
+from tests.hf_suite.alias import SCRIPTS, install
 from tests.ranks import run_on_ranks
-from tests.theirs.alias import SCRIPTS, install
 
 LIMIT = 60.0
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.theirs.scripts import run_script
+from tests.hf_suite.scripts import run_script
 
 FOLDER = Path(__file__).resolve().parent
 RUN_HERE = {
