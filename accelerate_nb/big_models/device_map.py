@@ -7,8 +7,7 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Module
@@ -210,8 +209,7 @@ def infer_auto_device_map(
     return device_map
 
 
-@dataclass(frozen=True)
-class _TiedGroup:
+class TiedGroup(NamedTuple):
     """The parts that must go where one part goes, since they share weights with it; `size` is that of all of them together."""
 
     size: int
@@ -269,7 +267,7 @@ class _DeviceFiller:
     def _treat(self, name: str, part: Module | Tensor) -> None:
         size = self.sizes[name]
         elsewhere = _tied_elsewhere(name, self.tied)
-        ties = _ties(elsewhere, size, self.sizes, self.waiting)
+        ties = get_module_size_with_ties(elsewhere, size, self.sizes, self.waiting)
         if self.device == DISK:
             self._put(name, part, ties, None)
             return
@@ -288,7 +286,7 @@ class _DeviceFiller:
             )
             self._next_device(name, part, ties)
 
-    def _put(self, name: str, part: Module | Tensor, ties: _TiedGroup, memory_budget: int | None) -> None:
+    def _put(self, name: str, part: Module | Tensor, ties: TiedGroup, memory_budget: int | None) -> None:
         free = "" if memory_budget is None else f" (available={memory_budget})"
         also = f" and {ties.names}" if ties.names else f" (size={self.sizes[name]})"
         self._print(f"Putting {name}{also}{free} on {self.device}.")
@@ -299,7 +297,7 @@ class _DeviceFiller:
         if self.buffers_of is not None and isinstance(part, Module):
             self.buffers[self.device] += self.buffers_of(part)
 
-    def _split_tied(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> bool:
+    def _split_tied(self, name: str, part: Module | Tensor, ties: TiedGroup) -> bool:
         """Whether one of the parts that share weights with this one could be split, so that less must come along."""
         for other, module in zip(ties.names, ties.modules, strict=True):
             children = children_of(other, module, self.no_split)
@@ -320,7 +318,7 @@ class _DeviceFiller:
         self._find_largest()
         return True
 
-    def _fall_back(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> bool:
+    def _fall_back(self, name: str, part: Module | Tensor, ties: TiedGroup) -> bool:
         """Whether a smaller part, from further down, fits on a device that would stay empty."""
         if not self.falls_back or self.used[self.device]:
             return False
@@ -331,7 +329,7 @@ class _DeviceFiller:
         self.waiting = [(found, smaller), (name, part), *rest]
         return True
 
-    def _next_device(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> None:
+    def _next_device(self, name: str, part: Module | Tensor, ties: TiedGroup) -> None:
         if not self.used[self.device]:
             self.would_need[self.device] = ties.size + self._reserved
         self.used[self.device] += self._reserved
@@ -381,24 +379,19 @@ def _tied_elsewhere(name: str, tied: Sequence[Sequence[str]]) -> list[str]:
 
 def get_module_size_with_ties(
     tied_params: Sequence[str], module_size: int, module_sizes: Mapping[str, int], modules_to_treat: Sequence[Part]
-) -> tuple[int, list[str], list[Module | Tensor]]:
+) -> TiedGroup:
     """The bytes of a module with the modules that hold `tied_params`, their names, and those modules."""
-    ties = _ties(tied_params, module_size, module_sizes, modules_to_treat)
-    return ties.size, ties.names, ties.modules
-
-
-def _ties(tied: Sequence[str], size: int, sizes: Mapping[str, int], waiting: Sequence[Part]) -> _TiedGroup:
     names: list[str] = []
     modules: list[Module | Tensor] = []
-    for parameter in tied:
+    for parameter in tied_params:
         # what was placed already is not waiting, and takes nothing more
-        for name, module in waiting:
+        for name, module in modules_to_treat:
             if f"{parameter}.".startswith(f"{name}."):
                 names.append(name)
                 modules.append(module)
-                size += sizes[name] - sizes[parameter]
+                module_size += module_sizes[name] - module_sizes[parameter]
                 break
-    return _TiedGroup(size, names, modules)
+    return TiedGroup(module_size, names, modules)
 
 
 def fallback_allocate(
@@ -421,7 +414,8 @@ def fallback_allocate(
     waiting = list(modules)
     while waiting:
         name, part = waiting.pop(0)
-        if _ties(_tied_elsewhere(name, tied), module_sizes[name], module_sizes, waiting).size <= limit:
+        elsewhere = _tied_elsewhere(name, tied)
+        if get_module_size_with_ties(elsewhere, module_sizes[name], module_sizes, waiting).size <= limit:
             return name, part, _without(name, modules)
         waiting[:0] = children_of(name, part, no_split)
     return None, None, modules

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -175,27 +174,6 @@ class AlignDevicesHook(ModelHook):
         return module
 
 
-@dataclass(frozen=True)
-class _SharedOptions:
-    """The options that all hooks of one model share."""
-
-    weights_map: Mapping[str, Tensor] | None
-    offload_buffers: bool
-    skip_keys: str | list[str] | None
-    preload_module_classes: Collection[str]
-    tied_params_map: TiedParameters | None
-
-    def hook(self, device: Device | None, **more: Any) -> AlignDevicesHook:
-        """A hook on these terms."""
-        return AlignDevicesHook(
-            execution_device=device, skip_keys=self.skip_keys, tied_params_map=self.tied_params_map, **more
-        )
-
-    def is_loaded_whole(self, module: Module) -> bool:
-        """Whether a module uses the weights of its children without calling them."""
-        return type(module).__name__ in self.preload_module_classes
-
-
 def attach_execution_device_hook(
     module: Module,
     execution_device: Device,
@@ -204,18 +182,14 @@ def attach_execution_device_hook(
     tied_params_map: TiedParameters | None = None,
 ) -> None:
     """Give every submodule with weights that has no hook one that moves its inputs, and its own tensors, to the device."""
-    terms = _SharedOptions(None, False, skip_keys, preload_module_classes or (), tied_params_map)
-    _attach_execution(module, execution_device, terms)
-
-
-def _attach_execution(module: Module, device: Device, terms: _SharedOptions) -> None:
     saved = named_module_tensors(module, recurse=True, remove_non_persistent=True)
     if not hasattr(module, "_hf_hook") and next(saved, None) is not None:
-        add_hook_to_module(module, terms.hook(device))
-    if terms.is_loaded_whole(module):
+        hook = AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
+        add_hook_to_module(module, hook)
+    if type(module).__name__ in (preload_module_classes or ()):
         return
     for child in module.children():
-        _attach_execution(child, device, terms)
+        attach_execution_device_hook(child, execution_device, skip_keys, preload_module_classes, tied_params_map)
 
 
 def attach_align_device_hook(
@@ -235,22 +209,31 @@ def attach_align_device_hook(
     `weights_map` has the weights by their names in the whole model, where this module is `module_name`. Modules of
     `preload_module_classes` load the weights of their children with their own, since they use them without calling them.
     """
-    terms = _SharedOptions(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
-    _attach_aligned(module, module_name, execution_device, offload, terms)
-
-
-def _attach_aligned(module: Module, name: str, device: Device | None, offload: bool, terms: _SharedOptions) -> None:
-    whole = offload and terms.is_loaded_whole(module)
-    if whole or next(named_module_tensors(module), None) is not None:
-        weights = None if terms.weights_map is None else PrefixedDataset(terms.weights_map, f"{name}." if name else "")
-        hook = terms.hook(
-            device, offload=offload, weights_map=weights, offload_buffers=terms.offload_buffers, place_submodules=whole
+    prefix = f"{module_name}." if module_name else ""
+    is_whole = offload and type(module).__name__ in (preload_module_classes or ())
+    if is_whole or next(named_module_tensors(module), None) is not None:
+        hook = AlignDevicesHook(
+            execution_device,
+            offload=offload,
+            weights_map=None if weights_map is None else PrefixedDataset(weights_map, prefix),
+            offload_buffers=offload_buffers,
+            place_submodules=is_whole,
+            skip_keys=skip_keys,
+            tied_params_map=tied_params_map,
         )
         add_hook_to_module(module, hook, append=True)
-    if whole:
-        return
-    for child_name, child in module.named_children():
-        _attach_aligned(child, _inside(name, child_name), device, offload, terms)
+    for name, child in () if is_whole else module.named_children():
+        attach_align_device_hook(
+            child,
+            execution_device,
+            offload,
+            weights_map,
+            offload_buffers,
+            f"{prefix}{name}",
+            skip_keys,
+            preload_module_classes,
+            tied_params_map,
+        )
 
 
 def attach_align_device_hook_on_blocks(
@@ -269,63 +252,49 @@ def attach_align_device_hook_on_blocks(
 
     Either may be one value for all blocks; the empty name is the whole model, whose output goes where its input was.
     """
-    terms = _SharedOptions(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
-    if isinstance(execution_device, Mapping) or isinstance(offload, Mapping):
-        _attach_on_blocks(module, module_name, _blocks(execution_device, offload), terms)
-    elif offload:
-        _attach_aligned(module, module_name, execution_device, True, terms)
-    else:
-        add_hook_to_module(module, terms.hook(execution_device, io_same_device=True, place_submodules=True))
-
-
-@dataclass(frozen=True)
-class _BlockDevices:
-    """The device on which each named block computes, and whether its weights stay elsewhere."""
-
-    execution: Mapping[str, Device | None]
-    offload: Mapping[str, bool]
-
-
-def _blocks(execution: Device | Mapping[str, Device] | None, offload: bool | Mapping[str, bool]) -> _BlockDevices:
-    if not isinstance(execution, Mapping):
-        assert isinstance(offload, Mapping)
-        return _BlockDevices(dict.fromkeys(offload, execution), offload)
-    return _BlockDevices(execution, offload if isinstance(offload, Mapping) else dict.fromkeys(execution, offload))
-
-
-def _attach_on_blocks(module: Module, name: str, blocks: _BlockDevices, terms: _SharedOptions) -> None:
-    is_root = name == ""
-    device = blocks.execution.get(name)
-    if name in blocks.execution and name in blocks.offload:
-        if blocks.offload[name]:
-            _attach_aligned(module, name, device, True, terms)
-            if not hasattr(module, "_hf_hook"):
-                add_hook_to_module(module, terms.hook(device, io_same_device=is_root))
+    shared: dict[str, Any] = {"skip_keys": skip_keys, "tied_params_map": tied_params_map}
+    offloading = {
+        **shared,
+        "offload": True,
+        "weights_map": weights_map,
+        "offload_buffers": offload_buffers,
+        "preload_module_classes": preload_module_classes,
+    }
+    if not isinstance(execution_device, Mapping) and not isinstance(offload, Mapping):
+        if offload:
+            attach_align_device_hook(module, execution_device, module_name=module_name, **offloading)
         else:
-            hook = terms.hook(
-                device, offload_buffers=terms.offload_buffers, io_same_device=is_root, place_submodules=True
-            )
+            hook = AlignDevicesHook(execution_device, io_same_device=True, place_submodules=True, **shared)
             add_hook_to_module(module, hook)
+        return
+    devices, is_offloaded = _by_block(execution_device, offload), _by_block(offload, execution_device)
+    for path, block in module.named_modules(prefix=module_name, remove_duplicate=False):
+        is_root, device = path == "", devices.get(path)
+        if path not in devices or path not in is_offloaded:
+            if is_root:
+                add_hook_to_module(block, AlignDevicesHook(device, io_same_device=True, **shared))
+            continue
+        if is_offloaded[path]:
+            attach_align_device_hook(block, device, module_name=path, **offloading)
+            if not hasattr(block, "_hf_hook"):
+                add_hook_to_module(block, AlignDevicesHook(device, io_same_device=is_root, **shared))
+        else:
+            hook = AlignDevicesHook(
+                device, io_same_device=is_root, offload_buffers=offload_buffers, place_submodules=True, **shared
+            )
+            add_hook_to_module(block, hook)
         if device is not None:
-            _attach_execution(module, device, terms)
-    elif is_root:
-        add_hook_to_module(module, terms.hook(device, io_same_device=True))
-    for child_name, child in module.named_children():
-        _attach_on_blocks(child, _inside(name, child_name), blocks, terms)
+            attach_execution_device_hook(block, device, preload_module_classes=preload_module_classes, **shared)
 
 
-def _inside(name: str, child: str) -> str:
-    return f"{name}.{child}" if name else child
-
-
-def offloading_hook(module: Module) -> Any:
-    """The hook that brings a module's weights for each forward, alone or among others; `None` where there is none."""
-    return next(offloading_hooks(module), None)
+def _by_block(setting: Any, other: Any) -> Mapping[str, Any]:
+    """A setting of each block, which may be given as one value for all blocks of another setting."""
+    return setting if isinstance(setting, Mapping) else dict.fromkeys(other, setting)
 
 
 def has_offloaded_params(module: Module) -> bool:
     """Whether a hook keeps the module's weights elsewhere until its forward is called."""
-    return offloading_hook(module) is not None
+    return any(True for _ in offloading_hooks(module))
 
 
 @contextmanager
@@ -335,33 +304,28 @@ def align_module_device(module: Module, execution_device: Device | None = None) 
 
     Offloaded weights are there inside of the block, and gone after it; what is written to them is lost.
     """
-    hook = offloading_hook(module)
+    hook = next(offloading_hooks(module), None)
     if hook is not None:
-        with _brought(module, hook, execution_device):
-            yield
-    elif execution_device is None:
-        yield
-    else:
-        before = {name: parameter.device for name, parameter in module.named_parameters(recurse=False)}
+        usual = hook.execution_device
+        hook.execution_device = usual if execution_device is None else execution_device
         try:
-            for name in before:
-                set_module_tensor_to_device(module, name, execution_device)
+            hook.pre_forward(module)
             yield
         finally:
-            for name, device in before.items():
-                set_module_tensor_to_device(module, name, device)
-
-
-@contextmanager
-def _brought(module: Module, hook: Any, device: Device | None) -> Iterator[None]:
-    usual = hook.execution_device
-    hook.execution_device = usual if device is None else device
+            hook.post_forward(module, None)
+            hook.execution_device = usual
+        return
+    if execution_device is None:
+        yield
+        return
+    before = {name: parameter.device for name, parameter in module.named_parameters(recurse=False)}
     try:
-        hook.pre_forward(module)
+        for name in before:
+            set_module_tensor_to_device(module, name, execution_device)
         yield
     finally:
-        hook.post_forward(module, None)
-        hook.execution_device = usual
+        for name, device in before.items():
+            set_module_tensor_to_device(module, name, device)
 
 
 # ------------------------------------------------------------------------------------------------------- whole models
@@ -436,19 +400,18 @@ def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
     """All weights of a model on the CPU, those that are offloaded too, under the names of its state dict."""
     state = dict(model.state_dict())
     for path, module in model.named_modules(remove_duplicate=False):
-        if has_offloaded_params(module):
-            state.update({name: item for name, item in _brought_tensors(path, module).items() if name in state})
+        hook = next(offloading_hooks(module), None)
+        if hook is None:
+            continue
+        with align_module_device(module, "cpu"):
+            for name, tensor in named_module_tensors(module, recurse=bool(hook.place_submodules)):
+                full = f"{path}.{name}" if path else name
+                if full in state and not tensor.is_meta:
+                    state[full] = tensor.detach()
     lost = [name for name, item in state.items() if isinstance(item, Tensor) and item.is_meta]
     if lost:
         logger.warning("The following tensors were not saved because they were still on meta device: %s", lost)
     return {name: item.cpu() if isinstance(item, Tensor) else item for name, item in state.items() if name not in lost}
-
-
-def _brought_tensors(path: str, module: Module) -> dict[str, Tensor]:
-    prefix = f"{path}." if path else ""
-    with align_module_device(module, "cpu"):
-        tensors = list(named_module_tensors(module, recurse=bool(offloading_hook(module).place_submodules)))
-    return {f"{prefix}{name}": tensor.detach() for name, tensor in tensors if not tensor.is_meta}
 
 
 def get_state_dict_from_offload(
