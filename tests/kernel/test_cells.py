@@ -167,31 +167,6 @@ def test_a_cell_runs_on_some_ranks(two: Kernel) -> None:
     assert "the session has the ranks 0-1" in error.text
 
 
-def test_magics_and_await_work_in_the_workers(two: Kernel) -> None:
-    cell = two.ok("""
-    %%accelerate
-    import asyncio
-    %env IN_A_CELL=yes
-    await asyncio.sleep(0)
-    import os
-    os.environ["IN_A_CELL"]
-    """)
-    assert "'yes'" in cell.stdout
-    assert two.value("__import__('os').environ.get('IN_A_CELL')") is None
-
-
-def test_a_figure_of_the_first_rank_is_shown(two: Kernel) -> None:
-    cell = two.ok("""
-    %%accelerate
-    import matplotlib.pyplot as plt
-    plt.plot([rank, 1 + rank * 2])
-    plt.show()
-    """)
-    assert [display for display in cell.displays if "image/png" in display]
-    assert sum("image/png" in display for display in cell.displays) == 1
-    assert "displays of rank 1 are left out" in cell.stdout
-
-
 def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is_requested(two: Kernel) -> None:
     made = "from IPython.display import HTML, display\n"
     cell = two.ok(f"%%accelerate\n{made}display(HTML('<b>same</b>'))\nHTML('<i>last</i>')")
@@ -232,28 +207,6 @@ def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two:
     for noise in ("run_cell_magic", "magic.py", "interactiveshell"):
         assert noise not in text
     assert two.ok("%%accelerate\nprint(stays)").stdout == "[0-1] 7\n"
-
-
-def test_a_rank_that_fails_frees_the_others_from_their_collective(two: Kernel) -> None:
-    cell = two.run("""
-    %%accelerate
-    import torch
-    if rank == 1:
-        raise KeyError("lost")
-    accelerator.reduce(torch.ones(1))
-    """)
-    assert cell.error is not None
-    assert "rank 1" in cell.error.traceback
-    assert "lost" in cell.error.traceback
-    cell = two.ok("%%accelerate\nprint(accelerator.reduce(torch.ones(1), reduction='sum').item())")
-    assert cell.stdout == "[0-1] 2.0\n"
-
-
-def test_a_syntax_error_names_the_line_of_the_whole_cell(two: Kernel) -> None:
-    cell = two.run("%%accelerate\nx = 1\n\ny = = 2")
-    assert cell.error is not None
-    assert "line 4" in cell.error.traceback
-    assert "SyntaxError: invalid syntax" in cell.error.traceback
 
 
 def test_an_interrupt_stops_the_cell_and_not_the_session(two: Kernel) -> None:
@@ -403,13 +356,6 @@ def test_unloading_the_extension_ends_the_session_and_loading_it_again_works(two
     assert two.run("%%accelerate\npass").error is not None or "not found" in two.run("%%accelerate\npass").text
     two.ok("%load_ext accelerate_nb")
     assert two.ok("%%accelerate -n 2\nprint(1)").stdout.splitlines()[-1] == "[0-1] 1"
-
-
-def test_a_flood_of_lines_stays_bounded_and_ends_with_the_last(two: Kernel) -> None:
-    cell = two.ok("%%accelerate\nfor i in range(20_000): print(rank, i)")
-    assert cell.saved_size() < 1_000_000
-    assert "19999" in cell.stdout
-    assert "are in " in cell.stdout
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,9 @@ def assert_launches_and_leaves_nothing(kernel: Kernel) -> None:
 # ------------------------------------------------------------------------------------------------------------- time-outs
 
 
-@pytest.mark.parametrize(("method", "limit"), [("supervisor", 3), ("fork", 3), ("spawn", 8)])
-def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: Kernel, method: str, limit: int) -> None:
+def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: Kernel) -> None:
     kernel.ok("notebook_launcher(print, num_processes=2)")  # the supervisor is there
-    cell = kernel.run(f"""
+    cell = kernel.run("""
     import time, torch, torch.distributed as dist
     def skips():
         dist.init_process_group("gloo")
@@ -51,96 +50,19 @@ def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: K
         if dist.get_rank() == 1:
             time.sleep(60)
         dist.all_reduce(torch.ones(1))
-    notebook_launcher(skips, num_processes=2, timeout={limit}, start_method={method!r})
+    notebook_launcher(skips, num_processes=2, timeout=3)
     """)
     assert cell.error is not None
     assert cell.error.name == "HangError"
     text = cell.error.text
-    assert f"timeout={limit}" in text
+    assert "timeout=3" in text
     assert f"rank 0 waits in all_reduce, at Cell In[{cell.number}], line 8: dist.all_reduce(torch.ones(1))" in text
     assert f"rank 1 is elsewhere, at Cell In[{cell.number}], line 7: time.sleep(60)" in text
     rank_0, rank_1 = text.index("rank 0:"), text.index("rank 1:")
     assert rank_0 < text.index(f"Cell In[{cell.number}], line 8, in skips\n    dist.all_reduce(torch.ones(1))") < rank_1
     assert rank_1 < text.index(f"Cell In[{cell.number}], line 7, in skips\n    time.sleep(60)")
     assert cell.stdout.count("together") == 2
-    assert limit <= cell.seconds < limit + INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
-
-
-def test_ranks_that_wait_for_the_store_are_reported_and_the_odd_one_is_marked(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    import os
-    from datetime import timedelta
-    from torch.distributed import TCPStore
-    def waits():
-        rank = int(os.environ["RANK"])
-        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60))
-        if rank == 2:
-            store.wait(["another key"])
-        store.wait(["a key that nobody sets"])
-    notebook_launcher(waits, num_processes=3, timeout=2)
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "HangError"
-    parts = cell.error.text[cell.error.text.index("\nrank 0:") :].split("rank ")
-    assert [part.partition("\n")[0] for part in parts[1:]] == ["0:", "1:", "2:   ◀ elsewhere than the others"]
-    assert all('store.wait(["a key that nobody sets"])' in part for part in parts[1:3])
-    assert 'store.wait(["another key"])' in parts[3]
-    assert cell.seconds < 2 + INTERRUPTED
-
-
-def test_a_rank_that_returned_is_distinguished_from_those_that_hang(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    import torch, torch.distributed as dist
-    def leaves_early():
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 0:
-            dist.barrier()
-    notebook_launcher(leaves_early, num_processes=2, hang_warning_after=1)
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "HangError"
-    assert "returned already: rank 1" in cell.error.text
-    assert "dist.barrier()" in cell.error.text
-
-
-def test_a_hang_is_caught_as_a_timeout(kernel: Kernel) -> None:
-    kernel.ok("""
-    import time
-    try:
-        notebook_launcher(time.sleep, (60,), num_processes=2, timeout=0.5)
-    except TimeoutError as error:
-        hang = error
-    """)
-    assert kernel.value("[type(hang).__name__, hang.failures[0].ended_by_us, len(hang.failures)]") == [
-        "HangError",
-        True,
-        2,
-    ]
-
-
-def test_the_stacks_of_a_running_launch_can_be_read_and_it_goes_on(kernel: Kernel) -> None:
-    kernel.ok("""
-    import os, threading
-    from torch.distributed import TCPStore
-    def waits_for_a_key():
-        TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False).wait(["go on"])
-        return "went on"
-    def meeting():
-        return int(os.environ["MASTER_PORT"])
-    run = launch(waits_for_a_key, num_processes=2)
-    """)
-    kernel.ok("""
-    import time
-    deadline = time.monotonic() + 20
-    while "waits_for_a_key" not in (stacks := run.stacks()) and time.monotonic() < deadline:
-        pass
-    run.stop()
-    """)
-    stacks = kernel.value("stacks")
-    assert "rank 0:" in stacks
-    assert '.wait(["go on"])' in stacks
-    assert kernel.value("run.done")
 
 
 # ------------------------------------------------------------------------------------------------------------ interrupts
@@ -178,59 +100,6 @@ def test_an_interrupt_ends_ranks_wherever_they_are(kernel: Kernel, where: str) -
     cell.until(lambda: cell.stdout.count("there") >= 2 + (where == "in a collective"))
     assert interrupted(cell) < INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_interrupt_ends_ranks_of_each_start_method(kernel: Kernel, method: str) -> None:
-    cell = kernel.start(f"""
-    import time
-    def stuck():
-        print("there", flush=True)
-        time.sleep(60)
-    notebook_launcher(stuck, num_processes=2, start_method={method!r})
-    """)
-    cell.until(lambda: cell.stdout.count("there") == 2)
-    assert interrupted(cell) < INTERRUPTED
-    assert_launches_and_leaves_nothing(kernel)
-
-
-def test_an_interrupt_at_any_moment_of_a_launch_ends_it(kernel: Kernel) -> None:
-    kernel.ok("notebook_launcher(print, num_processes=2)")
-    for hundredths in range(12):
-        cell = kernel.start("print('now'); notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
-        cell.until_output("now")
-        kernel.receive(hundredths / 100)
-        assert interrupted(cell) < INTERRUPTED
-    assert_launches_and_leaves_nothing(kernel)
-
-
-def test_an_interrupt_between_the_start_and_the_wait_ends_the_launch(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    import signal, time
-    from accelerate_nb.launching.launched_run import LaunchedRun as Run
-    start = Run.start
-    def interrupted_start(run):
-        start(run)
-        signal.raise_signal(signal.SIGINT)
-        return run
-    Run.start = interrupted_start
-    try:
-        notebook_launcher(time.sleep, (60,), num_processes=2)
-    finally:
-        Run.start = start
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "KeyboardInterrupt"
-    assert cell.seconds < INTERRUPTED
-    assert_launches_and_leaves_nothing(kernel)
-
-
-def test_an_interrupt_while_the_first_launch_warms_up_ends_it(fresh_kernel: Kernel) -> None:
-    cell = fresh_kernel.start("print('now'); notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
-    cell.until(lambda: "now" in cell.stdout and bool(fresh_kernel.supervisors()))
-    fresh_kernel.receive(0.2)
-    assert interrupted(cell) < INTERRUPTED
-    assert_launches_and_leaves_nothing(fresh_kernel)
 
 
 def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, tmp_path: Path) -> None:

@@ -41,67 +41,6 @@ def test_a_state_that_was_made_in_an_earlier_cell_does_not_matter(kernel: Kernel
     assert kernel.value("[made_before.num_processes, made_before.process_index]") == [1, 0]
 
 
-def test_an_accelerator_of_the_notebook_can_be_used_in_the_function_s_place(kernel: Kernel) -> None:
-    # code often makes its Accelerator at the top of a notebook, and calls its constructor again in the function
-    kernel.ok("""
-    from accelerate_nb import Accelerator
-    accelerator = Accelerator()
-    def uses_a_new_one():
-        accelerator = Accelerator()
-        return accelerator.num_processes
-    sizes = notebook_launcher(uses_a_new_one, num_processes=2, results="all")
-    """)
-    assert kernel.value("sizes") == [2, 2]
-
-
-def test_ranks_are_connected_and_the_precision_reaches_them(kernel: Kernel) -> None:
-    kernel.ok(CONNECTED)
-    kernel.ok("ranks = notebook_launcher(connected, num_processes=2, mixed_precision='bf16', results='all')")
-    assert kernel.value("ranks") == [[[0, 1], 2, True, "bf16"], [[0, 1], 2, False, "bf16"]]
-    assert kernel.value("__import__('os').environ.get('ACCELERATE_MIXED_PRECISION')") is None
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_torch_may_have_used_all_its_threads_and_autograd_before(kernel: Kernel, method: str) -> None:
-    kernel.ok("""
-    import torch
-    torch.set_num_threads(4)
-    weights = torch.randn(600, 600, requires_grad=True)
-    (weights @ weights).relu().sum().backward()
-
-    def computes():
-        here = torch.randn(600, 600, requires_grad=True)
-        for _ in range(3):
-            (here @ here).relu().sum().backward()
-        return bool(here.grad.isfinite().all())
-    """)
-    kernel.ok(
-        f"computed = notebook_launcher(computes, num_processes=2, start_method={method!r}, results='all', timeout=40)"
-    )
-    assert kernel.value("computed") == [True, True]
-    assert kernel.value("torch.get_num_threads()") == 4
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_launch_right_after_one_that_failed_works(kernel: Kernel, method: str) -> None:
-    kernel.ok("""
-    import os, torch, torch.distributed as dist
-    def fails(rank):
-        dist.init_process_group("gloo")
-        dist.all_reduce(torch.ones(1))
-        if dist.get_rank() == rank:
-            raise ValueError("this time")
-        dist.all_reduce(torch.ones(1))
-        return dist.get_rank()
-    """)
-    for _ in range(2):
-        cell = kernel.run(f"notebook_launcher(fails, (1,), num_processes=2, start_method={method!r})")
-        assert cell.error is not None
-        assert cell.error.name == "ValueError"
-        kernel.ok(f"after = notebook_launcher(fails, (7,), num_processes=2, start_method={method!r}, results='all')")
-        assert kernel.value("after") == [0, 1]
-
-
 def test_a_busy_port_29500_is_no_problem(kernel: Kernel) -> None:
     with socket.socket() as busy:
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,26 +123,6 @@ def test_signal_handlers_environment_and_folder_stay_as_they_were(kernel: Kernel
     after = state()
     """)
     assert kernel.value("before == after"), kernel.value("[before, after]")
-
-
-def test_ranks_find_the_folder_the_path_and_the_environment_of_the_notebook(kernel: Kernel) -> None:
-    kernel.ok("""
-    import os, sys
-    from pathlib import Path
-    Path("inner").mkdir(exist_ok=True)
-    Path("inner/lesson.py").write_text("answer = 42\\n")
-    sys.path.insert(0, os.path.abspath("inner"))
-    os.environ["SAID_IN_A_CELL"] = "yes"
-    before = os.getcwd()
-    os.chdir("inner")
-    def looks():
-        import lesson
-        return lesson.answer, os.environ["SAID_IN_A_CELL"], os.getcwd()
-    looked = notebook_launcher(looks, num_processes=2)
-    os.chdir(before)
-    sys.path.pop(0)
-    """)
-    assert kernel.value("looked == (42, 'yes', os.path.abspath('inner'))")
 
 
 def test_a_module_that_was_edited_is_the_new_one_in_the_next_launch(kernel: Kernel) -> None:
@@ -306,32 +225,6 @@ def test_launches_that_are_refused_interrupted_or_late_leak_nothing(fresh_kernel
     before = held(fresh_kernel)
     fresh_kernel.ok("for _ in range(3):\n    ends_badly()\ngc.collect()")
     assert grown(fresh_kernel, before, launches=3) == {}
-
-
-def test_two_launches_at_a_time_do_not_disturb_each_other(kernel: Kernel) -> None:
-    kernel.ok("""
-    import torch, torch.distributed as dist
-    def sums(value):
-        dist.init_process_group("gloo")
-        total = torch.tensor([float(value)])
-        for _ in range(20):
-            dist.all_reduce(total, op=dist.ReduceOp.MAX)
-        return total.item()
-    runs = [launch(sums, (value,), num_processes=2, results="all") for value in (1, 2, 3)]
-    together = [run.wait() for run in runs]
-    """)
-    assert kernel.value("together") == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
-
-
-def test_a_launch_from_a_thread_works(kernel: Kernel) -> None:
-    kernel.ok("""
-    import threading
-    from_thread = []
-    thread = threading.Thread(target=lambda: from_thread.append(notebook_launcher(lambda: 5, num_processes=2)))
-    thread.start()
-    thread.join()
-    """)
-    assert kernel.value("from_thread") == [5]
 
 
 def test_a_first_launch_from_a_thread_that_ends_leaves_a_supervisor_that_works(fresh_kernel: Kernel) -> None:
