@@ -76,11 +76,11 @@ def test_where_nobody_listens_any_more_events_are_dropped():
 def test_a_very_large_event_costs_no_more_than_its_size():
     line = to_line(Display(0, {"image/png": "x" * 30_000_000}, {}, 0.0))
     reader, found = EventReader(), []
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for start in range(0, len(line), 20_000):
         found += reader.feed(line[start : start + 20_000])
     # when the rest is put together anew for each piece, this takes many seconds
-    assert time.perf_counter() - begin < 3
+    assert time.thread_time() - begin < 3
     assert len(found[0].data["image/png"]) == 30_000_000
 
 

@@ -144,21 +144,21 @@ def test_a_prompt_is_given_before_its_line_ends(prompt):
 def test_a_bar_that_moves_for_hours_costs_no_more_than_at_its_beginning():
     assembler = LineAssembler()
     bar = b"\r" + b"#" * 150
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(40_000):
         assembler.feed(bar)
     # when everything since the last newline is put together each time, this takes half a minute
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5
     assert len(assembler.close()[0]) == 40_000 * len(bar) + 1
 
 
 def test_a_line_of_many_pieces_costs_no_more_than_its_length():
     assembler = LineAssembler()
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(4_000):
         assembler.feed(b"\r" + b"x" * 10_000 if _ == 0 else b"x" * 10_000)
     raw, (line,) = assembler.feed(b"\n")
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5
     assert len(raw) == 40_000_002
     assert line.text.endswith("(40,000,000 bytes)")
 
