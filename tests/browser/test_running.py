@@ -41,35 +41,6 @@ def running(given: Callable[..., Notebook]) -> Iterator[Notebook]:
         notebook.command("notebook:interrupt-kernel")
 
 
-def test_values_change_while_the_cell_is_busy(running: Notebook) -> None:
-    panel = running.page.locator(".anb")
-    expect(panel.locator(".anb-name")).to_contain_text("train")
-    for rank in range(2):
-        moves(panel, rank)
-    expect(panel.get_by_role("log").first).to_contain_text("step")
-    chart = panel.get_by_role("group", name="metric loss")
-    expect(chart).to_be_visible()
-    shown = chart.inner_text()
-    expect(chart).not_to_have_text(shown)
-    expect(panel.get_by_role("group", name="this machine")).to_contain_text("memory")
-    expect(running.cell(1).locator(".jp-InputPrompt")).to_have_text("[*]:")
-
-
-def test_a_second_view_shows_the_same_run(running: Notebook) -> None:
-    running.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1 }")
-    running.command("notebook:create-output-view")
-    expect(running.page.locator(".anb")).to_have_count(2)
-    other = running.page.locator(".jp-LinkedOutputView .anb")
-    expect(other.locator(".anb-name")).to_contain_text("train")
-    moves(other)
-    running.page.evaluate(
-        "() => [...window.jupyterapp.shell.widgets('main'), ...window.jupyterapp.shell.widgets('down')]"
-        ".find((one) => one.node.querySelector('.jp-LinkedOutputView')).close()"
-    )
-    expect(running.page.locator(".anb")).to_have_count(1)
-    moves(running.page.locator(".anb"))
-
-
 def test_the_panel_follows_the_theme(running: Notebook) -> None:
     panel = running.page.locator(".anb")
     colour = "(panel) => getComputedStyle(panel).color"
@@ -79,15 +50,6 @@ def test_the_panel_follows_the_theme(running: Notebook) -> None:
     running.theme("JupyterLab Light")
     expect(panel).to_have_attribute("data-anb-theme", "light")
     assert panel.evaluate(colour) != dark
-
-
-def test_axe_finds_nothing_in_the_notebook(running: Notebook) -> None:
-    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
-    running.theme("JupyterLab Dark")
-    expect(running.page.locator(".anb")).to_have_attribute("data-anb-theme", "dark")
-    found = axe.run(running.page, context=".anb")["violations"]
-    running.theme("JupyterLab Light")
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
 
 
 def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running: Notebook) -> None:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 import accelerate_nb.utils.operations as operations
 from accelerate_nb.runtime.operations import call_check
-from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_of
+from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, agree, exchange_of
 from accelerate_nb.runtime.operations.transfer import TensorMover
 from accelerate_nb.runtime.world.registry import current_world, forget
 from accelerate_nb.runtime.world.world import Rendezvous, XlaWorld
@@ -86,38 +87,53 @@ def test_leaves_of_any_size_and_type_come_back_as_they_were_nested(size: int) ->
     assert run_on_ranks(nested, size, limit=SECONDS) == [expected] * size
 
 
-def differs_after_agreement() -> list[str]:
-    rank = current_world().rank
-    last = rank == current_world().size - 1
-    agreed: list[Callable[[], Any]] = [
-        lambda: operations.gather(torch.ones(4)),
-        lambda: operations.reduce(torch.ones(LARGE)),
-        lambda: operations.broadcast(torch.ones(4)),
-    ]
-    differing: list[Callable[[], Any]] = [
-        lambda: operations.reduce(torch.ones(4)) if last else operations.gather(torch.ones(4)),
-        lambda: operations.gather(torch.ones(60_000 if last else 4)),
-        lambda: operations.gather(torch.ones(4 if last else 60_000)),
-        lambda: operations.reduce(torch.ones(LARGE, dtype=torch.int32 if last else torch.float32)),
-        lambda: operations.broadcast(torch.ones(4), int(last)),
-        lambda: operations.broadcast(torch.ones(LARGEST if last else 4)),
-        lambda: operations.gather_object("text") if last else operations.broadcast(torch.ones(LARGE)),
-    ]
-    messages_of_errors = []
-    for call in differing:
+# Calls by what an error names them.
+CALLS: dict[str, Callable[[], Any]] = {
+    "gather(float32[4])": lambda: operations.gather(torch.ones(4)),
+    "gather(float32[3])": lambda: operations.gather(torch.ones(3)),
+    f"gather(float32[{LARGEST}])": lambda: operations.gather(torch.ones(LARGEST)),
+    "gather([float32[1]])": lambda: operations.gather([torch.ones(1)]),
+    "gather([float32[1], float32[1]])": lambda: operations.gather([torch.ones(1)] * 2),
+    "gather([str])": lambda: operations.gather(["text"]),
+    "gather({'b': float32[1]})": lambda: operations.gather({"b": torch.ones(1)}),
+    "gather({'a': float32[1]})": lambda: operations.gather({"a": torch.ones(1)}),
+    "reduce mean(float32[4])": lambda: operations.reduce(torch.ones(4)),
+    "reduce sum(float32[4])": lambda: operations.reduce(torch.ones(4), "sum"),
+    f"reduce mean(float32[{LARGE}])": lambda: operations.reduce(torch.ones(LARGE)),
+    f"reduce mean(float64[{LARGE}])": lambda: operations.reduce(torch.ones(LARGE, dtype=torch.float64)),
+    "broadcast from process 0(float32[2, 3])": lambda: operations.broadcast(torch.ones(2, 3)),
+    "broadcast from process 0(float32[3, 2])": lambda: operations.broadcast(torch.ones(3, 2)),
+    "broadcast from process 1(float32[3, 2])": lambda: operations.broadcast(torch.ones(3, 2), 1),
+    "gather_object(objects)": lambda: operations.gather_object("text"),
+    "broadcast_object_list of 1 from process 0(objects)": lambda: operations.broadcast_object_list([1]),
+    "broadcast_object_list of 2 from process 0(objects)": lambda: operations.broadcast_object_list([1, 1]),
+    "pad_across_processes(dim=0, tensor of 1 dimensions)": lambda: operations.pad_across_processes(torch.ones(1)),
+    "pad_across_processes(dim=0, tensor of 2 dimensions)": lambda: operations.pad_across_processes(torch.ones(1, 1)),
+    "pad_across_processes(dim=1, tensor of 2 dimensions)": lambda: operations.pad_across_processes(torch.ones(1, 1), 1),
+}
+
+
+def differ() -> list[tuple[str, str, str]]:
+    """What is raised where the last rank makes another call than the others, who go on together afterwards."""
+    rank, size = current_world().rank, current_world().size
+    found = []
+    for of_others, of_the_last in pairwise(CALLS):
         for _ in range(3):
-            [same() for same in agreed]
-        messages_of_errors.append(outcome(call))
-        assert operations.gather(torch.tensor([rank])).tolist() == list(range(current_world().size))
-    return messages_of_errors
+            operations.gather(torch.ones(4))
+            operations.broadcast(torch.ones(LARGE))
+        message = outcome(CALLS[of_the_last if rank == size - 1 else of_others])
+        found.append((of_others, of_the_last, message))
+        assert operations.gather(torch.tensor([rank])).tolist() == list(range(size))
+    return found
 
 
 @pytest.mark.parametrize("size", [*TWO_OR_THREE, FIVE])
-def test_a_call_that_differs_after_equal_ones_is_an_error_on_all(size: int) -> None:
-    for found in run_on_ranks(differs_after_agreement, size, limit=SECONDS):
-        assert [message for message in found if not message.startswith("OperationError")] == []
-        assert "rank 0: gather(float32[4])" in found[0]
-        assert f"rank {size - 1}: reduce mean(float32[4])" in found[0]
+def test_calls_that_differ_are_an_error_on_all_that_names_what_each_rank_called(size: int) -> None:
+    for found in run_on_ranks(differ, size, limit=SECONDS):
+        for of_others, of_the_last, message in found:
+            assert message.startswith("OperationError")
+            assert f"\n  rank 0: {of_others}\n" in message
+            assert f"\n  rank {size - 1}: {of_the_last}\n" in message
 
 
 def ends(length: int) -> str:
@@ -142,6 +158,20 @@ def calls_nothing() -> str:
 
 def test_a_process_that_calls_nothing_is_an_error_when_the_groups_timeout_is_over() -> None:
     assert "Timed out waiting" in run_on_ranks(calls_nothing, 2, limit=SECONDS)[0]
+
+
+def interrupted() -> list[Any]:
+    world = current_world()
+    call, part = CollectiveCall("gather", "something large"), torch.ones(20000)
+    exchange = CallCheck(world, call, [part])
+    if world.rank == 0:
+        exchange.finish()  # rank 1 is interrupted while it waits, and never reads what came
+    del exchange
+    return [operations.gather(torch.full((rows,), world.rank)).sum().item() for rows in (1, 20000, 1)]
+
+
+def test_who_is_interrupted_while_waiting_finds_the_others_again() -> None:
+    assert run_on_ranks(interrupted, 2, limit=SECONDS) == [[1, 20000, 1]] * 2
 
 
 def first_in_inference_mode() -> list[Any]:

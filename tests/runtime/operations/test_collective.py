@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import accelerate_nb.utils.operations as alone
-from accelerate_nb import Accelerator
+from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
@@ -84,50 +85,17 @@ def test_an_object_that_is_no_list_is_one_element_a_process() -> None:
     assert run_on_ranks(objects, 2) == [[[{"loss": 0}, {"loss": 1}], ["text", "text"], [], 1.0]] * 2
 
 
-def mismatch(kind: str) -> str:
-    rank = alone_rank()
-    calls = {
-        "shape": lambda: alone.gather(torch.ones(4 - rank, 3)),
-        "large shape": lambda: alone.gather(torch.ones(4 - rank, 3000)),
-        "type": lambda: alone.gather(torch.ones(2, dtype=torch.float64 if rank else torch.float32)),
-        "keys": lambda: alone.gather({"a": torch.ones(1), "b": torch.ones(1)} if rank else {"b": torch.ones(1)}),
-        "other call": lambda: alone.gather(torch.ones(1)) if rank else alone.reduce(torch.ones(1)),
-        "other reduction": lambda: alone.reduce(torch.ones(1), "sum" if rank else "mean"),
-        "not a tensor": lambda: alone.gather(["text" if rank else torch.ones(1)]),
-        "objects": lambda: alone.gather_object([lambda: 0] if rank else [0]),
-        "dimensions": lambda: alone.pad_across_processes(torch.ones([1] * (rank + 1))),
-    }
+def unpicklable_on_the_last() -> str:
     try:
-        calls[kind]()
+        alone.gather_object([lambda: 0] if alone_rank() else [0])
     except Exception as error:
         alone.gather(torch.ones(1))  # who has raised can go on with the others
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls"),
-    [
-        ("shape", ["float32[4, 3]", "float32[3, 3]"]),
-        ("large shape", ["float32[4, 3000]", "float32[3, 3000]"]),
-        ("type", ["float32[2]", "float64[2]"]),
-        ("keys", ["{'b': float32[1]}", "{'a': float32[1], 'b': float32[1]}"]),
-        ("other call", ["reduce mean(float32[1])", "gather(float32[1])"]),
-        ("other reduction", ["reduce mean(", "reduce sum("]),
-        ("not a tensor", ["[float32[1]]", "[str]"]),
-        ("dimensions", ["tensor of 1 dim", "tensor of 2 dim"]),
-    ],
-)
-def test_calls_that_do_not_fit_together_are_errors_on_all(kind: str, calls: list[str]) -> None:
-    for message in run_on_ranks(mismatch, 2, kind):
-        assert message.startswith("OperationError")
-        for rank, part in enumerate(calls):
-            assert f"rank {rank}: " in message
-            assert part in message
-
-
 def test_an_object_that_cannot_be_pickled_is_an_error_on_all() -> None:
-    first, second = run_on_ranks(mismatch, 2, "objects")
+    first, second = run_on_ranks(unpicklable_on_the_last, 2)
     assert "a list that can't be pickled" in first
     assert "pickle" in second
     assert not second.startswith("OperationError")
@@ -165,20 +133,104 @@ def test_what_is_no_tensor_is_an_error_with_the_call_and_its_position() -> None:
     assert run_on_ranks(errors_of_no_tensors, 2) == [expected] * 2
 
 
-def copies(rows: int) -> list[Any]:
-    mine = torch.arange(rows, dtype=torch.int16) if alone_rank() == 1 else None
-    copied = alone.copy_tensor_to_devices(mine)
-    empty = alone.copy_tensor_to_devices(None if mine is None else mine[:0])
+def error_of(call: Callable[[], Any]) -> str:
     try:
+        return f"nothing raised, {call()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def reductions() -> list[Any]:
+    mine = torch.tensor([alone_rank() + 1])
+    return [alone.reduce(mine, reduction).tolist() for reduction in ("none", "min", "max", "sum", "mean")]
+
+
+def test_a_reduction_does_what_its_name_promises() -> None:
+    assert run_on_ranks(reductions, 2) == [[[rank + 1], [1], [2], [3], [1.5]] for rank in range(2)]
+
+
+def copied() -> list[Any]:
+    shapes = [(2, 0, 3), (), (70000,), (1, 2)]
+    found = []
+    for shape in shapes:
+        mine = torch.full(shape, 7, dtype=torch.complex64) if alone_rank() else None
+        copy = alone.copy_tensor_to_devices(mine)
+        found.append((tuple(copy.shape), str(copy.dtype), copy.flatten()[:1].tolist()))
+    with pytest.raises(OperationError, match="0 processes"):
         alone.copy_tensor_to_devices()
-    except OperationError as error:
-        return [copied.sum().item(), str(copied.dtype), empty.shape[0], "0 processes" in str(error)]
-    return []
+    return found
 
 
-@pytest.mark.parametrize("rows", [3, 9000])
-def test_a_tensor_of_one_process_is_copied_to_all(rows: int) -> None:
-    assert run_on_ranks(copies, 2, rows) == [[sum(range(rows)), "torch.int16", 0, True]] * 2
+def test_a_tensor_is_copied_to_all_with_its_dimensions_of_zero() -> None:
+    expected = [(2, 0, 3), (), (70000,), (1, 2)]
+    for found in run_on_ranks(copied, 2):
+        assert [shape for shape, _, _ in found] == expected
+        assert [numbers for _, _, numbers in found] == [[], [7], [7], [7]]
+
+
+def verified(spelling: str) -> list[str]:
+    os.environ["ACCELERATE_DEBUG_MODE"] = spelling
+    state = PartialState(cpu=True)
+
+    @alone.verify_operation
+    def total(tensor: torch.Tensor) -> float:
+        return tensor.sum().item()
+
+    @alone.chained_operation
+    def outer(tensor: torch.Tensor) -> float:
+        return total(tensor=tensor)
+
+    uneven = torch.ones(state.process_index + 1)
+    return [str(state.debug), error_of(lambda: outer(uneven)), str(total(torch.ones(2)))]
+
+
+@pytest.mark.parametrize("spelling", ["1", "true", "yes"])
+def test_debug_mode_checks_ones_own_operations_however_it_is_spelled(spelling: str) -> None:
+    for debug, message, total in run_on_ranks(verified, 2, spelling):
+        assert (debug, total) == ("True", "2.0")
+        assert "verified.<locals>.outer could not be done" in message
+        assert "rank 0: tests.runtime.operations.test_collective.verified.<locals>.total(float32[1])" in message
+        assert "rank 1: tests.runtime.operations.test_collective.verified.<locals>.total(float32[2])" in message
+
+
+def not_verified() -> str:
+    PartialState(cpu=True)
+
+    @alone.verify_operation
+    def size(tensor: torch.Tensor) -> int:
+        return tensor.numel()
+
+    return error_of(lambda: size(torch.ones(alone_rank() + 1)))
+
+
+def test_ones_own_operations_are_not_checked_without_debug_mode() -> None:
+    assert run_on_ranks(not_verified, 2) == ["nothing raised, 1", "nothing raised, 2"]
+
+
+def flags() -> list[bool]:
+    accelerator = Accelerator()
+    found = [accelerator.check_trigger()]
+    if accelerator.process_index == 1:
+        accelerator.set_trigger()
+    found += [accelerator.check_trigger(), accelerator.check_trigger()]
+    accelerator.set_trigger()
+    return [*found, accelerator.check_trigger(), accelerator.check_trigger()]
+
+
+def test_a_flag_that_one_process_raises_is_seen_once_by_all() -> None:
+    assert run_on_ranks(flags, 2) == [[False, True, False, True, False]] * 2
+
+
+def test_parameters_are_whole_where_nobody_parts_them() -> None:
+    Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.ones(2))
+    with alone.GatheredParameters([weight], modifier_rank=0):
+        assert weight.numel() == 2
+
+
+def test_an_error_of_an_operation_is_accelerates_exception() -> None:
+    assert issubclass(alone.DistributedOperationException, Exception)
+    assert alone.DistributedOperationException is OperationError
 
 
 def test_one_process_keeps_what_it_has() -> None:
