@@ -98,6 +98,7 @@ class RunDisplay:
         self._lock = threading.RLock()
         self._waits = ExitStack()
         self._run: RunHandle | None = None
+        self._opening: RunHandle | None = None
         self._panel: LivePanel | None = None
         self._outputs: list[OutputArea] = []
         self._thread: threading.Thread | None = None
@@ -111,17 +112,18 @@ class RunDisplay:
     # ------------------------------------------------------------------------------------------------- as a front end
 
     def opened(self, run: RunHandle) -> None:
-        """The running cell waits for the run from now on."""
-        self._begin(run, background=False)
-        self._waits.enter_context(self._kernel_comm.held())
+        """The running cell waits for the run from now on; the first refresh draws, since workers that start need the cores."""
+        self._opening = run
 
     def refresh(self) -> None:
         """Handle the page's messages, and draw the changes; called some times a second from the waiting thread."""
+        self._open()
         self._kernel_comm.pump()
         self._step()
 
     def closed(self) -> None:
         """The wait is over: leave the report, or continue in the background."""
+        self._open()
         self._waits.close()
         if self._run is not None and not self._run.done:
             self._go_on(self._run)
@@ -148,6 +150,13 @@ class RunDisplay:
         return self._panel is not None and self._panel.replied
 
     # --------------------------------------------------------------------------------------------------------- inside
+
+    def _open(self) -> None:
+        """Draw for the first time, once; an interrupt may come at any line of it."""
+        if self._opening is not None:
+            self._begin(self._opening, background=False)
+            self._waits.enter_context(self._kernel_comm.held())
+            self._opening = None
 
     def _begin(self, run: RunHandle, *, background: bool) -> None:
         if self._run is not None:
