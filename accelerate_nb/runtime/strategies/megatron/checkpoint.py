@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
@@ -19,6 +20,10 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensorFactory,
     apply_factory_merges,
     is_main_replica,
+)
+from megatron.core.dist_checkpointing.optimizer import (
+    get_param_id_to_sharded_param_map,
+    make_sharded_optimizer_tensor,
 )
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
@@ -33,12 +38,7 @@ from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
-from accelerate_nb.runtime.strategies.megatron.model_parallel import (
-    MegatronStep,
-    degrees,
-    random_states,
-    set_random_states,
-)
+from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronStep, degrees
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
@@ -324,7 +324,8 @@ def files(world: World, models: Sequence[MegatronModel], steps: Sequence[Megatro
         found += folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {}, {})
     for index, step in enumerate(steps):
         found += _optimizer_files(world, f"{file_names.OPTIMIZER_NAME}_{index}", step)
-    content = {"degrees": degrees(), "states": random_states()}
+    states = dict(tensor_parallel.get_cuda_rng_tracker().get_states())
+    content = {"degrees": degrees(), "states": states}
     found.append(FileToWrite(file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank), content))
     return found
 
@@ -362,13 +363,9 @@ def _loaded_model(folder: Path, index: int, model: MegatronModel) -> LoadedFile:
 
 def _learning(step: MegatronStep) -> tuple[list[Tensor], list[Any]]:
     """The weights of an optimizer, with their places in the whole model as Megatron describes them."""
-    described = {
-        id(value.data): value for value in nested_values(_model_tree(step.model)) if hasattr(value, "replica_id")
-    }
-    weights: list[Tensor] = [
-        weight for weight in step.model.parameters() if id(weight) in described and weight.requires_grad
-    ]
-    return weights, [described[id(weight)] for weight in weights]
+    weights = [weight for weight in step.model.parameters() if weight.requires_grad]
+    places = get_param_id_to_sharded_param_map(_model_tree(step.model), weights)
+    return [weights[index] for index in sorted(places)], [places[index] for index in sorted(places)]
 
 
 def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
@@ -381,21 +378,13 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
             if value.dim() == 0:
                 numbers[f"{_PREFIX}{key}.{place.key}"] = value
             else:
-                tree.setdefault(index, {})[key] = _beside(place, key, value)
+                tree.setdefault(index, {})[key] = make_sharded_optimizer_tensor(place, value, f"{_PREFIX}{key}")
     scaler = step.loss_scaler
     common = {
         "param_groups": options_of(step.inner),
         "grad_scaler": None if scaler is None else scaler.state_dict(),
     }
     return folder_files(world, name, tree, numbers, common)
-
-
-def _beside(place: Any, key: str, value: Tensor) -> Any:
-    """The place of a tensor that an optimizer remembers of a weight."""
-    name = f"{_PREFIX}{key}.{place.key}"
-    if isinstance(place, ShardedTensorFactory):
-        return replace(place, key=name, data=value)
-    return replace(place, key=name, data=value, dtype=value.dtype)
 
 
 def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFile:
@@ -421,7 +410,7 @@ def _read_states(shards: ShardIndex, weights: Sequence[Tensor], places: Sequence
     numbers: dict[tuple[int, str], str] = {}
     for index, (weight, place) in enumerate(zip(weights, places, strict=True)):
         for key in keys:
-            beside = _beside(place, key, weight.detach().float())
+            beside = make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}")
             name = f"{_PREFIX}{key}.{place.key}"
             if name in shards.tensors and shards.tensors[name].dim() == 0:
                 numbers[index, key] = name
@@ -465,4 +454,4 @@ def _loaded_random_states(world: World, folder: Path) -> list[LoadedFile]:
                 "layers go on from where they are."
             )
         return []
-    return [LoadedFile(path, expected, content["states"], set_random_states)]
+    return [LoadedFile(path, expected, content["states"], tensor_parallel.get_cuda_rng_tracker().set_states)]

@@ -17,32 +17,10 @@ from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateErr
 from accelerate_nb.runtime.training.unwrap import bare
 
 
-class Layout:
-    """The same tensor in both."""
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Megatron's tensor, of those of transformers."""
-        return tensors[0]
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of transformers, of Megatron's."""
-        return [tensor]
-
-
-class Transposed(Layout):
-    """A weight of shape (inputs, outputs), as `Conv1D` of GPT-2 has it; Megatron has (outputs, inputs)."""
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        return tensors[0].t()
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.t()]
-
-
 @dataclass(frozen=True)
-class Words(Layout):
+class Words:
     """
-    A row for each word, by so many names where input and output share them.
+    A row for each word.
 
     Megatron may have rows beyond `size`, so that ranks get equal parts. They repeat the last word's, as Megatron-LM's converters
     have it: rows of zeros would win over words whose logits are all negative, as those of GPT-2 are.
@@ -50,91 +28,93 @@ class Words(Layout):
 
     size: int
     padded_size: int
-    names: int = 1
 
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        words = tensors[0]
-        padding = self.padded_size - words.shape[0]
-        return torch.cat([words, words[-1:].expand(padding, -1)]) if padding else words
+    def join(self, rows: Tensor) -> Tensor:
+        """Megatron's rows, of those of transformers."""
+        padding = self.padded_size - rows.shape[0]
+        return torch.cat([rows, rows[-1:].expand(padding, -1)]) if padding else rows
 
     def split(self, tensor: Tensor) -> list[Tensor]:
+        """The rows of transformers, of Megatron's."""
         if tensor.shape[0] < self.size:
             raise ConfigurationError(
                 f"A configuration with vocab_size={self.size} was passed, but the model of Megatron has {tensor.shape[0]} words. Pass the "
                 "configuration of the model that it was made of."
             )
-        return [tensor[: self.size]] * self.names
+        return [tensor[: self.size]]
 
 
 @dataclass(frozen=True)
-class QueriesKeysValues(Layout):
-    """
-    Weights or biases of queries, keys and values: one after the other in transformers, in one tensor or in three.
-
-    Megatron has a group of heads after the other, each with its queries, its key and its value.
-    """
+class QueriesKeysValues:
+    """Rows of queries, keys and values, one after the other in transformers; Megatron has a group of heads after the other."""
 
     heads: int
     groups: int
     channels: int
-    is_one: bool = False
-    is_transposed: bool = False
 
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        found = [tensor.t() if self.is_transposed else tensor for tensor in tensors]
-        if self.is_one:
-            found = list(found[0].split(self._rows))
-        return torch.cat([tensor.view(self.groups, -1, *tensor.shape[1:]) for tensor in found], 1).flatten(0, 1)
+    def join(self, rows: Tensor) -> Tensor:
+        """Megatron's rows, of those of transformers."""
+        parts = rows.split(self._counts)
+        return torch.cat([part.view(self.groups, -1, *rows.shape[1:]) for part in parts], 1).flatten(0, 1)
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        if tensor.shape[0] != sum(self._rows):
+        """The queries, the keys and the values of transformers, of Megatron's rows."""
+        if tensor.shape[0] != sum(self._counts):
             raise ConfigurationError(
                 f"A configuration with {self.heads} heads of {self.channels} channels and {self.groups} of keys was passed, which are "
-                f"{sum(self._rows)} rows, but a layer of the model of Megatron has {tensor.shape[0]}. Pass the configuration of the model "
+                f"{sum(self._counts)} rows, but a layer of the model of Megatron has {tensor.shape[0]}. Pass the configuration of the model "
                 "that it was made of."
             )
-        rows = [count // self.groups for count in self._rows]
-        parts = tensor.view(self.groups, -1, *tensor.shape[1:]).split(rows, 1)
-        found = [part.flatten(0, 1) for part in parts]
-        if self.is_one:
-            found = [torch.cat(found)]
-        return [part.t() if self.is_transposed else part for part in found]
+        counts = [count // self.groups for count in self._counts]
+        parts = tensor.view(self.groups, -1, *tensor.shape[1:]).split(counts, 1)
+        return [part.flatten(0, 1) for part in parts]
 
     @property
-    def _rows(self) -> list[int]:
+    def _counts(self) -> list[int]:
         return [count * self.channels for count in (self.heads, self.groups, self.groups)]
-
-
-class GateAndUp(Layout):
-    """Two layers of a gated perceptron, one after the other in Megatron."""
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(tensors))
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        return list(tensor.chunk(2))
-
-
-SAME = Layout()
 
 
 @dataclass(frozen=True)
 class ConvertedWeight:
-    """A complete weight of Megatron by its name, and the names in transformers of what it is made of."""
+    """
+    A complete weight of Megatron by its name, which has the rows of one or several tensors of transformers.
+
+    `is_transposed` tells tensors of shape (inputs, outputs), as `Conv1D` of GPT-2 has them; `tied` is a further name of the one tensor.
+    """
 
     name: str
     sources: tuple[str, ...]
-    layout: Layout = SAME
+    rows: Words | QueriesKeysValues | None = None
+    is_transposed: bool = False
+    tied: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names in transformers."""
+        return self.sources if self.tied is None else (*self.sources, self.tied)
+
+    def join(self, source: Mapping[str, Tensor]) -> Tensor:
+        """Megatron's tensor, of weights of transformers."""
+        tensors = [source[name].detach() for name in self.sources]
+        rows = torch.cat([tensor.t() if self.is_transposed else tensor for tensor in tensors])
+        return rows if self.rows is None else self.rows.join(rows)
+
+    def split(self, tensor: Tensor) -> dict[str, Tensor]:
+        """The tensors of transformers by their names, of Megatron's; each has memory of its own."""
+        parts = tensor.chunk(len(self.sources)) if self.rows is None else self.rows.split(tensor)
+        if len(parts) > len(self.sources):
+            parts = [torch.cat(parts)]
+        found = [(part.t() if self.is_transposed else part).contiguous().clone() for part in parts]
+        return dict(zip(self.names, found if self.tied is None else found * 2, strict=True))
 
 
 def weights_of_words(config: Any, embeddings: str, words: int) -> Iterator[ConvertedWeight]:
     """The weights that have a row for each word: the embeddings of this name, and the head, which may be the same."""
     name, head = "embedding.word_embeddings.weight", "lm_head.weight"
-    if config.tie_word_embeddings:
-        yield ConvertedWeight(name, (embeddings, head), Words(config.vocab_size, words, names=2))
-    else:
-        yield ConvertedWeight(name, (embeddings,), Words(config.vocab_size, words))
-        yield ConvertedWeight("output_layer.weight", (head,), Words(config.vocab_size, words))
+    rows = Words(config.vocab_size, words)
+    yield ConvertedWeight(name, (embeddings,), rows, tied=head if config.tie_word_embeddings else None)
+    if not config.tie_word_embeddings:
+        yield ConvertedWeight("output_layer.weight", (head,), rows)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -219,22 +199,16 @@ def _gpt2_weights(config: Any, words: int) -> Iterator[ConvertedWeight]:
 
 
 def _gpt2_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeight]:
+    heads = QueriesKeysValues(config.n_head, config.n_head, config.n_embd // config.n_head)
+    attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
     for part in ("weight", "bias"):
-        is_weight = part == "weight"
-        plain = Transposed() if is_weight else SAME
-        attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
+        turned = part == "weight"
         yield ConvertedWeight(f"{attention}.linear_qkv.layer_norm_{part}", (f"{source}.ln_1.{part}",))
-        yield ConvertedWeight(
-            f"{attention}.linear_qkv.{part}",
-            (f"{source}.attn.c_attn.{part}",),
-            QueriesKeysValues(
-                config.n_head, config.n_head, config.n_embd // config.n_head, is_one=True, is_transposed=is_weight
-            ),
-        )
-        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.attn.c_proj.{part}",), plain)
+        yield ConvertedWeight(f"{attention}.linear_qkv.{part}", (f"{source}.attn.c_attn.{part}",), heads, turned)
+        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.attn.c_proj.{part}",), None, turned)
         yield ConvertedWeight(f"{perceptron}.linear_fc1.layer_norm_{part}", (f"{source}.ln_2.{part}",))
-        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", (f"{source}.mlp.c_fc.{part}",), plain)
-        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.c_proj.{part}",), plain)
+        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", (f"{source}.mlp.c_fc.{part}",), None, turned)
+        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.c_proj.{part}",), None, turned)
 
 
 # What Megatron computes with of Llama 3's scaling, whose factor alone is an argument of `GPTModel`.
@@ -304,7 +278,7 @@ def _llama_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeigh
         yield ConvertedWeight(f"{attention}.linear_qkv.{part}", sources, heads)
         yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.self_attn.o_proj.{part}",))
         sources = (f"{source}.mlp.gate_proj.{part}", f"{source}.mlp.up_proj.{part}")
-        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", sources, GateAndUp())
+        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", sources)
         yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.down_proj.{part}",))
 
 
@@ -315,13 +289,12 @@ class ConvertedWeights(Mapping[str, Tensor]):
     """Weights of transformers by Megatron's names; each is put together when it is read, so that a model is never there twice."""
 
     def __init__(self, weights: Sequence[ConvertedWeight], source: Mapping[str, Tensor]) -> None:
-        _compare({name for weight in weights for name in weight.sources}, source, "transformers")
+        _compare({name for weight in weights for name in weight.names}, source, "transformers")
         self._weights = {weight.name: weight for weight in weights}
         self._source = source
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._weights[name]
-        return weight.layout.join([self._source[source].detach() for source in weight.sources])
+        return self._weights[name].join(self._source)
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights
@@ -336,12 +309,7 @@ class ConvertedWeights(Mapping[str, Tensor]):
 def by_transformers_names(weights: Sequence[ConvertedWeight], complete: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Complete weights of Megatron as tensors of their own, by the names of transformers."""
     _compare({weight.name for weight in weights}, complete, "Megatron")
-    found: dict[str, Tensor] = {}
-    for weight in weights:
-        tensors = weight.layout.split(complete[weight.name])
-        made = {id(tensor): tensor.contiguous().clone() for tensor in tensors}
-        found |= {name: made[id(tensor)] for name, tensor in zip(weight.sources, tensors, strict=True)}
-    return found
+    return {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
 
 
 def _compare(wanted: set[str], found: Mapping[str, Tensor], library: str) -> None:
@@ -384,8 +352,10 @@ def megatron_from_transformers(
     and `MissingExtraError` without megatron-core.
     """
     _check_installed()
+    from megatron.core import parallel_state
+
     from accelerate_nb.runtime.strategies.megatron.checkpoint import load_complete
-    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees, has_groups
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees
 
     config: Any = getattr(model, "config", None)
     architecture = architecture_of(config)
@@ -395,7 +365,7 @@ def megatron_from_transformers(
             f"{_FAMILIES[config.model_type][0]}. Load it "
             "with AutoModelForCausalLM."
         )
-    if not has_groups():
+    if not parallel_state.model_parallel_is_initialized():
         raise StateError(
             "A model was to become one of Megatron, but there are no groups of Megatron yet. Make the Accelerator with "
             "strategy='megatron' or a MegatronLMPlugin before."
@@ -466,9 +436,11 @@ def build(architecture: Architecture, words: int, settings: Mapping[str, Any], l
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees_of_config
+    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees
 
-    config = TransformerConfig(**{**architecture.settings, **degrees_of_config(), **settings})
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    split = {f"{names[axis]}_parallel_size": degree for axis, degree in degrees().items()}
+    config = TransformerConfig(**{**architecture.settings, **split, **settings})
     found = stages(
         lambda is_first, is_last, vp_stage=None: part(
             architecture.arguments, words, config, layer_spec, is_first, is_last, vp_stage

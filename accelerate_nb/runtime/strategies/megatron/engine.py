@@ -35,16 +35,14 @@ def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_
     """
     if (temperature is None and not top_k and not top_p) or top_k == 1 or temperature == 0:
         return logits.argmax(dim=-1)
-    logits = logits / (1.0 if temperature is None else temperature)
-    ordered, order = logits.sort(dim=-1, descending=True)
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(1.0 if temperature is None else float(temperature))])
     if top_k:
-        ordered[:, top_k:] = float("-inf")
+        warpers.append(TopKLogitsWarper(top_k))
     if top_p:
-        probabilities = ordered.softmax(dim=-1)
-        # what the likelier ones have together
-        ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= top_p, float("-inf"))
-    drawn = torch.multinomial(ordered.softmax(dim=-1), 1)
-    return order.gather(1, drawn).squeeze(1)
+        warpers.append(TopPLogitsWarper(top_p))
+    return torch.multinomial(warpers(None, logits).softmax(dim=-1), 1).squeeze(1)
 
 
 class MegatronEngine(MegatronModel):
@@ -135,9 +133,9 @@ class MegatronEngine(MegatronModel):
     def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
         parts = self.equal_parts(batch)
         found = self.run_schedule(self.train_step_handler.forward_step, parts, self._shape_of(parts[0]), forward_only)
-        names = [list(found[0]) if found else None]
-        means = [_mean([part[name] for part in found]) for name in names[0] or ()]
-        return self._all_from_last(names[0], means)
+        means = {name: _mean([part[name] for part in found]) for name in found[0]} if found else None
+        losses: dict[str, Tensor] = self._from_last(means)
+        return losses
 
     def _shape_of(self, part: dict[str, Any]) -> tuple[int, int]:
         """The length of a part's sequences, and their number."""
@@ -150,18 +148,6 @@ class MegatronEngine(MegatronModel):
                 "The length of sequences of a batch without input_ids is not known. Pass MegatronLMPlugin(seq_length=...)."
             )
         return int(args.seq_length), int(args.micro_batch_size)
-
-    def _all_from_last(self, names: list[str] | None, values: list[Tensor]) -> dict[str, Tensor]:
-        """The last stage's tensors by name, on all stages."""
-        from megatron.core import parallel_state
-
-        group = parallel_state.get_pipeline_model_parallel_group()
-        if group.size() > 1:
-            facts = [names]
-            dist.broadcast_object_list(facts, parallel_state.get_pipeline_model_parallel_last_rank(), group)
-            names = facts[0]
-            values = [self._from_last(values[index] if values else None) for index in range(len(names or ()))]
-        return dict(zip(names or (), values, strict=True))
 
     @torch.no_grad()
     def megatron_generate(
@@ -252,7 +238,8 @@ class MegatronEngine(MegatronModel):
             return chunk(next(iterator), positions, mask), last_logits
 
         found = self.run_schedule(forward_step, [tokens], (tokens.shape[1], len(tokens)), True, collects=True)
-        return self._from_last(found[0] if found else None)
+        logits: Tensor = self._from_last(found[0] if found else None)
+        return logits
 
     def log_eval_results(self) -> None:
         """Nothing: an `Accelerator`'s trackers log what is evaluated."""

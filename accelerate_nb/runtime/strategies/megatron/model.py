@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
@@ -217,23 +217,24 @@ class MegatronModel(ModelWrapper):
         )
         return found
 
-    def _from_last(self, value: Tensor | None) -> Tensor:
-        """The last stage's tensor, on all stages."""
+    def _from_last(self, value: Any) -> Any:
+        """The last stage's tensors, one or several in a dictionary, on all stages."""
         from megatron.core import parallel_state
 
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
-            assert value is not None
             return value
         last = parallel_state.get_pipeline_model_parallel_last_rank()
-        facts = [None if value is None else (value.shape, value.dtype)]
-        dist.broadcast_object_list(facts, last, group)
-        assert facts[0] is not None
-        shape, dtype = facts[0]
+        described = [None if value is None else tree_map(lambda tensor: tensor.detach().to("meta"), value)]
+        dist.broadcast_object_list(described, last, group)
+        leaves, structure = tree_flatten(described[0] if value is None else value)
         device = torch.device(torch.cuda.current_device())
-        found = torch.empty(shape, dtype=dtype, device=device) if value is None else value.detach().contiguous()
-        dist.broadcast(found, last, group)
-        return found
+        found = [
+            torch.empty_like(leaf, device=device) if value is None else leaf.detach().contiguous() for leaf in leaves
+        ]
+        for leaf in found:
+            dist.broadcast(leaf, last, group)
+        return tree_unflatten(found, structure)
 
 
 def _shape(part: Inputs) -> tuple[int, int]:

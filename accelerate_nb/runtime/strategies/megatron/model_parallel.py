@@ -37,7 +37,13 @@ def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
     Its order of ranks, tp-cp-ep-dp-pp from the innermost, is that of a mesh. `ConfigurationError` where there is no current CUDA
     device, on which megatron-core makes its tensors.
     """
-    _check_device(world.device)
+    try:
+        torch.cuda.current_device()
+    except (AssertionError, RuntimeError):
+        raise ConfigurationError(
+            f"Megatron was requested on {world.device}, but megatron-core computes on the current CUDA device, and there is none. Launch "
+            "it on NVIDIA GPUs, or train with strategy='tp' or 'pp' here."
+        ) from None
     logger = logging.getLogger("megatron.core")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)
@@ -60,14 +66,9 @@ def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(int(seed.item()) + _SEED_OF_A_STAGE * stage)
 
 
-def has_groups() -> bool:
-    """Whether this process has joined Megatron's groups."""
-    return bool(parallel_state.model_parallel_is_initialized())
-
-
 def leave_groups() -> None:
     """Forget Megatron's groups, where there are any."""
-    if has_groups():
+    if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
 
 
@@ -79,32 +80,6 @@ def degrees() -> dict[str, int]:
         "cp": parallel_state.get_context_parallel_world_size(),
         "ep": parallel_state.get_expert_model_parallel_world_size(),
     }
-
-
-def degrees_of_config() -> dict[str, int]:
-    """The degrees in which a model is split, as a `TransformerConfig` has them."""
-    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    return {f"{names[axis]}_parallel_size": degree for axis, degree in degrees().items()}
-
-
-def random_states() -> dict[str, Any]:
-    """Where the random numbers of Megatron's layers stand on this process."""
-    return dict(tensor_parallel.get_cuda_rng_tracker().get_states())
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Have the random numbers of layers go on from there."""
-    tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
-
-
-def _check_device(device: torch.device) -> None:
-    try:
-        torch.cuda.current_device()
-    except (AssertionError, RuntimeError):
-        raise ConfigurationError(
-            f"Megatron was requested on {device}, but megatron-core computes on the current CUDA device, and there is none. Launch it "
-            "on NVIDIA GPUs, or train with strategy='tp' or 'pp' here."
-        ) from None
 
 
 _TYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
