@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives. Importing this package imports none of them: torch comes with the first that needs it.
 _HOMES: dict[str, str] = {
