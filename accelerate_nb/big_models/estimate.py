@@ -39,7 +39,7 @@ _SMALL, _BLOCK = 4096, 256
 _FREE = 0.2
 # Layers are split along their width between devices of one machine.
 _MOST_TP = 8
-_LARGEST_WORLD = 4096
+_WORLDS = [2**exponent for exponent in range(13)]
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # Under which words the weights stand in what people save with torch.save.
@@ -121,9 +121,8 @@ def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
     layers: dict[str, list[TensorInfo]] = {}
     for weight in outline.weights:
         layers.setdefault(weight.layer, []).append(weight)
-    sizes = {name: bytes_of(weights, itemsize) for name, weights in layers.items()}
-    name = max(sizes, key=lambda item: sizes[item], default="")
-    return name, sizes.get(name, 0)
+    sizes = ((name, bytes_of(weights, itemsize)) for name, weights in layers.items())
+    return max(sizes, key=lambda item: item[1], default=("", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -149,22 +148,18 @@ def on_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, m
     return [_on_rank(stage, precision, optimizer, mesh) for stage in _stages(outline.weights, mesh.pp)]
 
 
-def smallest_mesh(
-    outline: ModelOutline, precision: Precision, optimizer: Optimizer, memory: int, limit: int = _LARGEST_WORLD
-) -> Mesh | None:
+def smallest_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, memory: int) -> Mesh | None:
     """
-    The mesh of the fewest ranks of `memory` bytes each on which a training fits; `None` where none of `limit` does.
+    The mesh of the fewest ranks of `memory` bytes each on which a training fits; `None` where none of 4,096 does.
 
     A fifth of the memory is left for activations. Numbers of ranks are powers of two. Of meshes with equally many ranks the one that
     communicates the least comes first: shards alone, then with split layers, then with stages.
     """
-    size = 1
-    while size <= limit:
+    for size in _WORLDS:
         for mesh in _meshes(outline, size):
             stages = on_mesh(outline, precision, optimizer, mesh)
             if max(stage.total for stage in stages) <= memory * (1 - _FREE):
                 return mesh
-        size *= 2
     return None
 
 
@@ -445,7 +440,12 @@ def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOut
 
     def make() -> Any:
         module = _imported(location)
-        known = [item for item, value in vars(module).items() if _is_model_of(module, value)]
+        known = [
+            item
+            for item, value in vars(module).items()
+            if isinstance(value, Module)
+            or (isinstance(value, type) and issubclass(value, Module) and value.__module__ == module.__name__)
+        ]
         if not name and len(known) != 1:
             found_there = f"several models: {', '.join(known)}" if known else "no torch.nn.Module"
             raise ConfigurationError(f"{location} has {found_there}. Name what gives the model: {location}:name.")
@@ -467,12 +467,6 @@ def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOut
         return of_module(_without_memory(make, source), source)
     finally:
         sys.path[:] = before
-
-
-def _is_model_of(module: ModuleType, value: Any) -> bool:
-    """Whether a value of a file is a class of models of its own, or a model."""
-    is_class = isinstance(value, type) and issubclass(value, Module) and value.__module__ == module.__name__
-    return is_class or isinstance(value, Module)
 
 
 def _imported(location: str) -> ModuleType:

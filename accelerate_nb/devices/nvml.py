@@ -61,6 +61,11 @@ class GpuGauge:
             time=now,
         )
 
+    def memory_sizes(self) -> list[int]:
+        """The memory of each GPU where that is known, in bytes."""
+        samples = (self.sample(number, 0.0) for number in range(len(self._handles)))
+        return [sample.memory_total for sample in samples if sample is not None and sample.memory_total]
+
     def close(self) -> None:
         """End the queries."""
         self._handles = []

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from traceback import extract_tb
@@ -20,10 +20,9 @@ from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.settings import settings
 from accelerate_nb.config.value_types import InvalidValue
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
-from accelerate_nb.reports.text_format import bytes_text
+from accelerate_nb.reports.text_format import aligned, bytes_text
 
 if TYPE_CHECKING:
-    from accelerate_nb.big_models.estimate import ModelOutline
     from accelerate_nb.runtime.world.mesh import Mesh
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -101,7 +100,8 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     mesh = None if arguments.mesh is None else _mesh(arguments.mesh, requested)
     ranks = mesh.size if mesh is not None else requested or max(1, probe().count)
     memory, device = _device_memory(arguments.memory, ranks)
-    outline = _outline(arguments.model, arguments.args, trusts=arguments.trust_remote_code)
+    with _error_in_one_line(arguments.model):
+        outline = estimate.outline(arguments.model, arguments.args, trusts=arguments.trust_remote_code)
 
     def on_mesh(mesh: Mesh, precision: Any) -> dict[str, Any]:
         stages = estimate.on_mesh(outline, precision, arguments.optimizer, mesh)
@@ -165,13 +165,7 @@ def _device_memory(size: str | None, ranks: int) -> tuple[int | None, str]:
     if devices.kind == "cpu":
         shared = "" if ranks == 1 else f" for {ranks} ranks"
         return HostGauge([]).memory()[1] // ranks, f"this machine's memory{shared}"
-    gpus = GpuGauge(os.environ)
-    try:
-        samples = [gpus.sample(number, time.time()) for number in range(devices.count)]
-    finally:
-        gpus.close()
-    sizes = [sample.memory_total for sample in samples if sample is not None and sample.memory_total]
-    return min(sizes, default=None), f"this machine's {devices.label}"
+    return min(GpuGauge(os.environ).memory_sizes(), default=None), f"this machine's {devices.label}"
 
 
 def _keyword_arguments(text: str) -> dict[str, Any]:
@@ -184,17 +178,16 @@ def _keyword_arguments(text: str) -> dict[str, Any]:
     return found
 
 
-def _outline(model: str, arguments: dict[str, Any], *, trusts: bool) -> ModelOutline:
-    """The model's tensors; an error of the user's code while it builds the model becomes one line."""
-    from accelerate_nb.big_models.estimate import outline
-
+@contextmanager
+def _error_in_one_line(model: str) -> Iterator[None]:
+    """An error of the user's code while it builds the model becomes one line."""
     try:
-        return outline(model, arguments, trusts=trusts)
+        yield
     except AccelerateNbError:
         raise
     except (Exception, SystemExit) as error:
-        file, _, _ = model.partition(":")
-        calls = [call for call in extract_tb(error.__traceback__) if Path(call.filename).name == Path(file).name]
+        file = Path(model.partition(":")[0]).name
+        calls = [call for call in extract_tb(error.__traceback__) if Path(call.filename).name == file]
         where = (
             f" ({calls[-1].filename}, line {calls[-1].lineno})" if calls and not isinstance(error, SyntaxError) else ""
         )
@@ -221,33 +214,28 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"Compared with {facts['device']}: {bytes_text(memory)}"
     yield ""
     yield "To compute with, the weights kept as"
-    yield from _table(
-        ["", "total", f"largest layer ({facts['largest_layer']})"],
-        [[fact["dtype"], total(fact["total"]), bytes_text(fact["largest_layer"])] for fact in facts["inference"]],
-    )
+    rows = [["", "total", f"largest layer ({facts['largest_layer']})"]]
+    rows += [[fact["dtype"], total(fact["total"]), bytes_text(fact["largest_layer"])] for fact in facts["inference"]]
+    yield from ("  " + line for line in aligned(rows))
     yield ""
     yield f"To train with {facts['optimizer']}, on each rank"
-    rows = []
+    rows = [["", *_PARTS.values(), "total"]]
     for fact in facts["training"]:
         for number, stage in enumerate(fact["stages"]):
             name = f"{_mesh_text(fact['degrees'])}, {fact['precision']}"
             stage_name = "" if len(fact["stages"]) == 1 else f", stage {number}"
             rows.append([name + stage_name, *(bytes_text(stage[part]) for part in _PARTS), total(stage["total"])])
-    yield from _table(["", *_PARTS.values(), "total"], rows)
+    yield from ("  " + line for line in aligned(rows))
     yield ""
-    if memory is not None:
-        yield _proposal(facts["smallest_mesh"])
-        yield ""
+    smallest = facts["smallest_mesh"]
+    if smallest:
+        size = bytes_text(max(stage["total"] for stage in smallest["stages"]))
+        mesh = smallest["degrees"]
+        where = f"The smallest mesh is {_mesh_text(mesh)}" if mesh else "One rank is enough"
+        yield f"{where} in mixed precision: {size} a rank, with a fifth of the memory left for activations.\n"
+    elif memory is not None:
+        yield "No mesh of shards, split layers and stages fits in mixed precision: a device needs more memory.\n"
     yield "Activations are not counted: they grow with the batch and with the length of its samples."
-
-
-def _proposal(smallest: dict[str, Any] | None) -> str:
-    """The smallest mesh on which the training fits, in a sentence."""
-    if smallest is None:
-        return "No mesh of shards, split layers and stages fits in mixed precision: a device needs more memory."
-    size = bytes_text(max(stage["total"] for stage in smallest["stages"]))
-    where = f"The smallest mesh is {_mesh_text(smallest['degrees'])}" if smallest["degrees"] else "One rank is enough"
-    return f"{where} in mixed precision: {size} a rank, with a fifth of the memory left for activations."
 
 
 def _mesh_text(degrees: dict[str, int]) -> str:
@@ -262,10 +250,3 @@ def _mesh_text(degrees: dict[str, int]) -> str:
     names = {"dp_replicate": "DDP", "dp_shard": "FSDP"}
     note = names.get("+".join(degrees), f"{math.prod(degrees.values())} ranks")
     return f"{' x '.join(f'{axis} {degree}' for axis, degree in degrees.items())} ({note})"
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
-    for row in (headings, *rows):
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        yield "  " + "   ".join(cells).rstrip()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (
     ConnectToPeers,
@@ -145,7 +146,4 @@ def _table(rows: Sequence[tuple[str, NodeFacts, bool]]) -> str:
     for name, facts, differs in rows:
         versions = (facts.python, facts.torch or "not installed", facts.accelerate_nb)
         cells.append((f"{name} (differs)" if differs else name, *versions))
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return "\n".join(aligned(cells))

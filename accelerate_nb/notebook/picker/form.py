@@ -13,7 +13,7 @@ from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings
 from accelerate_nb.config.settings import Setting, unknown_setting
 from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import CheckResult
@@ -180,19 +180,10 @@ class ConfigPicker:
         right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
         halves = ipywidgets.Box([left, right]).add_class("acc-halves")
         again = ipywidgets.Box([self._again]).add_class("acc-row")
-        parts = [ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again]
+        gpus = GpuGauge(os.environ).memory_sizes() if self._devices.kind == "cuda" else []
+        title = ipywidgets.HTML(html.title(self._devices, HostGauge([]).memory()[1], gpus))
+        parts = [ipywidgets.HTML(html.style()), title, self._general, halves, again]
         return ipywidgets.VBox(parts).add_class("acc-picker")
-
-
-def _title(devices: AvailableDevices) -> Any:
-    gpus = GpuGauge(os.environ) if devices.kind == "cuda" else None
-    try:
-        samples = [gpus.sample(number, 0.0) for number in range(devices.count)] if gpus is not None else []
-    finally:
-        if gpus is not None:
-            gpus.close()
-    memory = [sample.memory_total for sample in samples if sample is not None]
-    return ipywidgets.HTML(html.title(devices, HostGauge([]).memory()[1], memory))
 
 
 def _from(source: str, file: str | None) -> str:

@@ -43,7 +43,7 @@ def heading(text: str, note: str = "") -> str:
     return f'<div class="acc-heading" role="heading" aria-level="3">{escape(text)}</div>{about}'
 
 
-def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[int | None]) -> str:
+def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[int]) -> str:
     """The form's head: what this machine has to compute with."""
     facts = [
         accelerators(devices, accelerator_memory),
@@ -57,14 +57,13 @@ def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[i
     )
 
 
-def accelerators(devices: AvailableDevices, memory: Sequence[int | None]) -> str:
+def accelerators(devices: AvailableDevices, memory: Sequence[int]) -> str:
     """The accelerators of a machine, in words."""
     if devices.trouble:
         return f"no {devices.label} to compute on"
     if not devices.count:
         return "No GPU found, using the CPU"
-    known = {size for size in memory if size}
-    item = f" with {bytes_text(min(known))}" if known else ""
+    item = f" with {bytes_text(min(memory))}" if memory else ""
     return _count(devices.count, devices.label) + item + (" each" if item and devices.count > 1 else "")
 
 
