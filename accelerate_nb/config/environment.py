@@ -13,6 +13,10 @@ from accelerate_nb.config.value_types import NO
 # The prefix of this package's variables, and the names of those that are no settings.
 PREFIX = "ACCELERATE_NB_"
 NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS", "RUN_FOLDER", "ATTEMPT", "JOIN"})
+# Has an `Accelerator`, also Accelerate's own, compute on the CPU.
+USE_CPU = "ACCELERATE_USE_CPU"
+# Names the package that computes in 8-bit floats.
+FP8_BACKEND = "ACCELERATE_FP8_BACKEND"
 # Variables that mark a machine, or a notebook service's request, as a TPU.
 TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "COLAB_TPU_ADDR")
 
@@ -33,6 +37,11 @@ def already_launched(environment: Mapping[str, str]) -> bool:
 def autolog(environment: Mapping[str, str]) -> bool:
     """Whether a worker reports metrics that its code did not log by `Accelerator.log`: the setting `autolog`."""
     return environment.get(f"{PREFIX}AUTOLOG", "").lower() not in NO
+
+
+def fp8_backend(environment: Mapping[str, str]) -> str:
+    """The package that computes in 8-bit floats; `NO`, where none is named, leaves the choice open."""
+    return environment.get(FP8_BACKEND) or "NO"
 
 
 def attempt_variables(folder: Path, attempt: int) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+from accelerate_nb.config.environment import USE_CPU
 from accelerate_nb.config.settings import setting
 from accelerate_nb.config.value_types import DeviceIds, HostList, Label, LabelList, NodeCount
 from accelerate_nb.errors import ConfigurationError
@@ -40,7 +41,7 @@ class LaunchingConfig:
         False,
         label="Use the CPU only",
         help="Compute on the CPU, also where there are accelerators.",
-        variables=["ACCELERATE_USE_CPU"],
+        variables=[USE_CPU],
         keys=["use_cpu"],
         group="where",
     )
@@ -345,5 +346,5 @@ class LaunchingConfig:
 
     def environ(self) -> dict[str, str]:
         """The variables through which the `Accelerator` in a worker gets these settings."""
-        flags = {"ACCELERATE_USE_CPU": self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
+        flags = {USE_CPU: self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
         return {name: str(yes).lower() for name, yes in flags.items()}

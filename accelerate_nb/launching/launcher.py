@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accelerate_nb.config.environment import attempt_variables, runs_folder
+from accelerate_nb.config.environment import USE_CPU, attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig, differing, origin, setting_named
 from accelerate_nb.devices import xla
@@ -410,7 +410,7 @@ def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str,
     given = config.launching.num_cpu_threads_per_process is not None
     threads_setting = {"OMP_NUM_THREADS": str(threads)} if given else {}
     # Accelerate's own Accelerator connects ranks on the CPU only where this is set
-    on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
+    on_cpu = {USE_CPU: "true"} if choice.cpu else {}
     return {**missing, **threads_setting, **config.environ(), **choice.shows, **on_cpu}
 
 

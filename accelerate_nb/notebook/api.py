@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accelerate_nb.config.environment import already_launched, warms_early
+from accelerate_nb.config.environment import USE_CPU, already_launched, warms_early
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.config.settings import given_arguments, settings as settings_of, unset
@@ -327,7 +327,7 @@ def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: R
 
 def _environ_in_process(config: RunConfig) -> dict[str, str]:
     """The variables for an `Accelerator` in a launched process."""
-    return {**config.training.environ(), "ACCELERATE_USE_CPU": str(config.launching.cpu).lower()}
+    return {**config.training.environ(), USE_CPU: str(config.launching.cpu).lower()}
 
 
 def _waited_for(run: Run) -> Any:

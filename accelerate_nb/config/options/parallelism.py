@@ -10,6 +10,8 @@ from accelerate_nb.config.options.entries import Entries, Entry
 from accelerate_nb.config.value_types import Boolean, Integer, OneOf, Text
 
 _PREFIX = "parallelism_config_"
+# Has an `Accelerator` read these degrees.
+VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 def _entry(name: str, value_type: Any, default: Any = None, launched: Any = None) -> tuple[str, Entry]:
@@ -49,7 +51,7 @@ def variables(degrees: Mapping[str, Any]) -> dict[str, str]:
     """
     unused = () if "sp" in sizes(degrees) else _OF_A_SPLIT
     used = {name: value for name, value in degrees.items() if name.removeprefix(_PREFIX) not in unused}
-    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **DEGREES.variables(used)}
+    return {VARIABLE: "true", **DEGREES.variables(used)}
 
 
 def sizes(degrees: Mapping[str, Any]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from accelerate_nb.config.environment import USE_CPU
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_folder import hold_lock, status_of
 from accelerate_nb.launching.detached.control import ControlServer, ControlSocket, job_facts
@@ -150,7 +151,7 @@ def _with_nodes(request: RunRequest) -> RunRequest:
     placement, nodes = find_nodes(request.config)
     environment = request.plan.process_environment
     if placement.cpu:
-        environment = replace(environment, environ={**environment.environ, "ACCELERATE_USE_CPU": "true"})
+        environment = replace(environment, environ={**environment.environ, USE_CPU: "true"})
     plan = replace(request.plan, size=placement.size, node_sizes=nodes.sizes, process_environment=environment)
     return replace(request, placement=placement, plan=plan, nodes=nodes)
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from accelerate_nb.config.environment import USE_CPU
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
@@ -103,7 +104,7 @@ class NodeSampler:
         host, rank_info = HostGauge(()), self._specs[0].rank_info
         ranks = range(rank_info.rank, rank_info.rank + len(self._specs))
         environment = self._specs[0].process_environment.environ
-        kind = "cpu" if environment.get("ACCELERATE_USE_CPU") == "true" else probe().kind
+        kind = "cpu" if environment.get(USE_CPU) == "true" else probe().kind
         waits = chain([self._first] * _QUICK_SAMPLES, repeat(_BETWEEN_SAMPLES))
         with closing(gauge_of(kind, len(ranks), environment)) as gauge:
             while not self._over.wait(next(waits)):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from accelerate_nb.config.environment import USE_CPU
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
@@ -182,7 +183,7 @@ def node_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment
     threads = config.launching.num_cpu_threads_per_process
     more = {
         **config.environ(),
-        **({"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}),
+        **({USE_CPU: "true"} if choice.cpu else {}),
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
     }
     found = current_environment(more, threads)

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 import torch
 from packaging.version import parse
 
-from accelerate_nb.config.environment import autolog, set_variables
+from accelerate_nb.config.environment import autolog, fp8_backend, set_variables
+from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.run_config import setting_named
 from accelerate_nb.config.value_types import YES, Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
@@ -248,13 +249,13 @@ class LauncherSettings:
             mixed_precision=given("mixed_precision"),
             accumulation_steps=given("gradient_accumulation_steps"),
             debug=bool(given("debug")),
-            fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
+            fp8_package=fp8_backend(environment),
             loader_progress=bool(given("loader_progress")),
-            use_deepspeed=is_yes(environment, "ACCELERATE_USE_DEEPSPEED"),
+            use_deepspeed=is_yes(environment, deepspeed.STRATEGY.variable),
             autolog=autolog(environment),
-            use_fsdp=is_yes(environment, "ACCELERATE_USE_FSDP"),
-            use_megatron_lm=is_yes(environment, "ACCELERATE_USE_MEGATRON_LM"),
-            use_parallelism=is_yes(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"),
+            use_fsdp=is_yes(environment, fsdp.STRATEGY.variable),
+            use_megatron_lm=is_yes(environment, megatron.STRATEGY.variable),
+            use_parallelism=is_yes(environment, parallelism.VARIABLE),
         )
 
 

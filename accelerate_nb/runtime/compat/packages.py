@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from packaging.version import Version, parse
 
+from accelerate_nb.config.options import megatron
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.constants import STR_OPERATION_TO_FUNC
 from accelerate_nb.runtime.compat.enums import DistributedType
@@ -122,8 +123,8 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
 
 
 def is_megatron_lm_available() -> bool:
-    """Whether megatron-core is installed, and enabled by `ACCELERATE_USE_MEGATRON_LM`."""
-    return parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM") and is_installed(
+    """Whether megatron-core is installed, and enabled by the variable of its strategy."""
+    return parse_flag_from_env(megatron.STRATEGY.variable) and is_installed(
         "megatron", "megatron-core", at_least="0.8.0"
     )
 

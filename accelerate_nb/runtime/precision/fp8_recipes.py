@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 import torch
 from torch.nn import Module
 
+from accelerate_nb.config.environment import fp8_backend
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.enums import FP8BackendType
 from accelerate_nb.runtime.compat.env_vars import is_yes
@@ -155,8 +156,8 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
         warn_user(
             "FP8RecipeKwargs is deprecated. Use TERecipeKwargs, MSAMPRecipeKwargs or AORecipeKwargs.", FutureWarning
         )
-        default = "MSAMP" if is_msamp_available() else "TE"
-        value = environment.get("ACCELERATE_FP8_BACKEND", default) if self.backend is None else self.backend
+        named, default = fp8_backend(environment), "MSAMP" if is_msamp_available() else "TE"
+        value = self.backend or (default if named == "NO" else named)
         self.backend = checked_choice("backend", value.upper(), ("MSAMP", "TE"))
         TERecipeKwargs._fill(self, environment)
         MSAMPRecipeKwargs._fill(self, environment)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accelerate_nb.config.environment import FP8_BACKEND
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.compat.enums import DistributedType, FP8BackendType
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
@@ -67,13 +68,13 @@ def choose_recipe(name: str, handlers: Iterable[KwargsHandler], requested: str) 
 
 
 def package_named(requested: str) -> FP8BackendType:
-    """The package that `ACCELERATE_FP8_BACKEND` names; "NO" leaves the choice open."""
+    """The package that the variable for it names; "NO" leaves the choice open."""
     try:
         return FP8BackendType(requested.upper())
     except ValueError:
         known = ", ".join(repr(item.value) for item in FP8BackendType)
         raise ConfigurationError(
-            f"ACCELERATE_FP8_BACKEND is {requested!r}, which is not known. Set it to one of {known}."
+            f"{FP8_BACKEND} is {requested!r}, which is not known. Set it to one of {known}."
         ) from None
 
 

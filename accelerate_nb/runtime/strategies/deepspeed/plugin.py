@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from torch.nn import Module
 
+from accelerate_nb.config.environment import fp8_backend
 from accelerate_nb.config.options import deepspeed
 from accelerate_nb.config.value_types import DEEPEST_NESTING, LONGEST_TEXT, brief, parse_json
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
@@ -148,7 +149,7 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
     def __post_init__(self) -> None:
         deepspeed.OPTIONS.complete(self, os.environ)
         if self.enable_msamp is None:
-            self.enable_msamp = os.environ.get("ACCELERATE_FP8_BACKEND") == "MSAMP"
+            self.enable_msamp = fp8_backend(os.environ) == "MSAMP"
         if self.msamp_opt_level is None:
             self.msamp_opt_level = os.environ.get("ACCELERATE_FP8_OPT_LEVEL", "O1")
         given = self.hf_ds_config

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.config.options.fsdp import OPTIONS, FsdpOptions
+from accelerate_nb.config.options.fsdp import OPTIONS, STRATEGY, FsdpOptions
 from accelerate_nb.config.value_types import Boolean, InvalidValue, did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import (
@@ -350,7 +350,7 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
 
 def enable_fsdp_ram_efficient_loading() -> None:
     """Have transformers load weights on one process of each machine alone; the others get them when the model is prepared."""
-    os.environ.setdefault("ACCELERATE_USE_FSDP", "True")
+    os.environ.setdefault(STRATEGY.variable, "True")
     os.environ[_RAM_EFFICIENT_LOADING] = "True"
 
 
