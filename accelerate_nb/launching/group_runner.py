@@ -31,7 +31,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_w
 from accelerate_nb.failures.rank_result import RankResult, died, lost_with_node
 from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT, Agent, AgentLoop, Report
-from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
+from accelerate_nb.launching.planning.placement import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.transport.messages import (

@@ -32,13 +32,11 @@ from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.launched_group import LaunchedGroupRunner
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
-from accelerate_nb.launching.nodes.ray.ray_cluster import RayConnection
-from accelerate_nb.launching.nodes.ray.ray_nodes import connection_of_run_host
+from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
 from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
 from accelerate_nb.launching.nodes.run_nodes import AttemptNodes, RunNodes, find_nodes, node_environment, nodes_to_find
-from accelerate_nb.launching.planning.placement import Placement, choose_placement, devices_of, taken
-from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes
 from accelerate_nb.launching.run_context import Outcomes, RunContext

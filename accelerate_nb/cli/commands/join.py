@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from accelerate_nb.launching.joining.join_ticket import VARIABLE, given_ticket
+from accelerate_nb.launching.node_agent.joined_agent import VARIABLE, given_ticket
 
 _EPILOG = f"""\
 examples:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     # workers inherit the environment
     os.environ.pop(VARIABLE, None)
     # the agent is loaded once there is something to do
-    from accelerate_nb.launching.joining.joined_agent import JoinedAgent
+    from accelerate_nb.launching.node_agent.joined_agent import JoinedAgent
 
     agent = JoinedAgent(ticket, arguments.name or socket.gethostname())
     _say(

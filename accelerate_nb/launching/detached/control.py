@@ -19,7 +19,7 @@ from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.launching.nodes.slurm_nodes import step_command
+from accelerate_nb.launching.nodes.node_engine import step_command
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     ChangeKnob,

@@ -1,9 +1,10 @@
-"""Agents on machines that joined this process by a line pasted into their terminal: they stay for its next launches, or go over to a run host."""
+"""Machines that join this process by a line pasted into their terminal: who comes proves the token; they stay for its next launches, or go over to a run host."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -13,12 +14,12 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
-from accelerate_nb.launching.joining.machine_listener import JoiningMachine, MachineListener
-from accelerate_nb.launching.nodes.node_checks import print_notice
+from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
+from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, new_token
+from accelerate_nb.launching.node_agent.node_network import print_notice, probe_connection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.launching.nodes.node_placement import Host
 from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
@@ -27,10 +28,149 @@ from accelerate_nb.transport.channel import (
     Channel,
     is_readable,
 )
-from accelerate_nb.transport.messages import MembershipGranted
+from accelerate_nb.transport.handshake import ListenerHandshake
+from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
 
 # What is waited for is looked at so often, in seconds.
 _ROUND = 1.0
+# So many connections with another token, and the listener closes: somebody guesses, or the line was copied wrong.
+MOST_WRONG_TOKENS = 5
+_LONGEST_NAME = 64
+# Connections that have sent nothing yet: so many may wait, each for so many seconds. A port that others reach meets strangers.
+_MOST_PENDING = 128
+_PENDING_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningMachine:
+    """A machine that has proved the token: the name that it wants, and the channel to its agent."""
+
+    name: str
+    channel: Channel
+
+
+class _Newcomer:
+    """A connection on its way to a `JoiningMachine`."""
+
+    def __init__(self, sock: socket.socket, token: bytes) -> None:
+        self._socket, self.since = sock, time.monotonic()
+        self._handshake = ListenerHandshake(token)
+        self._channel: Channel | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def read(self) -> JoiningMachine | None:
+        """Take what has come, without waiting; raises `ProtocolError` or `OSError` where it will be no machine."""
+        if self._channel is None:
+            data = self._socket.recv(self._handshake.missing, socket.MSG_DONTWAIT)
+            if not data:
+                raise ConnectionError("it has closed its connection")
+            # some bytes, which the system takes on a connection that has sent nothing else
+            self._socket.send(self._handshake.feed(data))
+            if not self._handshake.missing:
+                self._channel = Channel(self._socket)
+            return None
+        received = next(self._channel.receive_ready(), None)
+        match received and received.message:
+            case None if not self._channel.is_ended:
+                return None
+            case RequestMembership(name) if name and name.isprintable() and len(name) <= _LONGEST_NAME:
+                return JoiningMachine(name, self._channel)
+        raise ProtocolError("unexpected", "a connection that has the token is no machine that joins")
+
+
+class MachineListener:
+    """
+    Listens at one address and port, until it is closed.
+
+    >>> with MachineListener(JoinTicket(new_token(), "10.0.0.1", 0)) as listener:
+    ...     while not (machines := listener.wait(1.0)):
+    ...         print(listener.ticket.endpoint)
+    """
+
+    def __init__(self, ticket: JoinTicket, timeout: float = _PENDING_TIMEOUT) -> None:
+        family = socket.AF_INET6 if ":" in ticket.host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((ticket.host, ticket.port), family=family, backlog=128)
+        except OSError as error:
+            raise LaunchError(
+                f"join_address={ticket.endpoint!r} was requested, and this process can't listen there: {error.strerror or error}. Pass one "
+                "address of this machine, as the other machines reach it, and a port that is free, or none."
+            ) from error
+        # one that has gone before it was accepted
+        self._socket.setblocking(False)
+        self.ticket = JoinTicket(ticket.token, ticket.host, int(self._socket.getsockname()[1]))
+        self._timeout = timeout
+        self._newcomers: dict[socket.socket, _Newcomer] = {}
+        # the number of connections that were refused, and of those among them that had another token
+        self.refused = self._wrong_tokens = 0
+
+    def __enter__(self) -> MachineListener:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more, and close the connections of those that have not joined yet."""
+        self._socket.close()
+        while self._newcomers:
+            self._newcomers.popitem()[1].close()
+
+    def wait(self, timeout: float, others: Sequence[Channel] = ()) -> list[JoiningMachine]:
+        """
+        The machines that have joined, once something has come, also to the other channels, which stay unread.
+
+        Raises `LaunchError` where too many connections had another token; the listener is closed then.
+        """
+        readable = select.select([self._socket, *self._newcomers, *others], (), (), timeout)[0]
+        if self._socket in readable:
+            with suppress(BlockingIOError, ConnectionError):
+                self._accept()
+        ready = [sock for sock in self._newcomers if sock in readable]
+        found = [machine for sock in ready if (machine := self._read(sock)) is not None]
+        now = time.monotonic()
+        for sock in [sock for sock, newcomer in self._newcomers.items() if now - newcomer.since > self._timeout]:
+            self._refuse(sock)
+        return found
+
+    def _accept(self) -> None:
+        """Take in one connection; one too many is closed."""
+        sock = self._socket.accept()[0]
+        if len(self._newcomers) >= _MOST_PENDING:
+            sock.close()
+            return
+        probe_connection(sock)
+        self._newcomers[sock] = _Newcomer(sock, self.ticket.key)
+
+    def _read(self, sock: socket.socket) -> JoiningMachine | None:
+        try:
+            machine = self._newcomers[sock].read()
+        except BlockingIOError:
+            return None
+        except ProtocolError as error:
+            self._refuse(sock)
+            self._wrong_tokens += error.refusal == "token"
+            if self._wrong_tokens >= MOST_WRONG_TOKENS:
+                self.close()
+                raise LaunchError(
+                    f"Machines were waited for at {self.ticket.endpoint}, and {self._wrong_tokens} connections had another token: the line was "
+                    "copied wrong, or somebody guesses. The port was closed; launch again for a line with a new token."
+                ) from None
+            return None
+        except OSError:
+            self._refuse(sock)
+            return None
+        if machine is not None:
+            del self._newcomers[sock]
+        return machine
+
+    def _refuse(self, sock: socket.socket) -> None:
+        """Count a connection that is none of those that are waited for, and close it."""
+        self.refused += 1
+        self._newcomers.pop(sock).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +232,11 @@ class _Members:
             if not machine.channel.try_send(MembershipGranted(name)):
                 machine.channel.close()
                 return ""
-            self._add(address, name, machine.channel)
+            self.keep(address, name, machine.channel)
             return name
 
     def keep(self, address: str, name: str, channel: Channel) -> None:
         """Keep a machine that has this name already."""
-        with self.lock:
-            self._add(address, name, channel)
-
-    def _add(self, address: str, name: str, channel: Channel) -> None:
         self.channels[address, name] = channel
         self.waiting.append((address, name))
 
@@ -122,11 +258,6 @@ class _Members:
 _members: ContextVar[_Members] = ContextVar("accelerate_nb_members", default=_Members())  # noqa: B039 - one for all threads
 
 
-def keep_machine(address: str, name: str, channel: Channel) -> None:
-    """Have launches find a machine that joined another process at this address, and was given this name there."""
-    _members.get().keep(address, name, channel)
-
-
 def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Host, ...]]:
     """
     The machines of a launch: those that have joined this process before and are free, and those that are waited for.
@@ -136,15 +267,11 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
     """
     host, port = _address_and_port(config.join_address)
     engine = JoinedMachines(host)
-    names = _free(engine)
+    _ = _members.get().drop_gone(engine.address)
+    names = [*idle_nodes(engine), *_members.get().waiting_at(engine.address)]
     if len(names) < config.num_nodes:
         names = _wait(engine, port, config.num_nodes, config.join_timeout)
     return engine, tuple(Host(name) for name in names[: config.num_nodes])
-
-
-def _free(engine: JoinedMachines) -> list[str]:
-    _ = _members.get().drop_gone(engine.address)
-    return [*idle_nodes(engine), *_members.get().waiting_at(engine.address)]
 
 
 def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list[str]:
@@ -286,4 +413,4 @@ def handed_machines(engine: NodeEngine | None, names: Sequence[str]) -> Iterator
 def take_over(machines: Sequence[HandedMachine]) -> None:
     """Have this process's launches find machines that another process has handed to it."""
     for machine in machines:
-        keep_machine(machine.address, machine.name, Channel(socket.socket(fileno=machine.descriptor)))
+        _members.get().keep(machine.address, machine.name, Channel(socket.socket(fileno=machine.descriptor)))

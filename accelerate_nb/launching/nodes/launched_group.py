@@ -18,7 +18,7 @@ from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
-from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.planning.placement import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision
 from accelerate_nb.rank.step_hold import STOP

@@ -14,11 +14,11 @@ from contextlib import suppress
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
 from accelerate_nb.launching.nodes.node_log import NodeLog
+from accelerate_nb.launching.nodes.node_placement import NodeRoster, ranks_of_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import (
     RendezvousSettings,
     interface_variables,
 )
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, ranks_of_nodes
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.run_context import Stop, stronger
 from accelerate_nb.transport.messages import (

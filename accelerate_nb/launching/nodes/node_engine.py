@@ -1,17 +1,20 @@
-"""Engines for several nodes, which place one agent on each and know nothing of what they do: on this machine, and over ssh."""
+"""Engines for several nodes, which place one agent on each and know nothing of what they do: on this machine, over ssh, and in an allocation of SLURM."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.node_placement import Host
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.worker_spec import LOOPBACK
@@ -138,3 +141,108 @@ class SshNodes:
         """The same command with another purpose."""
         words = [*self.command, node, shlex.join([self.python, "-c", "import accelerate_nb"])]
         return f"Try `{shlex.join(words)}` in a terminal, which has to end without a question or an error"
+
+
+# A step beside those that run already, with all cores of its node. Without --unbuffered, srun holds back what ends in no newline.
+_SRUN = ("srun", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--quiet")
+_TIMEOUT = 30.0
+# As in `2(x3),1`: three nodes with two tasks each, and one with one.
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNodes:
+    """Places an agent by `srun --nodelist=NODE python -m ...` in the allocation `job`; every agent is a step of it."""
+
+    job: str
+    python: str
+
+    label = "srun"
+    inherits_environment = True
+
+    def place(self, node: str) -> PlacedAgent:
+        """Start the agent of a node; raises `LaunchError` where there is no srun."""
+        try:
+            return start_command(step_command(self.job, node, agent_command(self.python)))
+        except OSError as error:
+            raise LaunchError(
+                f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
+            ) from None
+
+    def replacement(self, _: str) -> None:
+        """None: hosts are named."""
+
+    def advice(self, node: str) -> str:
+        """The same step with another purpose."""
+        step = step_command(self.job, node, [self.python, "-c", "import accelerate_nb"])
+        return f"Try `{shlex.join(step)}` in a terminal"
+
+
+def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
+    """The command that runs another one as a step of a job, on one of its nodes."""
+    return [*_SRUN, f"--jobid={job}", f"--nodelist={node}", *command]
+
+
+def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
+    """
+    The number of the allocation that this process is in, and its nodes.
+
+    Where the allocation was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots. Raises
+    `LaunchError` outside of an allocation.
+    """
+    job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        raise LaunchError(
+            "engine='slurm' was requested outside of an allocation of SLURM (there is no SLURM_JOB_ID). Start the notebook or the "
+            "command inside one: salloc --nodes=2 ..., or a batch script."
+        )
+    try:
+        words = ["scontrol", "show", "hostnames", nodes]
+        names = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_TIMEOUT).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(
+            f"engine='slurm' was requested on {nodes}, and scontrol can't name these nodes: {error}. Run where SLURM's commands are in "
+            "PATH, and its controller can be reached."
+        ) from None
+    asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
+    slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
+    if len(slots) != len(names):
+        return job, tuple(map(Host, names))
+    return job, tuple(Host(name, tasks) for name, tasks in zip(names, slots, strict=True))
+
+
+def used_and_others(config: LaunchingConfig, allocated: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """
+    The nodes of an allocation that a run uses, and the others; pure.
+
+    As with `srun`, the first `num_nodes` are used, without it all, but never more nodes than there are processes. Raises `LaunchError`
+    where the allocation has fewer, or there are fewer processes.
+
+    >>> used_and_others(LaunchingConfig(engine="slurm", num_nodes=2), [Host("a"), Host("b"), Host("c")])[1]
+    (Host(name='c', slots=None),)
+    """
+    count, processes = config.num_nodes, config.num_processes
+    if count > len(allocated):
+        raise LaunchError(
+            f"num_nodes={count} was requested, and the allocation has {len(allocated)} nodes "
+            f"({', '.join(host.name for host in allocated)}). Pass num_nodes={len(allocated)} at most, or request more: "
+            f"salloc --nodes={count}."
+        )
+    if processes is not None and processes < count:
+        raise LaunchError(
+            f"num_processes={processes} was requested on num_nodes={count} nodes of the allocation, each of which runs one at least. "
+            f"Pass num_processes={count} or more, or fewer nodes."
+        )
+    if count == 1:
+        count = len(allocated) if processes is None else min(processes, len(allocated))
+    return tuple(allocated[:count]), tuple(allocated[count:])
+
+
+def tasks_of(text: str) -> list[int]:
+    """
+    The tasks of each node, as SLURM_TASKS_PER_NODE has them.
+
+    >>> tasks_of("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    return [int(tasks) for tasks, times in _TASKS.findall(text) for _ in range(int(times or 1))]

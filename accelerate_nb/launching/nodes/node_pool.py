@@ -14,9 +14,14 @@ from functools import partial
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.launching.node_agent.node_network import clock_offset
+from accelerate_nb.launching.node_agent.node_network import (
+    REPLY_TIMEOUT,
+    check_reach,
+    clock_offset,
+    endpoint_of,
+    of_all,
+)
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, NodeLink, RemoteAgent
-from accelerate_nb.launching.nodes.node_checks import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (

@@ -16,19 +16,20 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork, facts_of_this_node
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, network_reply
-from accelerate_nb.launching.nodes.node_checks import (
+from accelerate_nb.launching.node_agent.node_network import (
+    NodeNetwork,
     RequestedNode,
     WaitNotice,
     check_reach,
     check_versions,
     endpoint_of,
+    facts_of_this_node,
     of_all,
     print_notice,
 )
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, network_reply
 from accelerate_nb.launching.nodes.node_log import NodeLog
-from accelerate_nb.launching.nodes.node_placement import fixed_mesh
+from accelerate_nb.launching.nodes.node_placement import NodeChange, NodeRoster, came_text, fixed_mesh, leave_out
 from accelerate_nb.launching.nodes.rendezvous_settings import (
     RendezvousSettings,
     check_name,
@@ -37,7 +38,6 @@ from accelerate_nb.launching.nodes.rendezvous_settings import (
     listen,
     local_placement,
 )
-from accelerate_nb.launching.nodes.spare_nodes import NodeChange, NodeRoster, came_text, leave_out
 from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (

@@ -17,32 +17,34 @@ from accelerate_nb.errors import LaunchError, PayloadError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.node_agent.node_network import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
-from accelerate_nb.launching.nodes.node_checks import check_versions
-from accelerate_nb.launching.nodes.node_engine import LocalNodes, NodeEngine, SshNodes
+from accelerate_nb.launching.nodes.node_engine import (
+    LocalNodes,
+    NodeEngine,
+    SlurmNodes,
+    SshNodes,
+    allocated_hosts,
+    used_and_others,
+)
 from accelerate_nb.launching.nodes.node_placement import (
     Host,
+    NodeRoster,
     check_min_nodes,
     check_spares,
     hosts_of,
+    leave_out,
     place_on_hosts,
     place_on_local_nodes,
-    read_hostfile,
-    spares_with_slots,
-)
-from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
-from accelerate_nb.launching.nodes.ray.ray_nodes import UNRESERVED, reserve_ray_nodes
-from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts, used_and_others
-from accelerate_nb.launching.nodes.spare_nodes import (
-    NodeRoster,
-    leave_out,
     ranks_of_nodes,
     reachable_change,
+    read_hostfile,
+    spares_with_slots,
     split_spares,
 )
-from accelerate_nb.launching.planning.placement import Placement, check_training
-from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
+from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
+from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, check_training
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload

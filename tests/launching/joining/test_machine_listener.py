@@ -17,8 +17,8 @@ import pytest
 
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.joining.join_ticket import JoinTicket, given_ticket, new_token
-from accelerate_nb.launching.joining.machine_listener import MOST_WRONG_TOKENS, JoiningMachine, MachineListener
+from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, given_ticket, new_token
+from accelerate_nb.launching.nodes.joined_machines import MOST_WRONG_TOKENS, JoiningMachine, MachineListener
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import (

@@ -26,7 +26,7 @@ from accelerate_nb.launching.engines.supervisor import SupervisorEngine, Supervi
 from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
-from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.planning.placement import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.launching.session.task_dispatcher import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources

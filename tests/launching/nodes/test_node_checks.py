@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_checks import check_versions
+from accelerate_nb.launching.node_agent.node_network import check_versions
 from accelerate_nb.transport.messages import NodeFacts
 
 HERE = NodeFacts("h", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cpu", "CPU", 0, 8, 0.0)

@@ -8,16 +8,14 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.nodes.node_placement import (
     Host,
+    NodeRoster,
     check_min_nodes,
     check_spares,
     hosts_of,
-    spares_with_slots,
-)
-from accelerate_nb.launching.nodes.spare_nodes import (
-    NodeRoster,
     leave_out,
     reachable_change,
     replace_lost,
+    spares_with_slots,
     split_spares,
 )
 from accelerate_nb.launching.planning.placement import Placement
