@@ -30,12 +30,11 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.nodes.launched_group import LaunchedGroupRunner
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
 from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
-from accelerate_nb.launching.nodes.run_nodes import AttemptNodes, RunNodes, find_nodes, node_environment, nodes_to_find
+from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import ChangingNodes
@@ -206,14 +205,12 @@ def run_of(
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
     engine = _engine(choice, plan.payload, request.config.launching)
-    nodes = AttemptNodes(request.nodes) if isinstance(request.nodes, RunNodes) else request.nodes
+    nodes = request.nodes
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
         if nodes is None:
             return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
-        if isinstance(nodes, LaunchedNodes):
-            return LaunchedGroupRunner(attempt, engine, run_context, nodes)
         return nodes.worker_group(attempt, engine, run_context, number)
 
     run = _run(
@@ -233,8 +230,7 @@ def run_of(
     if nodes is not None:
         run.ranks_here = nodes.ranks_here
         run.main_rank = min(nodes.ranks_here or (0,))
-    if isinstance(nodes, LaunchedNodes):
-        nodes.on_stop = run.request_stop
+        nodes.on_stop_elsewhere(run.request_stop)
     return run
 
 
@@ -272,14 +268,14 @@ def _request(
         payload=payload,
         size=choice.size,
         process_environment=_process_environment(config, choice, nodes),
-        run=nodes.run if isinstance(nodes, LaunchedNodes) else uuid.uuid4().hex,
+        run=uuid.uuid4().hex if nodes is None else nodes.run,
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts,
         kind=choice.kind,
         node_sizes=() if nodes is None else nodes.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )
-    if isinstance(nodes, RunNodes):
+    if nodes is not None:
         nodes.check_payload(payload)
     parent = runs_folder(os.environ, launching_config.folder)
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
@@ -296,12 +292,12 @@ def _call_facts(call: FunctionCall, folder: Path) -> dict[str, Any]:
 
 def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:
     """The part of this process's state that workers take over."""
-    if isinstance(nodes, RunNodes) and nodes.engine.inherits_environment:
+    if nodes is not None and nodes.inherits_environment:
         return node_environment(config, choice)
     more: Mapping[str, str] = {}
-    if isinstance(nodes, LaunchedNodes):
+    if nodes is not None:
         # threads are shared by the ranks of this machine
-        choice, more = nodes.local, nodes.variables()
+        choice, more = nodes.placement_here(choice), nodes.variables()
     threads = worker_threads(config.launching, choice)
     process_environment = current_environment({**environment(config, choice, threads), **more}, threads)
     fitting = xla.for_workers if choice.kind == "xla" else xla.for_others

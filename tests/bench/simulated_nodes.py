@@ -16,7 +16,7 @@ from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.events.model import Progress, StateChange
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
-from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.outcome import write_returned
 from accelerate_nb.transport.worker_spec import LOOPBACK, LocalWorker
@@ -27,7 +27,7 @@ SECONDS_VARIABLE = "ACCELERATE_NB_BENCH_SECONDS"
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedNodes:
+class SimulatedNodes(NodeEngine):
     """Places agents in `count` processes, which take turns and serve many of them."""
 
     count: int = 8

@@ -26,7 +26,8 @@ from accelerate_nb.launching.engines.supervisor import SupervisorOffer
 from accelerate_nb.launching.front_end import FrontEnd, NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
-from accelerate_nb.launching.nodes.joined_machines import HandedMachine, take_over
+from accelerate_nb.launching.nodes.joined_machines import take_over
+from accelerate_nb.launching.nodes.node_engine import HandedMachine
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of
 from accelerate_nb.transport.channel import Channel

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from accelerate_nb.launching.detached.host_start import wait_until_ready
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
-from accelerate_nb.launching.nodes.joined_machines import HandedMachine, handed_machines
+from accelerate_nb.launching.nodes.node_engine import HandedMachine
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
-from accelerate_nb.launching.nodes.run_nodes import RunNodes
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, write_entries
 from accelerate_nb.transport.serializer import dump
@@ -62,8 +61,7 @@ def launch_detached(
 def start_run_host(run_request: RunRequest) -> None:
     """Start a run host, which takes over the payload, and machines that joined this process; returns when processes can attach to the run."""
     nodes = run_request.nodes
-    engine, names = (nodes.engine, nodes.names) if isinstance(nodes, RunNodes) else (None, ())
-    with closing(run_request.plan.payload), handed_machines(engine, names) as machines:
+    with closing(run_request.plan.payload), nullcontext(()) if nodes is None else nodes.handed_over() as machines:
         _start(run_request, machines)
 
 

@@ -20,7 +20,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, new_token
 from accelerate_nb.launching.node_agent.node_network import print_notice, probe_connection
-from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
+from accelerate_nb.launching.nodes.node_engine import HandedMachine, NodeEngine, PlacedAgent
 from accelerate_nb.launching.nodes.node_placement import Host
 from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
 from accelerate_nb.launching.nodes.rendezvous_settings import is_loopback, resolved_host
@@ -125,7 +125,8 @@ class MachineListener:
 
         Raises `LaunchError` where too many connections had another token; the listener is closed then.
         """
-        readable = select.select([self._socket, *self._newcomers, *others], (), (), timeout)[0]
+        watched: list[socket.socket | Channel] = [self._socket, *self._newcomers, *others]
+        readable = select.select(watched, (), (), timeout)[0]
         if self._socket in readable:
             with suppress(BlockingIOError, ConnectionError):
                 self._accept()
@@ -174,13 +175,12 @@ class MachineListener:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedMachines:
+class JoinedMachines(NodeEngine):
     """Places an agent by taking that of a machine that has joined at `address`, under that name."""
 
     address: str
 
     label = "accelerate-nb join"
-    inherits_environment = True
 
     def place(self, node: str) -> PlacedAgent:
         """The agent of a machine; raises `LaunchError` where it has gone, or another run has it."""
@@ -192,14 +192,31 @@ class JoinedMachines:
             )
         return PlacedAgent(channel)
 
-    def replacement(self, _: str) -> None:
-        """None: machines come by themselves."""
-
     def advice(self, node: str) -> str:
         """Its own terminal shows what became of it."""
         return (
             f"Look at the terminal of {node}, and launch again: where machines are missing, the line to join is shown"
         )
+
+    @contextmanager
+    def handed_over(self, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
+        """
+        These machines for another process, which inherits their descriptors within the block.
+
+        Afterwards they are that one's alone; after an error they have left. Raises `LaunchError` where one has left before.
+        """
+        # their agents have replied and have no workers: nothing is on its way from them
+        connections = lease(self, names)
+        try:
+            yield tuple(HandedMachine(item.name, self.address, item.channel.fileno()) for item in connections)
+        except BaseException:
+            # nobody knows what the other process has sent to them
+            for connection in connections:
+                connection.close(0.0)
+            raise
+        for connection in connections:
+            # this descriptor alone: the connection goes on
+            connection.channel.close()
 
 
 @dataclass
@@ -373,41 +390,6 @@ def _address_and_port(text: str) -> tuple[str, int]:
         )
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
     return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port)
-
-
-@dataclass(frozen=True, slots=True)
-class HandedMachine:
-    """A machine on its way to another process: its name, the address at which it joined, and the descriptor of its socket."""
-
-    name: str
-    address: str
-    descriptor: int
-
-
-@contextmanager
-def handed_machines(engine: NodeEngine | None, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
-    """
-    The nodes of a run for another process, which inherits their descriptors within the block; none where they did not join.
-
-    Afterwards they are that one's alone; after an error they have left. Raises `LaunchError` where one has left before.
-    """
-    if not isinstance(engine, JoinedMachines):
-        yield ()
-        return
-    # their agents have replied and have no workers: nothing is on its way from them
-    connections = lease(engine, names)
-    try:
-        yield tuple(
-            HandedMachine(connection.name, engine.address, connection.channel.fileno()) for connection in connections
-        )
-    except BaseException:
-        # nobody knows what the other process has sent to them
-        for connection in connections:
-            connection.close(0.0)
-        raise
-    for connection in connections:
-        # this descriptor alone: the connection goes on
-        connection.channel.close()
 
 
 def take_over(machines: Sequence[HandedMachine]) -> None:

@@ -8,9 +8,11 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
@@ -33,25 +35,39 @@ class PlacedAgent:
     output: int | None = None
 
 
-class NodeEngine(Protocol):
+@dataclass(frozen=True, slots=True)
+class HandedMachine:
+    """A machine on its way to another process: its name, the address at which it joined, and the descriptor of its socket."""
+
+    name: str
+    address: str
+    descriptor: int
+
+
+class NodeEngine(ABC):
     """A way to place agents; a frozen value, which is equal where agents that were placed before can serve again."""
 
-    @property
-    def label(self) -> str:
-        """The way to its agents, as a person knows it."""
+    # the way to its agents, as a person knows it
+    label: ClassVar[str]
+    # whether workers have their node's own environment, rather than that of this process
+    inherits_environment: ClassVar[bool] = True
 
-    @property
-    def inherits_environment(self) -> bool:
-        """Whether workers have their node's own environment, rather than that of this process."""
-
+    @abstractmethod
     def place(self, node: str) -> PlacedAgent:
         """Start the agent of a node; returns before it is there."""
 
     def replacement(self, node: str) -> str | None:
         """The node on which it has started the agent of a lost one, by itself, which may be the same; `None` where it starts none."""
+        return None
 
+    @abstractmethod
     def advice(self, node: str) -> str:
         """The command that shows a person why an agent can't be started there, as a sentence."""
+
+    @contextmanager
+    def handed_over(self, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
+        """These nodes for another process, which inherits their descriptors within the block; none where it reaches them by itself."""
+        yield ()
 
 
 def agent_command(python: str) -> list[str]:
@@ -76,7 +92,7 @@ def start_command(words: Sequence[str]) -> PlacedAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalNodes:
+class LocalNodes(NodeEngine):
     """Places every agent on this machine, in a session of its own, over a Unix socket."""
 
     label = "this machine"
@@ -98,9 +114,6 @@ class LocalNodes:
             )
         return PlacedAgent(Channel(near), process, output)
 
-    def replacement(self, _: str) -> None:
-        """None: this machine is there or lost."""
-
     def advice(self, node: str) -> str:
         """It is started as any other Python of this environment."""
         return f"Try `{sys.executable} -c 'import accelerate_nb'`"
@@ -111,7 +124,7 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
 @dataclass(frozen=True, slots=True)
-class SshNodes:
+class SshNodes(NodeEngine):
     """
     Places an agent by `command HOST python -m ...`, which speaks over the connection's own standard input and output.
 
@@ -122,7 +135,6 @@ class SshNodes:
     python: str
 
     label = "ssh"
-    inherits_environment = True
 
     def place(self, node: str) -> PlacedAgent:
         """Start the agent of a host; raises `LaunchError` where there is no client."""
@@ -133,9 +145,6 @@ class SshNodes:
                 f"hosts were requested, and {self.command[0]!r}, which reaches them, can't be started: {error.strerror}. "
                 "Install OpenSSH's client (on Debian: apt install openssh-client), or name yours as ssh_command."
             ) from None
-
-    def replacement(self, _: str) -> None:
-        """None: hosts are named."""
 
     def advice(self, node: str) -> str:
         """The same command with another purpose."""
@@ -151,14 +160,13 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmNodes:
+class SlurmNodes(NodeEngine):
     """Places an agent by `srun --nodelist=NODE python -m ...` in the allocation `job`; every agent is a step of it."""
 
     job: str
     python: str
 
     label = "srun"
-    inherits_environment = True
 
     def place(self, node: str) -> PlacedAgent:
         """Start the agent of a node; raises `LaunchError` where there is no srun."""
@@ -168,9 +176,6 @@ class SlurmNodes:
             raise LaunchError(
                 f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
             ) from None
-
-    def replacement(self, _: str) -> None:
-        """None: hosts are named."""
 
     def advice(self, node: str) -> str:
         """The same step with another purpose."""

@@ -19,7 +19,7 @@ from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.launching.node_agent.joined_agent import JoinedAgent, JoinTicket, new_token
 from accelerate_nb.launching.node_agent.node_network import print_notice
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
-from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.launching.nodes.node_placement import Host, node_sizes
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
 from accelerate_nb.transport.channel import Channel
@@ -362,13 +362,12 @@ class AgentActor:
 
 
 @dataclass(frozen=True, slots=True)
-class RayNodes:
+class RayNodes(NodeEngine):
     """Places an agent as an actor of Ray, in what was reserved for its node under this number."""
 
     number: int
 
     label = "Ray"
-    inherits_environment = True
 
     def place(self, node: str) -> PlacedAgent:
         """The agent of a node; raises `LaunchError` where it can't be started, or another run uses it."""

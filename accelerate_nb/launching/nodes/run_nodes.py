@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate_nb.config.environment import USE_CPU
@@ -20,6 +22,7 @@ from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.launching.nodes.node_engine import (
+    HandedMachine,
     LocalNodes,
     NodeEngine,
     SlurmNodes,
@@ -45,7 +48,7 @@ from accelerate_nb.launching.nodes.node_placement import (
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, check_training
-from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, current_environment
@@ -65,9 +68,9 @@ _EXPORTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunNodes:
-    """The nodes of a run: how their agents are placed, their names, and the number of ranks of each."""
+    """The nodes of a run: how their agents are placed, their names, and the number of ranks of each; of the next attempt, after a loss."""
 
     engine: NodeEngine
     names: tuple[str, ...]
@@ -76,32 +79,97 @@ class RunNodes:
     spares: tuple[Host, ...] = ()
     # the fewest nodes with which it goes on after a loss; `None` where all are needed
     min_nodes: int | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
-    def is_local(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return not self.engine.inherits_environment
+    def inherits_environment(self) -> bool:
+        """Whether workers have their node's own environment: they are on other machines."""
+        return self.engine.inherits_environment
 
     @property
     def ranks_here(self) -> range | None:
         """The ranks on this machine: all, or none that is known."""
-        return None if self.is_local else range(0)
+        return range(0) if self.inherits_environment else None
 
-    def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
-        """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
-        group = open_group(self.engine, self.names, plan.port)
-        if not self.is_local:
-            log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}"
-            group = replace(group, log_folder=log_folder)
-        return GroupRunner(plan, group.agents, run_context, number, group.master)
+    @property
+    def node_ranks(self) -> list[NodeRanks]:
+        """The ranks of each node."""
+        return ranks_of_nodes(self.names, self.sizes)
+
+    @property
+    def retries_at_once(self) -> bool:
+        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
+        return self.min_nodes is None
+
+    def placement_here(self, placement: Placement) -> Placement:
+        """The part of a placement that is on this machine: agents that pretend to be machines share it."""
+        return placement
+
+    def variables(self) -> dict[str, str]:
+        """The variables that have collectives use the interface between the nodes: agents know it."""
+        return {}
 
     def check_payload(self, payload: Payload) -> None:
         """Raise `PayloadError` where it holds what can't leave this machine."""
-        if self.engine.inherits_environment and payload.reference is not None and payload.reference.handles:
+        if self.inherits_environment and payload.reference is not None and payload.reference.handles:
             raise PayloadError(
                 "A run on other machines was requested, and the function or its arguments hold a pipe, a socket, a queue or "
                 "shared memory of multiprocessing, which is of this machine. Make it inside of the function."
             )
+
+    def handed_over(self) -> AbstractContextManager[tuple[HandedMachine, ...]]:
+        """The nodes for another process, which inherits their descriptors within the block."""
+        return self.engine.handed_over(self.names)
+
+    def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
+        """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
+        plan = replace(plan, size=sum(self.sizes), node_sizes=self.sizes)
+        try:
+            group = open_group(self.engine, self.names, plan.port)
+        except LaunchError as error:
+            if number == 0:
+                raise
+            raise LaunchError(
+                f"{error}\nThe run was to start again, and no spare host could take its place. List one beyond those that the "
+                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4, or in an allocation of three nodes "
+                "num_nodes=2. Or let the run go on with fewer nodes and processes: num_nodes='1:2'."
+            ) from None
+        if self.inherits_environment:
+            group = replace(group, log_folder=f"{run_context.record.folder.name}_{plan.run[:6]}_{number}")
+        return GroupRunner(plan, group.agents, run_context, number, group.master)
+
+    def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
+        """No other process stops it."""
+
+    def next_nodes(self, lost: Collection[int], _: Callable[[], bool]) -> str:
+        """
+        Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
+
+        Others are those that the engine gives, and then spares. Returns a sentence, which is empty where nothing changes.
+        """
+        roster = NodeRoster(self.names, self.sizes, self.spares)
+        found = {node: self.engine.replacement(roster.names[node]) for node in roster.nodes_of(lost)}
+        # where an agent has started on its own machine again, nothing changes
+        gone = [node for node, name in found.items() if name != roster.names[node]]
+        given = tuple(Host(name, roster.sizes[node]) for node in gone if (name := found[node]) is not None)
+        roster = replace(roster, spares=(*given, *roster.spares))
+        change = reachable_change(roster, gone, self._can_reach) or leave_out(roster, gone, self.min_nodes)
+        if change is None:
+            return ""
+        self.names, self.sizes, self.spares = change.roster.names, change.roster.sizes, change.roster.spares
+        return change.text
+
+    def leave(self, reason: str) -> None:
+        """Agents stay for the next launch."""
+
+    def _can_reach(self, name: str) -> bool:
+        try:
+            (connection,) = lease(self.engine, [name])
+            release(connection, is_usable=True)
+            check_versions(facts_of_this_node(LOOPBACK), {name: connection.facts})
+        except LaunchError:
+            return False
+        return True
 
 
 def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
@@ -191,70 +259,3 @@ def node_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment
     found = current_environment(more, threads)
     exported = {name: value for name, value in found.environ.items() if name in more or name.startswith(_EXPORTED)}
     return replace(found, environ=exported)
-
-
-class AttemptNodes:
-    """The nodes on which a run's next attempt starts; `nodes` are those of the first."""
-
-    def __init__(self, nodes: RunNodes) -> None:
-        self._nodes = nodes
-
-    @property
-    def node_ranks(self) -> list[NodeRanks]:
-        """The ranks of each node."""
-        return ranks_of_nodes(self._nodes.names, self._nodes.sizes)
-
-    @property
-    def ranks_here(self) -> range | None:
-        """The ranks on this machine: all, or none that is known."""
-        return self._nodes.ranks_here
-
-    @property
-    def retries_at_once(self) -> bool:
-        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
-        return self._nodes.min_nodes is None
-
-    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """
-        Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
-
-        Others are those that the engine gives, and then spares. Returns a sentence, which is empty where nothing changes.
-        """
-        roster = NodeRoster(self._nodes.names, self._nodes.sizes, self._nodes.spares)
-        found = {node: self._nodes.engine.replacement(roster.names[node]) for node in roster.nodes_of(lost)}
-        # where an agent has started on its own machine again, nothing changes
-        gone = [node for node, name in found.items() if name != roster.names[node]]
-        given = tuple(Host(name, roster.sizes[node]) for node in gone if (name := found[node]) is not None)
-        roster = replace(roster, spares=(*given, *roster.spares))
-        change = reachable_change(roster, gone, self._can_reach) or leave_out(roster, gone, self._nodes.min_nodes)
-        if change is None:
-            return ""
-        changed = change.roster
-        self._nodes = replace(self._nodes, names=changed.names, sizes=changed.sizes, spares=changed.spares)
-        return change.text
-
-    def leave(self, reason: str) -> None:
-        """Agents stay for the next launch."""
-
-    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
-        """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
-        plan = replace(plan, size=sum(self._nodes.sizes), node_sizes=self._nodes.sizes)
-        try:
-            return self._nodes.worker_group(plan, engine, run_context, number)
-        except LaunchError as error:
-            if number == 0:
-                raise
-            raise LaunchError(
-                f"{error}\nThe run was to start again, and no spare host could take its place. List one beyond those that the "
-                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4, or in an allocation of three nodes "
-                "num_nodes=2. Or let the run go on with fewer nodes and processes: num_nodes='1:2'."
-            ) from None
-
-    def _can_reach(self, name: str) -> bool:
-        try:
-            (connection,) = lease(self._nodes.engine, [name])
-            release(connection, is_usable=True)
-            check_versions(facts_of_this_node(LOOPBACK), {name: connection.facts})
-        except LaunchError:
-            return False
-        return True

@@ -198,7 +198,7 @@ def test_a_node_carries_out_no_code_of_another_one() -> None:
         for message in (RankOutcome(0, 0), StartWorkers(()), KillGroup(), RequestStop("finish")):
             meeting.nodes.post(message, 0)
         stops: queue.SimpleQueue[str] = queue.SimpleQueue()
-        member.on_stop = stops.put
+        member.on_stop_elsewhere(stops.put)
         # that came last, and nothing before it was a report
         assert stops.get(timeout=10) == "finish"
         assert not [*member.reports(0)]
