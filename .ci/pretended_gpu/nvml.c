@@ -26,6 +26,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *total_free_used) {
   total_free_used[1] = PRETENDED_BYTES - total_free_used[2];
   return 0;
 }
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetUtilizationRates(void *handle, unsigned *device_memory) { device_memory[0] = 57; device_memory[1] = 3; return 0; }
 int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) { *degrees = 40; return 0; }
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 100000; return 0; }

@@ -66,6 +66,19 @@ class GpuGauge:
         samples = (self.sample(number, 0.0) for number in range(len(self._handles)))
         return [sample.memory_total for sample in samples if sample is not None and sample.memory_total]
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability of all of these GPUs, as (9, 0); `None` where they differ, or it is not known."""
+        found = set()
+        for handle in self._handles:
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            if handle is None or self._nvml.nvmlDeviceGetCudaComputeCapability(
+                handle, ctypes.byref(major), ctypes.byref(minor)
+            ):
+                return None
+            found.add((major.value, minor.value))
+        return found.pop() if len(found) == 1 else None
+
     def close(self) -> None:
         """End the queries."""
         self._handles = []

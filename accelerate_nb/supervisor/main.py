@@ -12,12 +12,13 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate_nb.devices.gpus import cuda_is_awake
+from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.transport.channel import (
     Channel,
     ReceivedMessage,
@@ -326,7 +327,8 @@ class Supervisor:
 def load(name: str) -> None:
     """Import a module so that every worker has it; one that starts a thread or wakes a driver ends this process."""
     try:
-        importlib.import_module(name)
+        with capability_without_cuda():
+            importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - anybody's module; a worker that needs it will report the error
         sys.stderr.write(f"{name} was not loaded: {error!r}\n")
         if name in _NEEDED:
@@ -337,6 +339,26 @@ def load(name: str) -> None:
         sys.stderr.write(f"{name}\n")
         sys.stderr.flush()
         os._exit(UNFIT)
+
+
+@contextlib.contextmanager
+def capability_without_cuda() -> Iterator[None]:
+    """A block in which torch's question for a GPU's compute capability, which torchao asks as it is imported, wakes no CUDA."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        yield
+        return
+    of_torch = cuda.get_device_capability
+
+    def get_device_capability(device: Any = None) -> tuple[int, int]:
+        found = None if cuda.is_initialized() else GpuGauge(os.environ).capability
+        return found or of_torch(device)
+
+    cuda.get_device_capability = get_device_capability
+    try:
+        yield
+    finally:
+        cuda.get_device_capability = of_torch
 
 
 def settle() -> None:

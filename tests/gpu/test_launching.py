@@ -20,7 +20,7 @@ from accelerate_nb.launching import self_test
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.runtime.observability import self_test as in_a_worker
-from tests.gpu.devices import compute_for, finish, until
+from tests.gpu.devices import compute_for, finish, is_pretended, until
 
 MIB = 1 << 20
 HELD = 512 * MIB
@@ -153,7 +153,7 @@ def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_fre
 
 # ------------------------------------------------------------------------------------------------------- the supervisor
 
-# pyarrow, which some of these import, starts a thread. torchao, which the last one imports where it is installed, wakes a GPU.
+# pyarrow, which some of these import, starts a thread. torchao, which the last one imports where it is installed, asks for GPUs.
 IMPORTED = ("pandas", "sklearn.linear_model", "torchao", "transformers.trainer")
 
 
@@ -169,7 +169,8 @@ def test_what_notebooks_import_is_loaded_ahead_and_leaves_the_device_to_ranks(
     if not names:
         pytest.skip(f"none of {', '.join(IMPORTED)} is installed here")
     supervisor.preload(names)
-    fit = supervisor._warmth.get().fit
+    # what else one of them does to a GPU, on a machine with more packages, is not known: then each worker imports it
+    fit = list if is_pretended() else supervisor._warmth.get().fit
     assert until(lambda: launched(are_loaded, fit(names), num_processes=1) == [[True] * len(fit(names))])
     assert [total for _, total in launched(own_device_and_sum)] == [float(ranks)] * ranks
 
