@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -130,10 +129,11 @@ def dispatch_model(
     check_devices(device_map)
     devices = list(dict.fromkeys(device_map.values()))
     if len(devices) > 1 or DISK in devices or force_hooks:
-        plan = _plan(device_map, main_device)
-        weights = _weights(model, plan, state_dict, offload_dir, offload_index)
+        if main_device is None:
+            main_device = next((device for device in devices if device not in ("cpu", DISK)), "cpu")
+        weights = _weights(model, device_map, main_device, state_dict, offload_dir, offload_index)
         terms: dict[str, Any] = {"offload_buffers": offload_buffers, "skip_keys": skip_keys, "weights_map": weights}
-        _attach(model, plan, terms, preload_module_classes)
+        _attach(model, device_map, main_device, terms, preload_module_classes)
         _guard(model)
     else:
         model.to(as_device(devices[0]))
@@ -141,55 +141,37 @@ def dispatch_model(
     return model
 
 
-@dataclass(frozen=True)
-class _DispatchPlan:
-    """A device map, read: where each part computes, and which parts are kept elsewhere meanwhile."""
-
-    main: Device
-    execution: dict[str, Device]
-    offload: dict[str, bool]
-    on_cpu: list[str]
-    on_disk: list[str]
-
-
-def _plan(device_map: DeviceMap, main: Device | None) -> _DispatchPlan:
-    if main is None:
-        main = next((device for device in device_map.values() if device not in ("cpu", DISK)), "cpu")
+def _is_offloaded(device: Device, main: Device) -> bool:
+    """Whether what a map has on a device comes to the main one for its forward."""
     # the CPU's memory is main memory already where there is no accelerator, or one that shares it
-    kept_away = (DISK,) if main in ("cpu", "mps") else ("cpu", DISK)
-    execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
-    execution[""] = main
-    return _DispatchPlan(
-        main=main,
-        execution=execution,
-        offload={name: device in kept_away for name, device in device_map.items()},
-        on_cpu=[name for name, device in device_map.items() if device == "cpu" and "cpu" in kept_away],
-        on_disk=[name for name, device in device_map.items() if device == DISK],
-    )
+    return device == DISK or (device == "cpu" and main not in ("cpu", "mps"))
 
 
 def _weights(
     model: Module,
-    plan: _DispatchPlan,
+    device_map: DeviceMap,
+    main: Device,
     state_dict: Mapping[str, Tensor] | None,
     folder: Folder | None,
     index: Mapping[str, Any] | None,
 ) -> Mapping[str, Tensor] | None:
     """The source of offloaded weights; `None` where nothing is offloaded."""
-    if state_dict is None and plan.on_cpu:
-        on_cpu = extract_submodules_state_dict(model.state_dict(), plan.on_cpu)
-        state_dict = {name: tensor.to("cpu") for name, tensor in on_cpu.items()}
-    if plan.on_disk and index is None:
+    on_cpu = [name for name, device in device_map.items() if device == "cpu" and _is_offloaded(device, main)]
+    on_disk = [name for name, device in device_map.items() if device == DISK]
+    if state_dict is None and on_cpu:
+        weights = extract_submodules_state_dict(model.state_dict(), on_cpu)
+        state_dict = {name: tensor.to("cpu") for name, tensor in weights.items()}
+    if on_disk and index is None:
         if folder is None:
             raise ConfigurationError(
                 "The device_map puts parts of this model on disk, and no folder was given for them. Pass `offload_dir`; the "
-                f"following submodules need to be offloaded: {', '.join(name or 'the whole model' for name in plan.on_disk)}."
+                f"following submodules need to be offloaded: {', '.join(name or 'the whole model' for name in on_disk)}."
             )
-        _written(extract_submodules_state_dict(model.state_dict(), plan.on_disk), folder)
-    folder = folder if plan.on_disk else None
+        _written(extract_submodules_state_dict(model.state_dict(), on_disk), folder)
+    folder = folder if on_disk else None
     if state_dict is None and folder is None and index is None:
         return None
-    device = None if index is None else plan.main
+    device = None if index is None else main
     return OffloadedWeightsLoader(state_dict=state_dict, save_folder=folder, index=index, device=device)
 
 
@@ -210,43 +192,51 @@ def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
 
 
 def _attach(
-    model: Module, plan: _DispatchPlan, terms: dict[str, Any], preload_module_classes: list[str] | None
+    model: Module,
+    device_map: DeviceMap,
+    main: Device,
+    terms: dict[str, Any],
+    preload_module_classes: list[str] | None,
 ) -> None:
     tied = find_tied_parameters(model)
     model.__dict__[TIES] = tied
     tensors = (tensor_of(model, name) for group in tied for name in group)
     shared_copies: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
+    execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
+    offload = {name: _is_offloaded(device, main) for name, device in device_map.items()}
     attach_align_device_hook_on_blocks(
         model,
-        execution_device=plan.execution,
-        offload=plan.offload,
+        execution_device={**execution, "": main},
+        offload=offload,
         preload_module_classes=preload_module_classes,
         tied_params_map=shared_copies,
         **terms,
     )
-    _attach_to_split(model, plan, terms)
+    _attach_to_split(model, main, execution, offload, terms)
     retie_parameters(model, tied)
-    if plan.on_disk or plan.on_cpu:
-        offloaded = sum(plan.offload.values())
+    if any(offload.values()):
+        offloaded = sum(offload.values())
         logger.info("%d parts are offloaded; their weights are on the meta device between two calls.", offloaded)
 
 
-def _attach_to_split(model: Module, plan: _DispatchPlan, terms: dict[str, Any]) -> None:
+def _attach_to_split(
+    model: Module, main: Device, execution: DeviceMap, offload: Mapping[str, bool], terms: dict[str, Any]
+) -> None:
     """Attach hooks for the tensors that a split module has beside its children: the map has devices for them alone."""
     modules = {name for name, _ in model.named_modules()}
-    owners = {name.rpartition(".")[0]: name for name in plan.offload if name not in modules}
-    for owner in owners:
-        if not owner or covering(owner, modules & plan.offload.keys()) is not None:
+    owners = {name.rpartition(".")[0] for name in offload if name not in modules}
+    for owner in sorted(owners):
+        if not owner or covering(owner, modules & offload.keys()) is not None:
             continue  # the hook of the whole model, or of a module around it, minds them
-        names = [name for name in plan.offload if name.rpartition(".")[0] == owner and name not in modules]
-        if all(plan.offload[name] for name in names):
+        names = [name for name in offload if name.rpartition(".")[0] == owner and name not in modules]
+        if all(offload[name] for name in names):
             weights = PrefixedDataset[Tensor](terms["weights_map"], f"{owner}.")
-            hook = AlignDevicesHook(plan.main, offload=True, **{**terms, "weights_map": weights})
+            hook = AlignDevicesHook(main, offload=True, **{**terms, "weights_map": weights})
             add_hook_to_module(model.get_submodule(owner), hook, append=True)
             continue
         for name in names:
             value = terms["weights_map"][name] if tensor_of(model, name).is_meta else None
-            set_module_tensor_to_device(model, name, plan.execution[name], value=value)
+            set_module_tensor_to_device(model, name, execution[name], value=value)
 
 
 def _guard(model: Module) -> None:

@@ -135,7 +135,12 @@ def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
     """
     if path.suffix == ".safetensors":
         with open_safetensors(path) as file:
-            _check_format(path, (file.metadata() or {}).get("format", "pt"))
+            found = (file.metadata() or {}).get("format", "pt")
+            if found != "pt":
+                raise CheckpointError(
+                    f"{path} was saved with the format {found!r} of another framework, and weights of torch, 'pt', are expected. "
+                    "Save it with torch, or convert it."
+                )
             yield _LazyTensors(file)
     else:
         yield _state_dict_in(path)
@@ -150,14 +155,6 @@ def open_safetensors(path: Path) -> Any:
             f"{path} should be a safetensors file, but is damaged, or another kind of file: {error}. "
             "Save or download it again."
         ) from None
-
-
-def _check_format(path: Path, found: str) -> None:
-    if found != "pt":
-        raise CheckpointError(
-            f"{path} was saved with the format {found!r} of another framework, and weights of torch, 'pt', are expected. "
-            "Save it with torch, or convert it."
-        )
 
 
 def load_pickled(path: Path) -> Any:
@@ -432,34 +429,27 @@ class _CheckpointLoader:
 
     def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
         current = tensor_of(self.model, name)
-        device = self._device_of(name, current)
+        device: Device = torch.device("cpu") if current.is_meta else current.device
+        if self.device_map is not None:
+            device = device_of(name, self.device_map)
         new = tensor.to(self._dtype_of(name, tensor, current))
         if device == DISK and (self.offload_buffers or name not in self.buffers):
-            self._write(name, new)
+            self._set(name, torch.device("meta"), new)
+            assert self.folder is not None
+            offload_weight(new, name, self.folder, self.offloaded)
             return
         target = torch.device("cpu") if device == DISK else as_device(device)  # a buffer stays in memory
         if target.type == "cpu" and new is tensor:
             new = tensor.clone()  # what is still the file's memory would change, or crash, when the file is rewritten
         self._set(name, target, new, scales)
 
-    def _set(self, name: str, device: torch.device, value: Tensor | None, scales: Tensor | None = None) -> None:
-        dtype = None if value is None else value.dtype
+    def _set(self, name: str, device: torch.device, value: Tensor, scales: Tensor | None = None) -> None:
         try:
             set_module_tensor_to_device(
-                self.model, name, device, value=value, dtype=dtype, fp16_statistics=scales, clear_cache=False
+                self.model, name, device, value=value, dtype=value.dtype, fp16_statistics=scales, clear_cache=False
             )
         except ConfigurationError as error:
             raise CheckpointError(f"The checkpoint doesn't fit this model: {error}") from None
-
-    def _write(self, name: str, tensor: Tensor) -> None:
-        self._set(name, torch.device("meta"), tensor)
-        assert self.folder is not None
-        offload_weight(tensor, name, self.folder, self.offloaded)
-
-    def _device_of(self, name: str, current: Tensor) -> Device:
-        if self.device_map is not None:
-            return device_of(name, self.device_map)
-        return torch.device("cpu") if current.is_meta else current.device
 
     def _dtype_of(self, name: str, tensor: Tensor, current: Tensor) -> torch.dtype:
         if self.dtype is None:
@@ -471,22 +461,18 @@ class _CheckpointLoader:
 
     def finish(self) -> None:
         """Bring tied weights together again, and write the folder's index when all weights are there."""
-        self._bring_tied()
-        save_offload_index(self.offloaded, self.folder)
-        retie_parameters(self.model, self.tied)
-
-    def _bring_tied(self) -> None:
-        """A checkpoint has a tied weight once; where that one is on disk, the others get theirs from there."""
+        # a checkpoint has a tied weight once; where that one is on disk, the others get theirs from there
         for group in self.tied:
             written = next((name for name in group if name in self.offloaded), None)
             if written is None:
                 continue
             for name in group:
-                current = tensor_of(self.model, name)
-                if current.is_meta and name not in self.offloaded:
+                if tensor_of(self.model, name).is_meta and name not in self.offloaded:
                     assert self.folder is not None
                     weight = load_offloaded_weight(Path(self.folder, f"{written}.dat"), self.offloaded[written])
                     self._put(name, weight, None)
+        save_offload_index(self.offloaded, self.folder)
+        retie_parameters(self.model, self.tied)
 
 
 def _is_scale(name: str, weights: Mapping[str, Any]) -> bool:

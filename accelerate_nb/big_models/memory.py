@@ -164,7 +164,10 @@ def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
                 f"Device {device!r} is not recognized in max_memory. Accelerators are numbers; besides them there are 'mps', "
                 "'cpu' and 'disk'."
             )
-    _warn_of_absent(numbers)
+    count = 1 if is_awake() else torch.accelerator.device_count() if accelerator() else 0
+    for number in numbers:
+        if not 0 <= number < count:
+            logger.warning("Device %d is not available, available devices are %s", number, list(range(count)))
     return {device: parse_size(max_memory[device]) for device in known}
 
 
@@ -188,13 +191,6 @@ def _free_memory() -> dict[int | str, int]:
         return memory  # the same memory is not counted twice
     memory["cpu"] = host
     return memory
-
-
-def _warn_of_absent(numbers: list[int]) -> None:
-    count = 1 if is_awake() else torch.accelerator.device_count() if accelerator() else 0
-    for number in numbers:
-        if not 0 <= number < count:
-            logger.warning("Device %d is not available, available devices are %s", number, list(range(count)))
 
 
 def get_balanced_memory(

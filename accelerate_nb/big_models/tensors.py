@@ -99,7 +99,7 @@ def named_module_tensors(
     yield from module.named_parameters(recurse=recurse)
     if not include_buffers:
         return
-    left_out = _non_persistent(module, recurse) if remove_non_persistent else set()
+    left_out = get_non_persistent_buffers(module, recurse, fqns=True) if remove_non_persistent else set()
     for name, buffer in module.named_buffers(recurse=recurse):
         if name not in left_out:
             yield name, buffer
@@ -110,23 +110,17 @@ def all_names(module: Module, *, buffers: bool, recurse: bool, persistent_only: 
     names = [name for name, _ in module.named_parameters(recurse=recurse, remove_duplicate=False)]
     if not buffers:
         return names
-    left_out = _non_persistent(module, recurse) if persistent_only else set()
+    left_out = get_non_persistent_buffers(module, recurse, fqns=True) if persistent_only else set()
     buffer_names = [name for name, _ in module.named_buffers(recurse=recurse, remove_duplicate=False)]
     return names + [name for name in buffer_names if name not in left_out]
 
 
 def get_non_persistent_buffers(module: Module, recurse: bool = False, fqns: bool = False) -> set[str]:
     """The names of the buffers that a state dict leaves out; those of children with their path if `fqns`."""
-    full = _non_persistent(module, recurse)
-    return full if fqns else {name.rpartition(".")[2] for name in full}
-
-
-def _non_persistent(module: Module, recurse: bool) -> set[str]:
-    if not recurse:
-        return set(module._non_persistent_buffers_set)
+    modules = module.named_modules(remove_duplicate=False) if recurse else [("", module)]
     return {
-        f"{path}.{name}" if path else name
-        for path, child in module.named_modules(remove_duplicate=False)
+        f"{path}.{name}" if path and fqns else name
+        for path, child in modules
         for name in child._non_persistent_buffers_set
     }
 
