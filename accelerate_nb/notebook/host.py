@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import psutil
 
 from accelerate_nb.notebook.display.text import standard_sink
-from accelerate_nb.notebook.display.text_sinks import CellSink, TextSink
+from accelerate_nb.notebook.display.text_output import CellSink, TextSink
 
 Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
 Reader: TypeAlias = Literal["page", "file", "console"]

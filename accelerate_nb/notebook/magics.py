@@ -21,10 +21,9 @@ from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.completion import help_of
-from accelerate_nb.notebook.cells.panel_output import CellHandle, PanelOutput
 from accelerate_nb.notebook.cells.session_manager import BackgroundCell, NotebookSession
 from accelerate_nb.notebook.display.select import front_end
-from accelerate_nb.notebook.display.text_sinks import print_message
+from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.session.detached_cell import DetachedCell
@@ -119,13 +118,12 @@ class AccelerateCellMagic:
 
     def _in_foreground(self, session: Session, run: CellRun, options: CellOptions) -> None:
         __tracebackhide__ = True
-        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, options.displays)
-        output = self._shown(session, run, text, background=False)
+        output = self._output(session, run, options)
         try:
             run.wait(output.refresh, throw=False)
         finally:
             output.closed(results_of(run.ends))
-            self.kept.cursor = text.cursor
+            self.kept.cursor = output.cursor
         if run.error is not None:
             raise self._with_what_follows(run.error, session, in_panel=output.shows_failure)
 
@@ -148,21 +146,20 @@ class AccelerateCellMagic:
         return error
 
     def _in_background(self, session: Session, run: CellRun, options: CellOptions) -> BackgroundCell:
-        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, options.displays)
-        output = self._shown(session, run, text, background=True)
+        output = self._output(session, run, options)
 
         def ended() -> None:
-            self.kept.cursor = text.cursor
+            self.kept.cursor = output.cursor
 
         self.kept.background = BackgroundCell(run, output, self.host().screen(), ended).follow()
         return self.kept.background
 
-    def _shown(self, session: Session, run: CellRun, text: CellOutput, *, background: bool) -> CellOutput | PanelOutput:
+    def _output(self, session: Session, run: CellRun, options: CellOptions) -> CellOutput:
         """The display of a cell: text, or on request the live panel."""
-        if session.config.launching.panel != "widget":
-            return text
-        display = front_end(session.config.launching, os.environ)
-        return PanelOutput(CellHandle(run), display, text.values, background=background)
+        launching = session.config.launching
+        panel = front_end(launching, os.environ) if launching.panel == "widget" else None
+        sink, cursor = self.host().screen, self.kept.cursor
+        return CellOutput.of(session, run, sink, cursor, options.displays, panel, background=options.background)
 
     def _wait_for_background(self, options: CellOptions) -> None:
         """Wait for the background cell: one cell runs at a time, as in the notebook."""

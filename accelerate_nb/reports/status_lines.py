@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import IdleWarning, NodeRanks
@@ -26,9 +27,18 @@ _GOING_ON = 3.0
 _SELDOM, _SELDOMEST = 10.0, 300.0
 
 
-def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> Iterator[tuple[int | None, str]]:
+class StatusLine(NamedTuple):
+    """A line of status, of these ranks together; none where the text names them."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> Iterator[StatusLine]:
     """
     A line for each rank that makes progress, or where they are many for those of a node together: bars and newest metrics.
+
+    Equal lines stand once.
 
     There is none where no rank shows a bar or logs a metric; what ranks report by themselves is left to the panel.
     """
@@ -37,12 +47,15 @@ def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) 
         rank for rank in ranks if logged_names(rank.metrics) or any(not bar.closed for bar in rank.progress.values())
     ]
     if len(moving) <= _MOST_RANKS:
-        yield from ((rank.rank, _status([rank], names)) for rank in moving)
+        by_text: dict[str, list[int]] = {}
+        for rank in moving:
+            by_text.setdefault(_status([rank], names), []).append(rank.rank)
+        yield from (StatusLine(tuple(numbers), text) for text, numbers in by_text.items())
         return
     for node, members in ranks_of_nodes(moving, nodes if len(nodes) <= _MOST_NODES else ()):
         if members:
             label = f"{node}, ranks" if node else "ranks"
-            yield None, f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}"
+            yield StatusLine((), f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}")
 
 
 def undrawn(rank: RankSummary) -> RankSummary:
@@ -73,11 +86,9 @@ class StatusSchedule:
     def __init__(self, now: float) -> None:
         self._pause = _SELDOM
         self._due = now + self._pause
-        self._shown: list[tuple[int | None, str]] = []
+        self._shown: list[StatusLine] = []
 
-    def lines(
-        self, now: float, ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()
-    ) -> list[tuple[int | None, str]]:
+    def lines(self, now: float, ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> list[StatusLine]:
         """The status lines that are due; mostly none, and none where nothing has moved."""
         if now < self._due:
             return []

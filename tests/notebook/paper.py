@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from accelerate_nb.notebook.display.text_sinks import CellSink, LabelledLine, OutputLimits
+from accelerate_nb.notebook.display.text_output import CellSink, LabelledLine, OutputLimits
 
 
 class Paper(CellSink):

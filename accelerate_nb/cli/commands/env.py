@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     # not before the arguments are read: a help is to come at once
     from accelerate_nb.notebook.display.text import standard_sink
-    from accelerate_nb.notebook.display.text_sinks import LabelledLine
+    from accelerate_nb.notebook.display.text_output import LabelledLine
 
     lines = _lines_of(facts)
     # in a terminal headings stand out

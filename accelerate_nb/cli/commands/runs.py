@@ -227,7 +227,7 @@ def _show_logs(arguments: argparse.Namespace) -> int:
     from accelerate_nb.events.run_reader import LogFollower, kept_run, rank_logs
     from accelerate_nb.launching.node_agent.node_logs import is_gap
     from accelerate_nb.notebook.display.text import standard_sink
-    from accelerate_nb.notebook.display.text_sinks import LabelledLine
+    from accelerate_nb.notebook.display.text_output import LabelledLine
 
     found = _found_run(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:

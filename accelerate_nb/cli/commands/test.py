@@ -15,7 +15,7 @@ from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.model import CheckResult
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, LineStyle, TextSink
+from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink
 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with

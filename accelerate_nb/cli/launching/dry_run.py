@@ -19,7 +19,7 @@ from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.notebook.display.text import standard_sink
-from accelerate_nb.notebook.display.text_sinks import LabelledLine
+from accelerate_nb.notebook.display.text_output import LabelledLine
 from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 

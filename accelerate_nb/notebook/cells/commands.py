@@ -24,7 +24,7 @@ from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
-from accelerate_nb.notebook.display.text_sinks import print_message
+from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs
 from accelerate_nb.reports.run_table import RunTable
@@ -135,7 +135,7 @@ class SessionCommands:
         function, args, kwargs = self._call(rest)
         session = self.kept.ready()
         run = session.call(function, args, kwargs)
-        output = CellOutput.of(session, run, self.host().screen(), self.kept.cursor)
+        output = CellOutput.of(session, run, self.host().screen, self.kept.cursor)
         try:
             ends = run.wait(output.refresh)
         finally:

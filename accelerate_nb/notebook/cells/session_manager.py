@@ -20,8 +20,7 @@ from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session, check_not_launched
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.cells.panel_output import PanelOutput
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink, print_message
+from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink, print_message
 
 _POLL_INTERVAL = 0.05
 
@@ -34,9 +33,7 @@ class BackgroundCell:
     >>> cell.wait()
     """
 
-    def __init__(
-        self, run: CellRun, output: CellOutput | PanelOutput, screen: TextSink, ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: CellRun, output: CellOutput, screen: TextSink, ended: Callable[[], None]) -> None:
         self._run, self._output, self._screen, self._ended = run, output, screen, ended
         self._drawing: threading.Thread | None = None
 

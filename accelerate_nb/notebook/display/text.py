@@ -6,19 +6,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from accelerate_nb.events.model import cause as first_cause
+from accelerate_nb.events.model import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import BackgroundRefresh, RunHandle, keep_drawing
-from accelerate_nb.notebook.display.output_writer import OutputWriter
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, LineStyle, TextSink
+from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.status_lines import (
+    StatusLine,
     StatusLines,
     StatusSchedule,
     status_lines,
@@ -70,6 +70,9 @@ class TextFrontEnd:
     `only_ranks` are those whose lines are shown; all are kept in the run's folder. With `quiet` there is nothing but the lines of
     ranks. With `report`, the report of the run is shown after its lines.
 
+    A session's cell (`cell_displays`) has a label even for its only rank, and equal lines once; figures and tables are those of its
+    first rank (`main`), or of all.
+
     The caller of a run prints why it failed; one of which `is_command`, a program of its own, leaves that to this, and finds
     `has_shown_failure` true. Another run that logged metrics ends with a summary.
 
@@ -95,6 +98,7 @@ class TextFrontEnd:
         quiet: bool = False,
         is_command: bool = False,
         report: bool = False,
+        cell_displays: Literal["main", "all"] | None = None,
         interval: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,6 +106,7 @@ class TextFrontEnd:
         self._new_sink = new_sink
         self._template = prefix_template
         self._only, self._is_quiet, self._is_command, self._keeps_report = only_ranks, quiet, is_command, report
+        self._cell_displays = cell_displays
         self._interval, self._clock = interval, clock
         self._run: RunHandle | None = None
         self._happenings = StatusLines()
@@ -131,6 +136,10 @@ class TextFrontEnd:
         self._is_followed = True
         keep_drawing(BackgroundRefresh(self._refresh, self._close), run)
 
+    def put(self, run: RunHandle, displays: Iterable[Display]) -> None:
+        """Write displays that are in no view of the run, such as values of a cell, whatever was written before."""
+        self._writer(run, self._new_sink()).put(displays)
+
     def show(self, run: RunHandle) -> None:
         """Show the current state of the run in the running cell, as a report."""
         facts = RunFacts.of(run, host="", background=False, can_act=False)
@@ -140,23 +149,28 @@ class TextFrontEnd:
 
     def _open(self, run: RunHandle) -> None:
         self._run, self._sink = run, self._new_sink()
+        self._output = self._writer(run, self._sink)
+        self._due = self._status_due = self._clock()
+        self._seldom = StatusSchedule(self._due)
+        self._status: list[str | Text] = []
+
+    def _writer(self, run: RunHandle, sink: TextSink) -> OutputWriter:
         ranks = [rank for rank in run.view.ranks if self._only is None or rank in self._only]
-        self._output = OutputWriter(
-            self._sink,
+        is_cell = self._cell_displays is not None
+        return OutputWriter(
+            sink,
             run.view,
             run.folder,
             ranks=ranks,
             size=len(run.view.ranks),
             only=self._only,
             cursor=self._cursor,
-            folds=self._sink.folds,
-            labels=len(ranks) > 1,
+            folds=is_cell or sink.folds,
+            labels=is_cell or len(ranks) > 1,
             prefix_template=self._template,
+            leading=ranks[0] if self._cell_displays == "main" else None,
             clock=self._clock,
         )
-        self._due = self._status_due = self._clock()
-        self._seldom = StatusSchedule(self._due)
-        self._status: list[str | Text] = []
 
     def _refresh(self) -> None:
         if self._run is None or self._has_gone or self._clock() < self._due:
@@ -215,8 +229,8 @@ class TextFrontEnd:
         for text in self._happenings.news(run.view, ranks, time.time()):
             self._output.note(text)
 
-    def _prefixed(self, status: Iterable[tuple[int | None, str]]) -> list[str]:
-        return [text if rank is None else self._output.label([rank]) + text for rank, text in status]
+    def _prefixed(self, status: Iterable[StatusLine]) -> list[str]:
+        return [self._output.label(line.ranks) + line.text if line.ranks else line.text for line in status]
 
     # ----------------------------------------------------------------------------------------------------------- the end
 

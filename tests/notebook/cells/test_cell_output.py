@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from accelerate_nb.events.collapse import WINDOW
 from accelerate_nb.events.model import Display, IdleWarning, LogLine, Metric, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.session.cell_run import CellResult
-from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.display.text_sinks import OutputLimits
+from accelerate_nb.notebook.cells.cell_output import CellHandle, CellOutput, results_of
+from accelerate_nb.notebook.display.text import TextFrontEnd
+from accelerate_nb.notebook.display.text_output import OutputLimits
 from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")
@@ -18,15 +20,22 @@ FOLDER = Path("/runs/1")
 class Desk:
     """A cell's output on paper, with a clock that is moved by hand."""
 
-    def __init__(self, size=2, bound=OutputLimits(), view=None, **options):  # noqa: B008
+    def __init__(self, size=2, *, bound=None, view=None, ranks=None, cursor=0, displays="main", prefix_template=None):
         self.now = 100.0
-        self.paper = Paper(bound)
+        self.paper = Paper(bound or OutputLimits())
         self.view = view or RunState(size)
-        self.output = CellOutput(
-            self.paper,
-            self.view,
-            **{"ranks": range(size), "size": size, "folder": FOLDER, "clock": lambda: self.now, **options},
+        self.run = SimpleNamespace(
+            view=self.view, ranks=tuple(ranks or range(size)), folder=FOLDER, name="Cell In[1]", why="", started=0.0
         )
+        self.run.done, self.run.ends, self.run.error, self.run.metrics_cursor = False, (), None, 0
+        text = TextFrontEnd(
+            lambda: self.paper,
+            prefix_template,
+            only_ranks=self.run.ranks,
+            cell_displays=displays,
+            clock=lambda: self.now,
+        )
+        self.output = CellOutput(CellHandle(self.run, cursor), text)
 
     def feed(self, *events):
         for event in events:
@@ -38,6 +47,8 @@ class Desk:
         return [line.text for line in self.paper.lines]
 
     def close(self):
+        self.run.done = True
+        self.run.ends = [CellResult(rank, True, 0.1) for rank in self.run.ranks]
         self.output.closed()
         return [line.text for line in self.paper.lines]
 
@@ -52,23 +63,30 @@ def rich(rank, html):
 
 def test_a_quiet_cell_shows_nothing():
     task_loop = Desk()
-    task_loop.feed(Metric(0, "loss", 1.0, 0, 0.0))
     task_loop.refresh()
     assert task_loop.close() == []
     assert task_loop.paper.open == []
 
 
+def test_a_cell_that_logged_metrics_ends_with_a_summary_as_a_run_does():
+    task_loop = Desk()
+    task_loop.feed(Metric(0, "loss", 1.0, 0, 0.0), Metric(0, "loss", 0.5, 1, 0.0))
+    head, curve = task_loop.close()
+    assert head.startswith("Cell In[1] finished after")
+    assert "loss" in curve
+
+
 def test_an_idle_time_is_reported_once_and_again_when_it_has_doubled():
     task_loop = Desk()
-    lines = ["... Nothing has come.", "... rank 0 waits"]
+    lines = ["... Nothing has come.\nrank 0 waits ..."]
     task_loop.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
     assert task_loop.refresh() == task_loop.refresh() == lines
     task_loop.feed(IdleWarning(120.0, "Still nothing.", 0.0))
-    assert task_loop.refresh() == [*lines, "... Still nothing."]
+    assert task_loop.refresh() == [*lines, "... Still nothing. ..."]
     task_loop.feed(IdleWarning(0.0, "", 0.0))
     task_loop.refresh()
     task_loop.feed(IdleWarning(60.0, "Again.", 0.0))
-    assert task_loop.refresh()[-1] == "... Again."
+    assert task_loop.refresh()[-1] == "... Again. ..."
 
 
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
@@ -181,7 +199,7 @@ def bar(rank, done, label="train", closed=False):
 
 def test_bars_move_below_a_cell_and_are_gone_when_they_end():
     task_loop = Desk(size=3, ranks=(0, 1))
-    task_loop.feed(bar(0, 5), bar(1, 5), bar(2, 1), Metric(0, "of a former cell", 1.0, 0, 0.0))
+    task_loop.feed(bar(0, 5), bar(1, 5), bar(2, 1))
     task_loop.refresh()
     assert task_loop.paper.open == ["[0-1] train ██████░░░░░░ 5/10 2 it/s 00:02"]
     task_loop.feed(bar(0, 10, closed=True))

@@ -19,7 +19,7 @@ from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines
 from accelerate_nb.notebook.display.text import TextFrontEnd, standard_sink
-from accelerate_nb.notebook.display.text_sinks import LabelledLine
+from accelerate_nb.notebook.display.text_output import LabelledLine
 from tests.notebook.paper import on_screen
 
 FOLDER = Path("/runs/1")

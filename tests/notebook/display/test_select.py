@@ -14,7 +14,7 @@ from accelerate_nb.events.model import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.select import FailureOnly, choose, display_settings, front_end, shows_at_once
 from accelerate_nb.notebook.display.text import TextFrontEnd
-from accelerate_nb.notebook.display.text_sinks import CellSink
+from accelerate_nb.notebook.display.text_output import CellSink
 from accelerate_nb.notebook.host import NotebookHost
 
 

@@ -12,7 +12,7 @@ import pytest
 from accelerate_nb.events.model import Display, LogLine, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
-from accelerate_nb.notebook.display.text_sinks import CellSink, OutputLimits
+from accelerate_nb.notebook.display.text_output import CellSink, OutputLimits
 from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")

@@ -1,27 +1,178 @@
-"""What ranks put out, on a sink of text: labelled, in order, equal output once where that is wanted, and bounded."""
+"""Text of ranks on a notebook's cell or the two standard streams: labelled, in order, equal output once where that is wanted, and bounded."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded, is_text, key_of
-from accelerate_nb.events.model import Display, LogLine, Stream
+from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine, Meaning, Stream
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState, Shown
-from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, OutputLimits, TextSink
+from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, plain
 from accelerate_nb.reports.text_format import first_within, saved_size
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from accelerate_nb.launching.front_end import RunHandle
+
+LineStyle: TypeAlias = Meaning | Literal["title", "finished", "failed", "stopped"]
+
+# Bright yellow is amber in a notebook; plain yellow can't be read on white there.
+_COLOURS: dict[LineStyle, int] = {"warning": 93}
 _PER_SWITCH = 150  # bytes with which a saved notebook surrounds an output of another stream
 _OPEN_LINES, _OPEN_LINES_ABOVE_A_BOARD = 32, 8
 # The lines times ranks that are folded in one go: more would delay the output noticeably.
 _MOST_FOLDED = 60_000
+
+
+class LabelledLine(NamedTuple):
+    """A line to write, without its newline: the label in front of it, the ranks that the label names if any, and what the line means."""
+
+    stream: Stream
+    text: str
+    meaning: LineStyle = ""
+    label: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimits:
+    """Limits of a sink; `size` counts bytes of a saved notebook, `width` the characters of a line."""
+
+    lines: float = float("inf")
+    size: float = float("inf")
+    width: int | None = None
+    tail_lines: int = 0
+    tail_size: int = 0
+    displays: float = float("inf")
+
+
+class TextSink:
+    """
+    Something that text is written on: here the standard streams as they go to a file, to another program or into a log.
+
+    `bound` limits a run's output on it. It `redraws` what has not ended, or writes every line once; it `folds` equal lines of
+    several ranks into one; it shows text, or displays of other kinds too.
+    """
+
+    bound = OutputLimits()
+    redraws = folds = shows_displays = False
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._streams: dict[Stream, TextIO] = {"stdout": out or sys.stdout, "stderr": err or sys.stderr}
+        for item in self._streams.values():
+            reconfigure = getattr(item, "reconfigure", None)
+            if reconfigure is not None:
+                # what this encoding can't represent is written in ASCII
+                reconfigure(errors="backslashreplace")
+
+    def clean(self, text: str, stream: Stream) -> str:
+        """A rank's text as this can show it, without what would disturb the lines of others."""
+        return plain(text)
+
+    def write(self, lines: Sequence[LabelledLine]) -> None:
+        """Write whole lines, in this order. Raises `BrokenPipeError` where the reader has gone."""
+        for stream, group in groupby(lines, key=lambda line: self._streams[line.stream]):
+            self._write(stream, "".join(f"{self._painted(line)}\n" for line in group))
+
+    def _painted(self, line: LabelledLine) -> str:
+        return line.label + line.text
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        stream.write(text)
+        # one stream after the other: they may take different ways to the reader
+        stream.flush()
+
+    def board(self, run: RunHandle, ranks: Sequence[RankSummary], above: int) -> list[Text]:
+        """Lines on the state of ranks, in colours and as many as fit below so many others; none where this has no place for them."""
+        return []
+
+    def show_open(self, texts: Sequence[str | Text]) -> None:
+        """Show lines that have not ended yet in place of those that were shown before; none removes them."""
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
+        """Show a MIME bundle as well as this can; under a name, or replacing the display of that name."""
+        text = str(data.get("text/plain", f"<{', '.join(data)}>"))
+        self.write([LabelledLine("stdout", line) for line in text.splitlines()])
+
+    def abandon(self) -> None:
+        """The reader has gone: what is still written, by the end of this process too, is dropped."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            for stream in self._streams.values():
+                if not stream.isatty():
+                    with suppress(OSError, ValueError):
+                        os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def print_message(text: str) -> None:
+    """Write a text as lines of standard output, at once."""
+    TextSink().write([LabelledLine("stdout", line) for line in text.splitlines()])
+
+
+class CellSink(TextSink):
+    """
+    A notebook's cell: lines that have not ended are one block, which is made when first needed and then updated.
+
+    A browser draws thousands of lines slowly and the notebook's file keeps all of them, so the cell holds the beginning
+    and the end of a long run, well under a megabyte.
+    """
+
+    redraws = shows_displays = True
+    bound = OutputLimits(lines=2000, size=300_000, width=2000, tail_lines=40, tail_size=250_000, displays=100)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._block: Any = None
+        self._open = ""
+
+    def clean(self, text: str, stream: Stream) -> str:
+        return cleaned(text, self.bound.width)
+
+    def write(self, lines: Sequence[LabelledLine]) -> None:
+        # a page paints all of standard error as an alarm: what is none goes to standard output
+        super().write([line._replace(stream="stderr" if line.meaning == "error" else "stdout") for line in lines])
+
+    def _painted(self, line: LabelledLine) -> str:
+        return coloured(line.label + line.text, _COLOURS.get(line.meaning))
+
+    def show_open(self, texts: Sequence[str | Text]) -> None:
+        wanted = "\n".join(str(text)[:250] for text in texts)
+        if wanted == self._open:
+            return
+        self._open = wanted
+        bundle = {"text/plain": wanted}
+        if self._block is None:
+            self._block = _display(bundle, display_id=True)
+        else:
+            self._block.update(bundle, raw=True)
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
+        # a widget's model is in its own process: the notebook has none for such a view
+        bundle = {mime_type: value for mime_type, value in data.items() if mime_type != WIDGET_VIEW}
+        under = {"display_id": name, "update": update} if name else {}
+        _display(bundle, metadata=metadata, **under)
+
+
+def _display(bundle: dict[str, Any], **options: Any) -> Any:
+    from IPython.display import display
+
+    return display(bundle, raw=True, **options)  # type: ignore[no-untyped-call]  # IPython leaves it without types
 
 
 class OutputWriter:
@@ -63,16 +214,13 @@ class OutputWriter:
         # a terminal's; a cell has lines of status alone
         self.has_board = sink.redraws and not sink.shows_displays
         self._is_full = False
-        self._begin(sink.bound)
+        self._lines_left, self._size_left, self._displays_left = sink.bound.lines, sink.bound.size, sink.bound.displays
         waiting = Counter(item.rank for item in view.since(cursor).shown if isinstance(item, LogLine))
         # lines of each rank that were written, or reported as left out
         self._accounted = Counter({rank: view.line_count_of(rank) - waiting[rank] for rank in view.ranks})
         self._seen_open: set[tuple[int, Stream]] = set()
         self._shown: set[Hashable] = set()
         self._left_out: set[int] = set()
-
-    def _begin(self, bound: OutputLimits) -> None:
-        self._lines_left, self._size_left, self._displays_left = bound.lines, bound.size, bound.displays
         self._last_stream: Stream = "stdout"
 
     def write(self, *, is_last: bool = False) -> None:
@@ -96,9 +244,7 @@ class OutputWriter:
             self.note(f"displays of {of_ranks(sorted(self._left_out))} are left out; --displays all shows them")
 
     def put(self, displays: Iterable[Display]) -> None:
-        """Write values that are in no view, whatever was written before."""
-        self._is_full = False
-        self._begin(self._sink.bound)
+        """Write values that are in no view."""
         self._put(self._in_order([*displays], is_last=True))
 
     def note(self, text: str) -> None:
@@ -116,14 +262,14 @@ class OutputWriter:
             return self._template.safe_substitute(role_name="default", local_rank=name, rank=name)
         return f"[{name}] ".ljust(self._width) if self._labels else ""
 
-    def open_lines(self, ranks: Sequence[RankSummary], more: Sequence[LogLine] = ()) -> list[str]:
-        """The lines that were open a moment ago already, since what only waits for its newline is no progress bar; and `more`."""
+    def open_lines(self, ranks: Sequence[RankSummary]) -> list[str]:
+        """The lines that were open a moment ago already, since what only waits for its newline is no progress bar."""
         lines = [(rank, line) for rank in ranks for line in rank.open_lines]
         # a board shows the bars
         now = [line for rank, line in lines if not (self.has_board and draws_a_bar(line, rank.progress.values()))]
         lasting = [line for line in now if (line.rank, line.stream) in self._seen_open]
         self._seen_open = {(line.rank, line.stream) for line in now}
-        made = (line for output in self._folded([*lasting, *more]) for line in self._labelled(output))
+        made = (line for output in self._folded(lasting) for line in self._labelled(output))
         texts = [line.label + line.text for line in made]
         most = _OPEN_LINES_ABOVE_A_BOARD if self.has_board else _OPEN_LINES
         if len(texts) > most:
