@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.run_context import Stop
 
 # The exit code of a process whose run a signal stopped after a step that all ranks share, where they could save: run it again, and
@@ -29,17 +29,17 @@ _EXIT_TIMEOUT, _POLL_INTERVAL = 30.0, 0.2
 
 
 @contextmanager
-def end_on_signals(run: RunHandle, ranks_here: Collection[int] | None = None) -> Iterator[list[int]]:
+def end_on_signals(run: Conductor) -> Iterator[list[int]]:
     """
     Inside the block a signal that would end this process requests the end of the run; gives the signals that have come.
 
     The first lets all ranks stop after the same step, where a function that checks `Accelerator.stop_requested` saves; the
     next interrupts them, one more kills them. Programs that handle the signal themselves, as those do that save before a
     cluster takes their machine away, get the first one as it is, and have time to end. A signal that is ignored (`nohup`)
-    stays so. Only in the main thread; elsewhere no signal is handled. `ranks_here` are the ranks on this machine, `None` for all.
+    stays so. Only in the main thread; elsewhere no signal is handled.
 
-    >>> with end_on_signals(run) as signals:
-    ...     run.start().wait()
+    >>> with end_on_signals(conductor) as signals:
+    ...     Run(conductor, front_end).start().wait()
     """
     received: list[int] = []
 
@@ -47,9 +47,7 @@ def end_on_signals(run: RunHandle, ranks_here: Collection[int] | None = None) ->
         how = _STEPS[min(len(received), len(_STEPS) - 1)]
         received.append(number)
         # not here: this thread may hold a lock that the run needs
-        threading.Thread(
-            target=_end, args=(run, number, how, ranks_here), name="accelerate_nb signal", daemon=True
-        ).start()
+        threading.Thread(target=_end, args=(run, number, how), name="accelerate_nb signal", daemon=True).start()
 
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -73,19 +71,20 @@ def exit_code_after(signals: list[int], stopped_at: str | None) -> int | None:
     return STOPPED_AFTER_STEP if is_saved else _BY_SIGNAL + signals[0]
 
 
-def _end(run: RunHandle, number: int, how: Stop, ranks_here: Collection[int] | None) -> None:
-    processes = _processes(run, run.view.ranks if ranks_here is None else ranks_here)
+def _end(run: Conductor, number: int, how: Stop) -> None:
+    # of others the process numbers mean nothing here
+    processes = _processes(run, run.view.ranks if run.ranks_here is None else run.ranks_here)
     if how == "finish" and (handling := [pid for pid in processes if _handles(pid, number)]):
         for pid in handling:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + _EXIT_TIMEOUT
-        while not run.done and time.monotonic() < deadline:
+        while not run.over.is_set() and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
     run.request_stop(how)
 
 
-def _processes(run: RunHandle, ranks: Collection[int]) -> list[int]:
+def _processes(run: Conductor, ranks: Collection[int]) -> list[int]:
     """The process numbers of those of some ranks that run."""
     found = [run.view.rank(rank) for rank in ranks]
     return [int(item.detail) for item in found if item.state == "running" and item.detail.isdecimal()]

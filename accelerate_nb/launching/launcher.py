@@ -1,34 +1,31 @@
-"""A launch, step by step: the configuration and the call become a plan, the plan a run."""
+"""A launch, step by step: the configuration and the call become a plan, the plan a conductor."""
 
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from accelerate_nb.config.environment import USE_CPU, attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.run_config import RunConfig, differing, origin, setting_named
+from accelerate_nb.config.run_config import RunConfig, origin, setting_named
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
 from accelerate_nb.events.model import Event
-from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
+from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits
-from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
-from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
@@ -36,10 +33,8 @@ from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
-from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.restart_policy import ChangingNodes
 from accelerate_nb.launching.run_context import Outcomes, RunContext
-from accelerate_nb.sources.cells import CellSources, current_sources
+from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment, on_loopback
@@ -60,22 +55,16 @@ Nodes: TypeAlias = RunNodes | LaunchedNodes
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Launch):
     """
     A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
 
-    `sources` are the notebook's lines, which errors quote, and `folder` is the run's own. `nodes` are those of several agents.
-    `facts` are those of the call, for the run's status. With a `cluster` the process that conducts the run is to find them, since they go with it; until then they have no names and no sizes.
+    `nodes` are those of several agents. With a `cluster` the process that conducts the run is to find them, since they go with it; until
+    then they have no names and no sizes.
     So it is where each node launches its part: until that process has met the others, the placement and the plan are those of this node.
     """
 
-    name: str
-    config: RunConfig
-    placement: Placement
     plan: LaunchPlan
-    sources: CellSources
-    folder: Path
-    facts: Mapping[str, Any]
     nodes: Nodes | None = None
     cluster: RayConnection | None = None
 
@@ -84,15 +73,15 @@ def prepare(
     function: Callable[..., Any],
     args: Sequence[Any],
     config: RunConfig,
-    front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
     *,
     is_run_kept: bool = True,
-) -> LaunchedRun:
+) -> Conductor:
     """
-    A run of `function(*args)` on as many workers as the configuration requests, ready to be started.
+    The conductor of a run of `function(*args)` on as many workers as the configuration requests, ready to be started.
 
-    Of a run that is not kept, nobody reads the results that the configuration does not request; ranks don't send them. `on_event` is called with every event but the lines of output, in the run's thread, once the view knows of it.
+    Of a run that is not kept, nobody reads the results that the configuration does not request; ranks don't send them. `on_event` is
+    the conductor's.
 
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
@@ -100,18 +89,20 @@ def prepare(
     call = FunctionCall(function, tuple(args))
     config.launching.check_min_nodes()
     if config.launching.is_on_each_node:
-        return _on_each_node(call, config, front_end, on_event, is_run_kept=is_run_kept)
+        return _on_each_node(call, config, on_event, is_run_kept=is_run_kept)
     choice, nodes = choose_where(config)
-    if choice.start == "inline":
-        inline = _inline(call, {**config.environ(), **choice.shows})
-        return _run_here(call, config, choice, front_end, on_event, inline)
-    return run_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), front_end, on_event)
+    if choice.start != "inline":
+        return conductor_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), on_event)
+
+    def worker_group(run_context: RunContext, number: int) -> InlineWorkers:
+        variables = attempt_variables(run_context.record.folder, number)
+        return InlineWorkers(call, {**config.environ(), **choice.shows, **variables}, run_context)
+
+    return Conductor(_launch(call, config, choice), worker_group, ThisMachine(), on_event=on_event)
 
 
-def prepare_in_launched_process(
-    call: FunctionCall, config: RunConfig, environ: Mapping[str, str], front_end: FrontEnd
-) -> LaunchedRun:
-    """A run of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
+def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: Mapping[str, str]) -> Conductor:
+    """The conductor of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = replace(config, launching=replace(config.launching, max_restarts=0, timeout=None))
     kind = "cpu" if config.launching.cpu else probe().kind
@@ -121,38 +112,17 @@ def prepare_in_launched_process(
     def worker_group(run_context: RunContext, _number: int) -> LaunchedProcessWorkers:
         return LaunchedProcessWorkers(call, environ, run_context, rank, size)
 
-    return _run_here(call, config, choice, front_end, lambda _: None, worker_group)
-
-
-def _run_here(
-    call: FunctionCall,
-    config: RunConfig,
-    choice: Placement,
-    front_end: FrontEnd,
-    on_event: Callable[[Event], None],
-    worker_group: Callable[[RunContext, int], Any],
-) -> LaunchedRun:
-    """A run in this very process."""
-    name = config.launching.name or call.name
-    folder = new_folder(runs_folder(os.environ, config.launching.folder), name)
-    facts = _call_facts(call, folder)
-    return _run(config, choice, name, folder, current_sources(), front_end, on_event, worker_group, facts=facts)
+    return Conductor(_launch(call, config, choice), worker_group, ThisMachine())
 
 
 def _on_each_node(
-    call: FunctionCall,
-    config: RunConfig,
-    front_end: FrontEnd,
-    on_event: Callable[[Event], None],
-    *,
-    is_run_kept: bool,
-) -> LaunchedRun:
-    """The run of several nodes, all of which launch it; returns when they have come."""
+    call: FunctionCall, config: RunConfig, on_event: Callable[[Event], None], *, is_run_kept: bool
+) -> Conductor:
+    """The conductor on one of several nodes, all of which launch the run; returns when they have come."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config, choice, nodes = join_nodes(config)
     try:
-        request = _request(call, config, choice, nodes, is_run_kept=is_run_kept)
-        return run_of(request, front_end, on_event)
+        return conductor_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), on_event)
     except BaseException as error:
         # the others learn that there is no run
         nodes.leave(str(error) or "it was interrupted")
@@ -193,14 +163,12 @@ def meet_nodes(request: RunRequest) -> RunRequest:
     return replace(request, config=config, placement=placement, plan=plan, nodes=nodes)
 
 
-def run_of(
+def conductor_of(
     request: RunRequest,
-    front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
-    facts: Mapping[str, Any] | None = None,
     outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
-) -> LaunchedRun:
-    """The run of a request, ready to be started in this process; `facts` are added to its status, `outcomes` makes what takes them."""
+) -> Conductor:
+    """The conductor of a request in this process, ready to be started; `on_event` and `outcomes` are the conductor's."""
     choice, plan = request.placement, request.plan
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
@@ -213,25 +181,7 @@ def run_of(
             return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
         return nodes.worker_group(attempt, engine, run_context, number)
 
-    run = _run(
-        request.config,
-        choice,
-        request.name,
-        request.folder,
-        request.sources,
-        front_end,
-        on_event,
-        worker_group,
-        plan.payload,
-        {**request.facts, **(facts or {})},
-        changing_nodes=nodes,
-        outcomes=outcomes,
-    )
-    if nodes is not None:
-        run.ranks_here = nodes.ranks_here
-        run.main_rank = min(nodes.ranks_here or (0,))
-        nodes.on_stop_elsewhere(run.request_stop)
-    return run
+    return Conductor(request, worker_group, nodes or ThisMachine(), plan.payload, on_event, outcomes)
 
 
 def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
@@ -280,14 +230,16 @@ def _request(
     parent = runs_folder(os.environ, launching_config.folder)
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
         warn_user(text)
-    name = launching_config.name or call.name
-    folder = folder or new_folder(parent, name)
-    return RunRequest(name, config, choice, plan, current_sources(), folder, _call_facts(call, folder), nodes)
+    launch = _launch(call, config, choice, folder)
+    return RunRequest(**{item.name: getattr(launch, item.name) for item in fields(launch)}, plan=plan, nodes=nodes)
 
 
-def _call_facts(call: FunctionCall, folder: Path) -> dict[str, Any]:
-    """The facts of a call for its run's status; its source is written into the run's folder."""
-    return {"function": call.name, "arguments": keep_source(folder, call.function, call.args, current_sources())}
+def _launch(call: FunctionCall, config: RunConfig, choice: Placement, folder: Path | None = None) -> Launch:
+    """The launch of a call; its folder is made, where none is given, and its source written there."""
+    name = config.launching.name or call.name
+    folder = folder or new_folder(runs_folder(os.environ, config.launching.folder), name)
+    facts = {"function": call.name, "arguments": keep_source(folder, call.function, call.args, current_sources())}
+    return Launch(name, config, choice, current_sources(), folder, facts)
 
 
 def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:
@@ -325,74 +277,6 @@ def _engine(choice: Placement, payload: Payload, launching_config: LaunchingConf
     if choice.start == "spawn":
         return SpawnEngine()
     return supervisor.SupervisorEngine(launching_config.supervisor_idle_timeout)
-
-
-def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext, int], InlineWorkers]:
-    def worker_group(run_context: RunContext, number: int) -> InlineWorkers:
-        variables = attempt_variables(run_context.record.folder, number)
-        return InlineWorkers(call, {**environ, **variables}, run_context)
-
-    return worker_group
-
-
-def _run(
-    config: RunConfig,
-    choice: Placement,
-    name: str,
-    folder: Path,
-    sources: CellSources,
-    front_end: FrontEnd,
-    on_event: Callable[[Event], None],
-    worker_group: Callable[[RunContext, int], Any],
-    payload: Payload | None = None,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    changing_nodes: ChangingNodes | None = None,
-    outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
-) -> LaunchedRun:
-    launching_config = config.launching
-    view, record = RunState(choice.size), RunRecorder(folder)
-    run_context = RunContext(
-        sources=sources,
-        view=view,
-        record=record,
-        outcomes=outcomes(view, record),
-        deadline=None if launching_config.timeout is None else time.monotonic() + launching_config.timeout,
-        stop_grace_period=launching_config.stop_grace_period,
-        hang_warning_after=launching_config.hang_warning_after,
-        on_event=on_event,
-    )
-
-    def at_end(rank_results: tuple[RankResult, ...]) -> None:
-        if payload is not None:
-            payload.close()
-        prune(folder.parent)
-        supervisor.preload(module for rank_result in rank_results for module in rank_result.modules)
-
-    return LaunchedRun(
-        run_context=run_context,
-        worker_group=lambda number: worker_group(run_context, number),
-        max_restarts=launching_config.max_restarts,
-        restart_delay=launching_config.restart_delay,
-        timeout=launching_config.timeout,
-        results=launching_config.results,
-        front_end=front_end,
-        name=name,
-        why=choice.why,
-        at_end=at_end,
-        sampler=ResourceMonitor(
-            view,
-            lambda: (
-                range(choice.size) if changing_nodes is None or (here := changing_nodes.ranks_here) is None else here
-            ),
-            choice.kind,
-            {**os.environ, **choice.shows},
-            [folder, Path.cwd()],
-        ),
-        changing_nodes=changing_nodes,
-        facts={"settings": differing(config), **(facts or {})},
-        is_inline=choice.start == "inline",
-    )
 
 
 def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str, str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from accelerate_nb.events.model import NodeRanks
 
 # Errors that another attempt would meet again, by the names of their classes (a subclass is one, too), with the reason.
 NEVER_HEALS: dict[str, str] = {
@@ -28,32 +25,6 @@ LONGEST_DELAY = 60.0
 MOST_EARLY = 5
 # An attempt without a step, as of an evaluation, has got somewhere where it lasted so many seconds.
 _LONG_ATTEMPT = 300.0
-
-
-class ChangingNodes(Protocol):
-    """The nodes of a run, of which the next attempt may have others."""
-
-    @property
-    def node_ranks(self) -> Sequence[NodeRanks]:
-        """The ranks of each node."""
-
-    @property
-    def ranks_here(self) -> range | None:
-        """The ranks on this machine; `None` for all."""
-
-    @property
-    def retries_at_once(self) -> bool:
-        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
-
-    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """
-        Choose the nodes of another attempt after those of these ranks were lost; returns a sentence, which is empty where nothing changes.
-
-        It waits for others unless a stop was requested. Raises `LaunchError` with the reason where there can't be one.
-        """
-
-    def leave(self, reason: str) -> None:
-        """Let the nodes go, since the run is over, for a reason in words."""
 
 
 @dataclass(frozen=True, slots=True)

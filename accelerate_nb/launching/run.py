@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
 from accelerate_nb.launching.front_end import FrontEnd
@@ -24,7 +23,77 @@ from accelerate_nb.user_warnings import warn_user
 _BETWEEN_REFRESHES = 0.1
 
 
-class Run(ABC):
+@dataclass(frozen=True, slots=True)
+class LaunchFacts:
+    """
+    The facts of a run that are known from its first moment: in this process, or from its folder.
+
+    `arguments` are those of the `function` as texts, where they are known; `results` are those that a wait returns.
+    """
+
+    name: str
+    why: str
+    folder: Path
+    started: float
+    results: Literal["main", "all"]
+    stop_grace_period: float
+    tags: tuple[str, ...] = ()
+    function: str = ""
+    arguments: Mapping[str, str] | None = None
+
+
+class RunControl(Protocol):
+    """The way to a run's workers: `Conductor` in this process, or `RemoteConductor`, which reaches the run host of a detached run."""
+
+    facts: LaunchFacts
+    view: RunState
+    # set when every worker has ended
+    over: threading.Event
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the run outlives the process that launched it."""
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it has begun, and may still end by itself."""
+
+    @property
+    def rank_results(self) -> tuple[RankResult, ...]:
+        """The results of all ranks; empty while they run."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception of the run's end."""
+
+    @property
+    def main_rank(self) -> int:
+        """The rank whose value is the run's result."""
+
+    @property
+    def trouble(self) -> object | None:
+        """The reason why not everything could be kept in the run's folder."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def flush(self) -> None:
+        """Have all that ranks wrote in the run's folder."""
+
+    def stacks(self) -> str:
+        """The position of every rank that still runs, as `Run.stacks` gives it."""
+
+    def request_stop(self, how: Stop) -> None:
+        """Request the end, as `Run.request_stop` does."""
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob, as `Run.set_knob` does."""
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Request profiles, as `Run.profile` does."""
+
+
+class Run:
     """
     Workers that run a function; `launch(...)` gives one, and `attach(...)` one that outlives its notebook.
 
@@ -35,64 +104,52 @@ class Run(ABC):
     >>> run.wait()
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        why: str,
-        folder: Path,
-        view: RunState,
-        results: Literal["main", "all"],
-        front_end: FrontEnd,
-        stop_grace_period: float,
-    ) -> None:
-        self.name, self.why, self.folder, self.view = plain_name(name), why, folder, view
-        self.started = time.time()
-        self._wanted, self._front_end = results, front_end
-        self._stop_grace_period = stop_grace_period
-        self._rank_results: tuple[RankResult, ...] = ()
-        self._error: BaseException | None = None
-        self._over = threading.Event()
+    def __init__(self, control: RunControl, front_end: FrontEnd) -> None:
+        self._control, self._front_end = control, front_end
+        self.view, facts = control.view, control.facts
+        self.name, self.why, self.folder, self.started = facts.name, facts.why, facts.folder, facts.started
+        # its tags, what was launched, and the arguments of that as texts
+        self.tags, self.function, self.arguments = facts.tags, facts.function, facts.arguments
+        # whether it outlives the process that launched it
+        self.is_detached = control.is_detached
         self._is_followed = False
         self._warned: set[str] = set()
-
-    # its tags, what was launched, and the arguments of that as texts
-    tags: Sequence[str] = ()
-    function: str = ""
-    arguments: Mapping[str, str] | None = None
-    # whether it outlives the process that launched it
-    is_detached: ClassVar[bool] = False
-    # the rank whose value is the run's result: the first one of this process's node
-    main_rank = 0
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     @property
     def done(self) -> bool:
         """Whether every worker has ended."""
-        return self._over.is_set()
+        return self._control.over.is_set()
 
     @property
     def error(self) -> BaseException | None:
         """The exception that `wait` raises once the run is done; `None` without one, and for the interrupt of a wait."""
-        return self._error
+        return self._control.error
+
+    @property
+    def main_rank(self) -> int:
+        """The rank whose value is the run's result: the first one of this process's node."""
+        return self._control.main_rank
 
     @property
     def results(self) -> list[Any]:
         """
         The return value of each rank's function, in the order of ranks; empty while it runs.
 
-        It is `None` for a rank that failed, and where a part of the value can't travel, which a warning names.
+        It is `None` for a rank that failed, and where a part of the value can't travel, which a warning names. Those of a detached run are
+        unpickled here: where a value's class is one of a notebook's, the cell that defines it has to run first.
         """
-        text = left_out_text(self.name, {item.rank: item.left_out for item in self._rank_results})
+        rank_results = self._control.rank_results
+        text = left_out_text(self.name, {item.rank: item.left_out for item in rank_results})
         if text and text not in self._warned:
             self._warned.add(text)
             warn_user(text)
-        return [rank_result.value for rank_result in self._rank_results]
+        return [rank_result.value for rank_result in rank_results]
 
     def wait_until_over(self, timeout: float | None) -> bool:
         """Wait for so many seconds at most, and show nothing; whether the run is over."""
-        return self._over.wait(timeout)
+        return self._control.over.wait(timeout)
 
     def log_file(self, rank: int) -> Path:
         """
@@ -100,6 +157,7 @@ class Run(ABC):
 
         Of a rank on another machine that wrote megabytes, lines in it name the node and the file on it that has what is left out.
         """
+        self._control.flush()
         return self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
@@ -107,9 +165,9 @@ class Run(ABC):
         path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
 
-    @abstractmethod
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
+        return self._control.stacks()
 
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
@@ -121,9 +179,10 @@ class Run(ABC):
 
     # ------------------------------------------------------------------------------------------------------- acting
 
-    @abstractmethod
     def start(self) -> Run:
-        """Begin; returns this run."""
+        """Begin, in the background, and return this run; one of this very process is over then, one that was attached to is followed."""
+        self._control.start()
+        return self
 
     def wait(self, timeout: float | None = None) -> Any:
         """
@@ -166,17 +225,16 @@ class Run(ABC):
         where they don't end within another `stop_grace_period`; so are all after `timeout` seconds.
         """
         self.request_stop("finish")
-        if not self._is_going_on():
+        if not self._control.is_going_on:
             return
-        if not self._over.wait(timeout):
+        if not self._control.over.wait(timeout):
             self.request_stop("interrupt")
-            self._over.wait(self._stop_grace_period + 5)
+            self._control.over.wait(self._control.facts.stop_grace_period + 5)
 
-    @abstractmethod
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        self._control.request_stop(how)
 
-    @abstractmethod
     def set_knob(self, name: str, value: float) -> None:
         """
         Change a knob that the training has declared (`Accelerator.knob`), on all ranks after the same optimizer step.
@@ -186,8 +244,8 @@ class Run(ABC):
 
         >>> run.set_knob("lr", 1e-4)
         """
+        self._control.set_knob(name, value)
 
-    @abstractmethod
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """
         Have ranks, by default all, profile their next optimizer steps with torch's profiler while the run goes on.
@@ -198,34 +256,27 @@ class Run(ABC):
 
         >>> run.profile(steps=10, ranks=[0])
         """
+        self._control.profile(steps, ranks)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    @abstractmethod
-    def _is_going_on(self) -> bool:
-        """Whether it has begun, and may still end by itself."""
-
     def _interrupt(self, interrupts: int) -> bool:
-        """Act on an interrupt of a wait, which has had so many; whether the wait ends at once."""
-        self.request_stop("interrupt" if interrupts == 1 else "kill")
-        return False
-
-    def _interrupted(self) -> KeyboardInterrupt:
-        """What a wait raises that was interrupted."""
-        text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
-        return of_this_package(KeyboardInterrupt(text))
-
-    def _trouble(self) -> object | None:
-        """The reason why not everything could be kept in the run's folder."""
-        return None
+        """Act on an interrupt of a wait, which has had so many; whether the wait ends at once, since the run goes on without it."""
+        if not self.is_detached:
+            self.request_stop("interrupt" if interrupts == 1 else "kill")
+        return self.is_detached
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
+        if interrupted and self.is_detached:
+            text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
+            return of_this_package(KeyboardInterrupt(text))
         if interrupted:
-            return self._interrupted()
+            text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
+            return of_this_package(KeyboardInterrupt(text))
         if not self.done:
             text = f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
             return of_this_package(TimeoutError(text))
-        return self._error
+        return self.error
 
     def _outcome(self, error: BaseException | None) -> Any:
         __tracebackhide__ = True
@@ -233,7 +284,7 @@ class Run(ABC):
             if self._front_end.shows_failure:
                 mark_in_panel(error)
             raise_as_it_is(error)
-        return self.results if self._wanted == "all" else self.results[self.main_rank]
+        return self.results if self._control.facts.results == "all" else self.results[self.main_rank]
 
     async def _awaited(self) -> Any:
         __tracebackhide__ = True
@@ -249,7 +300,7 @@ class Run(ABC):
                 if is_over:
                     raise
         self._warn_of_trouble()
-        return self._outcome(cancelled or self._error)
+        return self._outcome(cancelled or self.error)
 
     def _show_until(self, deadline: float | None) -> bool:
         """Show the run until it is over or the time is; whether it was interrupted."""
@@ -262,9 +313,9 @@ class Run(ABC):
                 interrupts += 1
                 if self._interrupt(interrupts):
                     return True
-            while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
+            while not self._control.over.is_set() and (deadline is None or time.monotonic() < deadline):
                 try:
-                    self._over.wait(_BETWEEN_REFRESHES)
+                    self._control.over.wait(_BETWEEN_REFRESHES)
                     self._front_end.refresh()
                 except KeyboardInterrupt:
                     interrupts += 1
@@ -275,5 +326,5 @@ class Run(ABC):
         return interrupts > 0
 
     def _warn_of_trouble(self) -> None:
-        if (trouble := self._trouble()) is not None:
+        if (trouble := self._control.trouble) is not None:
             warn_user(f"Not all of the run is kept in {shown_path(self.folder)}: {trouble}", RuntimeWarning)

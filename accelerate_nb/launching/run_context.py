@@ -13,7 +13,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import Message
+from accelerate_nb.transport.messages import RankMessage
 from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
@@ -67,7 +67,10 @@ class WorkerGroupLike(Protocol):
     """One group of workers; a run has another after a restart."""
 
     timed_out: StackSnapshot | None
-    lost: str | None
+
+    @property
+    def lost(self) -> str | None:
+        """The reason why workers can't be observed any more."""
 
     @property
     def lost_ranks(self) -> Collection[int]:
@@ -87,7 +90,7 @@ class WorkerGroupLike(Protocol):
     def stop(self, how: Stop) -> None:
         """Request the end, from any thread."""
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
 
     def task_reply(self, rank: int, task: int) -> int:

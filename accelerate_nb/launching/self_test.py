@@ -12,8 +12,8 @@ from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.launching.run import Run
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
@@ -32,7 +32,7 @@ class SelfTest:
         self._config = _for_a_test(config)
         self._on_check = on_check
         self._checks: dict[str, CheckResult] = {}
-        self._run: LaunchedRun | None = None
+        self._run: Run | None = None
         self._stopped = threading.Event()
 
     @property
@@ -44,7 +44,8 @@ class SelfTest:
         """Make all checks; never raises because of what they find."""
         self._take(replace(_START, state="running"))
         try:
-            self._run = run = prepare(run_checks_on_rank, (), self._config, _CheckFrontEnd(self._take_from))
+            conductor = prepare(run_checks_on_rank, (), self._config)
+            self._run = run = Run(conductor, _CheckFrontEnd(self._take_from))
             if not self._stopped.is_set():
                 run.start().wait()
         except AccelerateNbError as error:

@@ -14,7 +14,7 @@ from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.events.model import Event, HeldAt, ProfileRequested
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.step_hold import HOLD_TIMEOUT, StopPoint, checked_change
-from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, Message, ProfileSteps
+from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, ProfileSteps, RankMessage
 
 # A rank that is far behind, or in a long step, gets so many times the time that a step took so far.
 _EXTRA_STEPS = 3
@@ -112,7 +112,7 @@ class _Change:
 class KnobChanges:
     """Changes the knobs of a run's ranks one after the other, each on all ranks after the same step; `send` reaches a rank's inbox."""
 
-    def __init__(self, view: RunState, send: Callable[[int, Message], None]) -> None:
+    def __init__(self, view: RunState, send: Callable[[int, RankMessage], None]) -> None:
         self._view, self._send = view, send
         # a call in this process replies while it is sent the request
         self._lock = threading.RLock()
@@ -167,7 +167,7 @@ class ProfileRequests:
     """Requests profiles of a run's ranks, one after the other; `send` reaches a rank's inbox, and `take` keeps an event of the run."""
 
     def __init__(
-        self, view: RunState, folder: Path, send: Callable[[int, Message], None], take: Callable[[Event], None]
+        self, view: RunState, folder: Path, send: Callable[[int, RankMessage], None], take: Callable[[Event], None]
     ) -> None:
         self._view, self._folder, self._send, self._take = view, folder, send, take
         self._lock = threading.Lock()

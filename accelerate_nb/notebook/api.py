@@ -317,7 +317,7 @@ def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: R
     """The run that a launch gives in processes that are there already."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     call, environ = FunctionCall(_checked(function), _as_arguments(args)), _environ_in_process(config)
-    run = launching.prepare_in_launched_process(call, config, environ, select.FailureOnly()).start()
+    run = Run(launching.prepare_in_launched_process(call, config, environ), select.FailureOnly()).start()
     if run.error is not None:
         sys.stderr.write(
             f"{run.name} has failed; wait() of its run raises why. Its output is in {shown_path(run.folder)}\n"
@@ -350,8 +350,8 @@ def _prepared(
     call, arguments = _checked(function), _as_arguments(args)
     try:
         if config.launching.detach:
-            return launch_detached(call, arguments, config, shown)
-        return launching.prepare(call, arguments, config, shown, is_run_kept=front_end is not None)
+            return Run(launch_detached(call, arguments, config), shown)
+        return Run(launching.prepare(call, arguments, config, is_run_kept=front_end is not None), shown)
     except AccelerateNbError as error:
         # as in `resolved`
         raise error.with_traceback(None) from None

@@ -112,7 +112,7 @@ class AccelerateCellMagic:
         text = "\n" * (FIRST_LINE - 1) + code.text
         cell = DetachedCell(RunCell(text, code.filename(), code.number, silent=False), code.values(), name)
         display = front_end(config.launching, os.environ)
-        run = launch_detached(cell, (), config, display).start()
+        run = Run(launch_detached(cell, (), config), display).start()
         run.follow()
         return run
 

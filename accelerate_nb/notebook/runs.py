@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from accelerate_nb.config.hf.files import configured_runs_folder
 from accelerate_nb.events.run_reader import SavedRun, find_run, find_runs, kept_runs
-from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows
@@ -147,7 +147,7 @@ def attach(
         run = run.folder
     found = run if isinstance(run, SavedRun) else _found(run, _parent(folder))
     front_end = select.front_end(config, os.environ)
-    attached = DetachedRun(found, front_end).start()
+    attached = Run(RemoteConductor(found), front_end).start()
     if panel is True or select.shows_at_once(front_end):
         attached.follow()
     return attached

@@ -119,7 +119,7 @@ def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kerne
 
 def test_a_failure_of_a_run_that_is_not_shown_is_reported(kernel: Kernel) -> None:
     cell = kernel.start(
-        "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)\nrun._over.wait()"
+        "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)\nrun.wait_until_over(None)"
     )
     cell.wait()
     Page(kernel).until(lambda: "train has failed in the background" in cell.stderr)

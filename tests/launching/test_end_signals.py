@@ -37,8 +37,9 @@ def test_a_process_receives_a_signal_where_the_rank_of_its_number_is_on_this_mac
     view = RunState(1)
     view.apply(StateChange(0, "running", 0.0, str(process.pid)))
     # a run that is over need not be waited for
-    run = SimpleNamespace(view=view, done=True, request_stop=requests.put)
-    with end_on_signals(run, ranks_here) as signals:  # type: ignore[arg-type] # no more of a run is needed
+    over = SimpleNamespace(is_set=lambda: True)
+    run = SimpleNamespace(view=view, over=over, ranks_here=ranks_here, request_stop=requests.put)
+    with end_on_signals(run) as signals:  # type: ignore[arg-type] # no more of a run is needed
         os.kill(os.getpid(), signal.SIGTERM)
         assert requests.get(timeout=20) == "finish"
     assert signals == [signal.SIGTERM]

@@ -16,6 +16,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.launching.run import Run
 from accelerate_nb.rank.step_hold import STOP, StepHold, StopPoint, current_step_hold
 from accelerate_nb.runtime.training.local_sgd import LocalSGD
 
@@ -385,7 +386,7 @@ def evaluates_inline(folder):
 @pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
 def test_a_function_in_this_process_receives_the_request_too(tmp_path, function):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = prepare(function, (str(tmp_path),), config, NoFrontEnd())
+    run = Run(prepare(function, (str(tmp_path),), config), NoFrontEnd())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
@@ -414,7 +415,7 @@ class Impatient(NoFrontEnd):
 
 def test_an_interrupt_before_anything_is_shown_ends_the_workers(tmp_path):
     config = resolve({"num_processes": 2, "cpu": True, "stop_grace_period": 0.1, "folder": str(tmp_path)}, {})
-    run = prepare(has_no_accelerator, (str(tmp_path),), config, Impatient())
+    run = Run(prepare(has_no_accelerator, (str(tmp_path),), config), Impatient())
     run.start()
     with pytest.raises(KeyboardInterrupt):
         run.wait(60)
@@ -428,7 +429,7 @@ def is_interrupted():
 
 def test_a_function_in_this_process_that_is_interrupted_was_stopped(tmp_path):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
-    run = prepare(is_interrupted, (), config, NoFrontEnd())
+    run = Run(prepare(is_interrupted, (), config), NoFrontEnd())
     with pytest.raises(KeyboardInterrupt):
         run.start()
     assert run.view.state == "stopped"

@@ -15,6 +15,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.launching.run import Run
 from accelerate_nb.worker.program import (
     Executable,
     Program,
@@ -116,7 +117,7 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
     config = resolve(
         {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
     )
-    run = prepare(program, (), config, NoFrontEnd())
+    run = Run(prepare(program, (), config), NoFrontEnd())
     run.start().wait()
     facts_file = folder / f"told_{size - 1}"
     return json.loads(facts_file.read_text()) if facts_file.exists() else {}, run.logs(0)
@@ -225,7 +226,7 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "fails()"
     )
     config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config, NoFrontEnd())
+    run = Run(prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config), NoFrontEnd())
     with pytest.raises(KeyError) as caught:
         run.start().wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
@@ -234,6 +235,6 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
 
 def test_a_run_is_called_as_its_program():
     config = resolve({"num_processes": 1, "cpu": True}, {})
-    assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config, NoFrontEnd()).name == "train.py"
+    assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config).facts.name == "train.py"
     titled = Program(ScriptFile("/tmp/x/train.py", "train.py"), title="train.ipynb")
-    assert prepare(titled, (), config, NoFrontEnd()).name == "train.ipynb"
+    assert prepare(titled, (), config).facts.name == "train.ipynb"

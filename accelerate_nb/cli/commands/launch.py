@@ -24,7 +24,7 @@ from accelerate_nb.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
-    from accelerate_nb.launching.launched_run import LaunchedRun
+    from accelerate_nb.launching.conductor import Conductor
     from accelerate_nb.notebook.display.text import TextFrontEnd
     from accelerate_nb.worker.program import Program
 
@@ -234,12 +234,12 @@ def _launch_detached(program: Program, request: LaunchRequest, folder: Path | No
     """Have a run host conduct a program, print how it is reached, and return at once; gives the exit code."""
     from accelerate_nb.events.run_folder import shown_path
     from accelerate_nb.launching.detached.start import launch_detached
-    from accelerate_nb.launching.front_end import NoFrontEnd
 
-    run = launch_detached(program, (), request.config, NoFrontEnd(), folder)
-    check_ranks(request, len(run.view.ranks))
+    conductor = launch_detached(program, (), request.config, folder)
+    run, size = conductor.facts, len(conductor.view.ranks)
+    check_ranks(request, size)
     name = shlex.quote(run.folder.name)
-    print(f"{run.name} runs detached on {len(run.view.ranks)} ranks ({run.why}).")
+    print(f"{run.name} runs detached on {size} ranks ({run.why}).")
     print(f"  accelerate-nb runs attach {name}    its output, live; an interrupt leaves it alone")
     print(f"  accelerate-nb runs stop {name}      stop it after a step that all ranks share")
     print(f"  accelerate_nb.attach({run.folder.name!r})    the same in a notebook")
@@ -260,41 +260,41 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 
 def _conduct(program: Program, request: LaunchRequest) -> int:
     from accelerate_nb.launching.end_signals import exit_code_after
+    from accelerate_nb.launching.run import Run
 
     with (
         set_variables(request.variables, os.environ),
         _input_of(program, is_on_hosts=request.config.launching.names_hosts) as whole,
     ):
         front_end = _front_end(request)
-        with _conducted(whole, request, front_end) as (started, signals):
-            check_ranks(request, len(started.view.ranks))
+        with _conducted(whole, request) as (conductor, signals):
+            check_ranks(request, len(conductor.view.ranks))
+            started = Run(conductor, front_end)
             try:
                 code = waited_for(started, front_end, PROG)
             except KeyboardInterrupt:
                 # one that came before the wait, which ends the workers at its own
                 started.stop(timeout=0)
                 code = INTERRUPTED
-        ended = exit_code_after(signals, started.stopped_at)
+        ended = exit_code_after(signals, conductor.stopped_at)
         return code if ended is None else ended
 
 
 @contextmanager
-def _conducted(
-    program: Program, request: LaunchRequest, front_end: TextFrontEnd
-) -> Iterator[tuple[LaunchedRun, list[int]]]:
-    """The run, ready to be started, and the signals that have come; the run of a job is one to which others attach."""
+def _conducted(program: Program, request: LaunchRequest) -> Iterator[tuple[Conductor, list[int]]]:
+    """The run's conductor, ready to be started, and the signals that have come; the run of a job is one to which others attach."""
     from accelerate_nb.launching import launcher
     from accelerate_nb.launching.end_signals import end_on_signals
 
     if os.environ.pop(slurm_job.IN_JOB, ""):
         from accelerate_nb.launching.detached.run_host import hosted
 
-        with hosted(launcher.request(program, (), request.config), front_end) as conducted:
+        with hosted(launcher.request(program, (), request.config)) as conducted:
             yield conducted
         return
-    run = launcher.prepare(program, (), request.config, front_end)
-    with end_on_signals(run, run.ranks_here) as signals:
-        yield run, signals
+    conductor = launcher.prepare(program, (), request.config)
+    with end_on_signals(conductor) as signals:
+        yield conductor, signals
 
 
 @contextmanager

@@ -179,12 +179,13 @@ def _path(arguments: argparse.Namespace) -> int:
 
 def _attach(arguments: argparse.Namespace) -> int:
     """Show a run's output from its last lines on until it is over; gives its exit code."""
-    from accelerate_nb.launching.detached.detached_run import DetachedRun
+    from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+    from accelerate_nb.launching.run import Run
     from accelerate_nb.notebook.display.text import TextFrontEnd
 
     saved, front_end = _found_run(arguments), TextFrontEnd(is_command=True)
     try:
-        return waited_for(DetachedRun(saved, front_end), front_end, _PROG)
+        return waited_for(Run(RemoteConductor(saved), front_end), front_end, _PROG)
     except KeyboardInterrupt:
         print(f"{saved.name} goes on. `{_PROG} attach {saved.folder.name}` shows it again.", file=sys.stderr)
         return 0
@@ -193,8 +194,9 @@ def _attach(arguments: argparse.Namespace) -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     """Stop a detached run, and wait until it has ended; gives the exit code."""
     from accelerate_nb.events.run_folder import shown_path
-    from accelerate_nb.launching.detached.detached_run import DetachedRun
+    from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
     from accelerate_nb.launching.front_end import NoFrontEnd
+    from accelerate_nb.launching.run import Run
 
     saved = _found_run(arguments)
     if saved.is_over:
@@ -205,7 +207,7 @@ def _stop(arguments: argparse.Namespace) -> int:
             f"{saved.folder.name} was to be stopped, and it is not detached: it belongs to the notebook or the terminal that "
             "launched it. Stop it there, or launch with --detach."
         )
-    run = DetachedRun(saved, NoFrontEnd()).start()
+    run = Run(RemoteConductor(saved), NoFrontEnd()).start()
     if arguments.kill:
         run.request_stop("kill")
         run.wait_until_over(arguments.timeout)

@@ -18,8 +18,8 @@ from typing import Any
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.nodes.node_engine import step_command
+from accelerate_nb.launching.run import RunControl
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     ChangeKnob,
@@ -167,11 +167,11 @@ class ControlServer:
     """
     Answers clients until it is closed: each has a thread of its own, so that none keeps another or the run waiting.
 
-    >>> with ControlServer(ControlSocket(folder), run):
-    ...     run.wait()
+    >>> with ControlServer(ControlSocket(folder), conductor):
+    ...     conductor.over.wait()
     """
 
-    def __init__(self, control: ControlSocket, run: RunHandle) -> None:
+    def __init__(self, control: ControlSocket, run: RunControl) -> None:
         self._control, self._run = control, run
         self._thread = threading.Thread(target=self._accept, name="accelerate_nb control", daemon=True)
 
@@ -222,7 +222,7 @@ class ControlServer:
                 pass
             case _:
                 return None
-        return LiveState(self._run.done, tuple(live_events(self._run.view)))
+        return LiveState(self._run.over.is_set(), tuple(live_events(self._run.view)))
 
 
 class ControlClient:

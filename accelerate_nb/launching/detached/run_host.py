@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -9,23 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from accelerate_nb.config.environment import USE_CPU
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.run_folder import hold_lock, status_of
+from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.detached.control import ControlServer, ControlSocket, job_facts
-from accelerate_nb.launching.detached.host_start import reported_start
 from accelerate_nb.launching.detached.saved_outcome import SavedOutcomes, error_kind
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor import SupervisorOffer
-from accelerate_nb.launching.front_end import FrontEnd, NoFrontEnd
-from accelerate_nb.launching.launched_run import LaunchedRun
-from accelerate_nb.launching.launcher import RunRequest, meet_nodes, run_of
+from accelerate_nb.launching.launcher import RunRequest, conductor_of, meet_nodes
 from accelerate_nb.launching.nodes.joined_machines import take_over
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
@@ -34,6 +33,7 @@ from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.messages import (
     HostFailed,
+    HostNotice,
     HostReady,
 )
 from accelerate_nb.transport.serializer import load
@@ -46,9 +46,9 @@ _LONGEST_TRY = 24 * 3600.0
 
 
 @contextmanager
-def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[LaunchedRun, list[int]]]:
+def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
     """
-    A run that this process conducts, ready to be started, and the signals that have come; inside the block others can attach to it.
+    The conductor of a run in this process, ready to be started, and the signals that have come; inside the block others can attach to it.
 
     When the block ends, its outcome is in its folder.
     """
@@ -58,8 +58,9 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[LaunchedR
     facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    run = run_of(request, front_end, facts=facts, outcomes=SavedOutcomes)
-    with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
+    request = replace(request, facts={**request.facts, **facts})
+    run = conductor_of(request, outcomes=SavedOutcomes)
+    with end_on_signals(run) as signals, ControlServer(control, run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
         yield run, signals
@@ -68,13 +69,55 @@ def hosted(request: RunRequest, front_end: FrontEnd) -> Iterator[tuple[LaunchedR
         os.close(lock)
 
 
+class _NoticeStream(io.TextIOBase):
+    """Sends what is written to the process that waits, and writes it into the log where none does."""
+
+    def __init__(self, launcher: Channel, log: TextIO) -> None:
+        self._launcher, self._log = launcher, log
+
+    def write(self, text: str) -> int:
+        """Send a text, or write it."""
+        return len(text) if self._launcher.try_send(HostNotice(text)) else self._log.write(text)
+
+
+@contextmanager
+def reported_start(sock: socket.socket) -> Iterator[Channel]:
+    """
+    In the run host: inside the block, notices and errors of this package go to the process at the other end of `sock`.
+
+    Where that process waits no more, since it was interrupted or has ended, this one ends, too. Gives the channel to it.
+    """
+    launcher = Channel(sock)
+    over = threading.Event()
+
+    def end_with_launcher() -> None:
+        if launcher.receive() is None and not over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    # an exit by the way of Python: what was started in the block is ended first
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    watch = threading.Thread(target=end_with_launcher, name="accelerate_nb launcher", daemon=True)
+    watch.start()
+    try:
+        with redirect_stderr(_NoticeStream(launcher, sys.stderr)):
+            yield launcher
+    except AccelerateNbError as error:
+        launcher.try_send(HostFailed(error_kind(error), str(error)))
+        raise
+    finally:
+        over.set()
+        # ends the thread that reads; this end can still send
+        sock.shutdown(socket.SHUT_RD)
+        watch.join()
+
+
 def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) -> int:
     """
     Conduct a run to its end, and return the exit code of this process.
 
     `launcher` gets to know when processes can attach to the run; an offered supervisor is taken.
     """
-    with hosted(request, NoFrontEnd()) as (run, signals):
+    with hosted(request) as (run, signals):
         if not status_of(request.folder):
             error = LaunchError(
                 f"{request.name} was to be launched detached, and nothing can be written into {request.folder}: is its disk full? Name "
@@ -89,35 +132,36 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
             supervisor.adopt(offer)
         # from this thread, which lasts as long as the process: a supervisor that is started here ends with it
         supervisor.warm(request.config.launching.supervisor_idle_timeout)
-        run.start().wait_until_over(None)
+        run.start()
+        run.over.wait()
     supervisor.cool()
     return exit_code_after(signals, run.stopped_at) or 0
 
 
-def _keep_status(run: LaunchedRun, locks: list[int]) -> None:
+def _keep_status(run: Conductor, locks: list[int]) -> None:
     """Keep the status up to date, and the lock in place; where the run's folder was removed, the run is stopped."""
     seen = -1
-    while not run.wait_until_over(_BETWEEN_STATUS):
-        if not run.folder.is_dir():
+    while not run.over.wait(_BETWEEN_STATUS):
+        if not run.facts.folder.is_dir():
             sys.stderr.write(
-                f"{run.name} is stopped: its folder {run.folder} was removed while it ran, and nothing of it can be kept.\n"
+                f"{run.facts.name} is stopped: its folder {run.facts.folder} was removed while it ran, and nothing of it can be kept.\n"
             )
             sys.stderr.flush()
             run.request_stop("finish")
             return
         is_unlocked = os.fstat(locks[-1]).st_nlink == 0
         if is_unlocked:
-            locks.append(hold_lock(run.folder))
+            locks.append(hold_lock(run.facts.folder))
         if run.view.changes != seen or is_unlocked:
             seen = run.view.changes
             run.update_status()
 
 
-def _save_at_last(run: LaunchedRun, signals: list[int]) -> None:
+def _save_at_last(run: Conductor, signals: list[int]) -> None:
     """Try again to write what the folder could not take, as long as the folder is there and no signal has come."""
     deadline = time.monotonic() + _LONGEST_TRY
-    is_kept, known = run.is_kept, len(signals)
-    while not is_kept and run.folder.is_dir() and len(signals) == known and time.monotonic() < deadline:
+    is_kept, known = run.trouble is None, len(signals)
+    while not is_kept and run.facts.folder.is_dir() and len(signals) == known and time.monotonic() < deadline:
         time.sleep(_BETWEEN_TRIES)
         is_kept = run.finish_again()
 

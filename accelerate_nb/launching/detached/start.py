@@ -15,15 +15,15 @@ from typing import Any
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.detached.detached_run import DetachedRun
-from accelerate_nb.launching.detached.host_start import wait_until_ready
+from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+from accelerate_nb.launching.detached.saved_outcome import error_class
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, write_entries
+from accelerate_nb.transport.messages import HostFailed, HostNotice, HostReady
 from accelerate_nb.transport.serializer import dump
 
 _TIMEOUT = 60.0
@@ -33,11 +33,10 @@ def launch_detached(
     function: Callable[..., Any],
     args: Sequence[Any],
     config: RunConfig,
-    front_end: FrontEnd,
     folder: Path | None = None,
-) -> DetachedRun:
+) -> RemoteConductor:
     """
-    A run of `function(*args)` that outlives this process; it has begun, and `start` follows it.
+    The conductor, in another process, of a run of `function(*args)` that outlives this one; it has begun, and `start` follows it.
 
     `folder` is the run's own, where it is there already.
     """
@@ -55,7 +54,7 @@ def launch_detached(
         raise LaunchError(
             f"{wanted.name} was launched detached, and its folder {wanted.folder} was removed: the run ends."
         )
-    return DetachedRun(saved, front_end)
+    return RemoteConductor(saved)
 
 
 def start_run_host(run_request: RunRequest) -> None:
@@ -109,11 +108,32 @@ def _waits(run_request: RunRequest) -> float:
     return 2 * launching.join_timeout if run_request.cluster is not None else 0.0
 
 
+def _is_ready(host: Channel, timeout: float) -> bool:
+    """
+    Show a run host's notices until it is ready; whether it is, rather than having ended without a word.
+
+    Raises what it raised, and `TimeoutError` where nothing comes from it for `timeout` seconds.
+    """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    while (received := host.receive(timeout)) is not None:
+        match received.message:
+            case HostReady():
+                return True
+            case HostNotice(text):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            case HostFailed(kind, text):
+                raise error_class(kind)(text)
+            case _:
+                host.refuse(received)
+    return False
+
+
 def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     timeout = _TIMEOUT + _waits(run_request)
     try:
-        if wait_until_ready(Channel(near), timeout):
+        if _is_ready(Channel(near), timeout):
             return
         reason = "ended"
     except TimeoutError:

@@ -16,8 +16,7 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StateError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.front_end import NoFrontEnd
-from accelerate_nb.launching.launched_run import LaunchedRun
+from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
@@ -87,15 +86,15 @@ class Session:
         launching_config = replace(
             config.launching, timeout=None, max_restarts=0, hang_warning_after=0.0, results="main"
         )
-        self._run: LaunchedRun = prepare(
-            task_loop.session, (), replace(config, launching=launching_config), NoFrontEnd(), self._on_event
+        self._run: Conductor = prepare(
+            task_loop.session, (), replace(config, launching=launching_config), self._on_event
         )
         self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck, self._run.view.ranks)
         self._run.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        _ = self._run.start()
+        self._run.start()
         try:
             while not self._begun.wait(_BETWEEN_REFRESHES):
                 refresh()
@@ -117,7 +116,7 @@ class Session:
     @property
     def name(self) -> str:
         """The name that a person calls it."""
-        return self._run.name
+        return self._run.facts.name
 
     @property
     def size(self) -> int:
@@ -137,17 +136,17 @@ class Session:
     @property
     def folder(self) -> Path:
         """The folder with every rank's output, the metrics and the events."""
-        return self._run.folder
+        return self._run.facts.folder
 
     @property
     def why(self) -> str:
         """The number of workers, what placed them, and why."""
-        return self._run.why
+        return self._run.facts.why
 
     @property
     def started(self) -> float:
         """When the session began, in seconds since 1970."""
-        return self._run.started
+        return self._run.facts.started
 
     @property
     def alive(self) -> bool:
@@ -201,7 +200,7 @@ class Session:
         count = next(self._cells)
         number = count if number is None else number
         text = "\n" * (first_line - 1) + source
-        filename = filename or f"<cell {number} of session {self._run.folder.name}, {count}>"
+        filename = filename or f"<cell {number} of session {self._run.facts.folder.name}, {count}>"
         sources = CellSources({filename: [line + "\n" for line in text.split("\n")]}, {filename: number})
         sources.install()
         self._run.add_sources(sources)
@@ -300,13 +299,14 @@ class Session:
         if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
             self._run.request_stop("kill")
         # a next session may need its port
-        self._run.wait_until_over(5)
+        self._run.over.wait(5)
 
     # ------------------------------------------------------------------------------------------ what cells call
 
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        return self._run.log_file(rank)
+        self._run.flush()
+        return self.folder / f"rank_{rank}.log"
 
     def interrupt(self, cell: CellRun) -> None:
         """Interrupt a cell on every rank that has not ended it; a rank that does not come back ends the session."""

@@ -17,7 +17,7 @@ from accelerate_nb.events.model import TaskDone
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, worker_error
-from accelerate_nb.launching.launched_run import LaunchedRun
+from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.main_module import is_of_main
@@ -119,7 +119,7 @@ class TaskDispatcher:
     def __init__(
         self,
         home: CellHost,
-        run: LaunchedRun,
+        run: Conductor,
         config: RunConfig,
         on_stuck: Callable[[HangError], None],
         ranks: Sequence[int],
@@ -321,12 +321,12 @@ class TaskDispatcher:
         if not failures:
             return None
         if pending_cell.stacks is not None:
-            return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self._run.folder)
+            return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self._run.facts.folder)
         only_ended = all(failure.ended_by_us or failure.lost_connection for failure in failures)
         if pending_cell.cell.was_interrupted and only_ended:
             text = f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
             return KeyboardInterrupt(text)
-        return worker_error(rank_results, self._run.folder)
+        return worker_error(rank_results, self._run.facts.folder)
 
     # ------------------------------------------------------------------------------------- what happens after a while
 
@@ -345,9 +345,9 @@ class TaskDispatcher:
         error.message = (
             f"{pending_cell.cell.name} was to be interrupted, and rank {stuck} had not come back after "
             f"{FREEING + self.config.launching.stop_grace_period:g} s. The session was ended; it was here:\n\n"
-            f"{pending_cell.stacks or self._run.stacks()}\n\nAll output: {shown_path(self._run.folder)}"
+            f"{pending_cell.stacks or self._run.stacks()}\n\nAll output: {shown_path(self._run.facts.folder)}"
         )
-        error.folder = str(self._run.folder)
+        error.folder = str(self._run.facts.folder)
         with self.lock:
             if pending_cell.cell.done:
                 return

@@ -13,7 +13,8 @@ import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import Message
 from accelerate_nb.notebook.display.output_area import MimeBundle
@@ -87,7 +88,7 @@ class RunBrowser:
                 output.update(MimeBundle({"text/plain": "The folder of this run is gone."}))
             else:
                 display = RunDisplay(self._host, live=True, new_output=output.shown)
-                DetachedRun(replace(found, name=self._runs[number].name), display).start().follow()
+                Run(RemoteConductor(replace(found, name=self._runs[number].name)), display).start().follow()
         except (AccelerateNbError, OSError) as error:
             output.update(MimeBundle({"text/plain": f"{type(error).__name__}: {error}"}))
 

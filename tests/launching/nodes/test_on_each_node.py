@@ -106,7 +106,7 @@ def steps_until_knob() -> float:
 
 def nodes_of(run: Run) -> Any:
     """The nodes of a run as this process sees them."""
-    return run._changing_nodes  # type: ignore[attr-defined]
+    return run._control._nodes  # type: ignore[attr-defined]
 
 
 def until_lines(run: Run, count: int) -> None:
@@ -247,8 +247,8 @@ def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path)
     def fails(_: object) -> None:
         raise KeyError("within")
 
-    other._worker_group._carry_out = fails  # type: ignore[attr-defined]
-    other._run_context.wake()  # type: ignore[attr-defined]
+    other._control._worker_group._carry_out = fails  # type: ignore[attr-defined]
+    other._control._run_context.wake()  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="within"):
         other.wait(40)
     with pytest.raises(LaunchError, match=r"node 1 on \S+ has left: KeyError\('within'\)"):

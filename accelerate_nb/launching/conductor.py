@@ -1,96 +1,196 @@
-"""A run that this process launched: its worker groups, one after the other, in a thread of its own."""
+"""The conductor of a run in this process: attempts one after the other, restarts, the first cause of the end, and the results."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
+from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
-from accelerate_nb.events.model import (
-    Event,
-    Restart,
-    State,
-    StateChange,
-    cause,
-)
+from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange, cause
+from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import tags_of
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
-from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.restart_policy import ChangingNodes, FailedAttempt, GiveUp, StartAgain, decide, explanation
-from accelerate_nb.launching.run import Run
-from accelerate_nb.launching.run_context import RunContext, Stop, WorkerGroupLike, stronger
+from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartAgain, decide, explanation
+from accelerate_nb.launching.run import LaunchFacts
+from accelerate_nb.launching.run_context import Outcomes, RunContext, Stop, WorkerGroupLike, stronger
 from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import Message
+from accelerate_nb.transport.messages import RankMessage
+from accelerate_nb.transport.payload import Payload
 
 
-class LaunchedRun(Run):
-    """A run whose worker groups this process starts and follows; the launcher makes it."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """
+    A launch as the process knows it that conducts its run: the settings, what was chosen of them, the notebook's lines, the run's own folder.
+
+    `facts` are those of the call, for the run's status.
+    """
+
+    name: str
+    config: RunConfig
+    placement: Placement
+    sources: CellSources
+    folder: Path
+    facts: Mapping[str, Any]
+
+
+class ChangingNodes(Protocol):
+    """The nodes of a run, of which the next attempt may have others."""
+
+    @property
+    def node_ranks(self) -> Sequence[NodeRanks]:
+        """The ranks of each node."""
+
+    @property
+    def ranks_here(self) -> range | None:
+        """The ranks on this machine; `None` for all."""
+
+    @property
+    def retries_at_once(self) -> bool:
+        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
+
+    def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
+        """Have this called where the end is requested on another node."""
+
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
+        """
+        Choose the nodes of another attempt after those of these ranks were lost; returns a sentence, which is empty where nothing changes.
+
+        It waits for others unless a stop was requested. Raises `LaunchError` with the reason where there can't be one.
+        """
+
+    def leave(self, reason: str) -> None:
+        """Let the nodes go, since the run is over, for a reason in words."""
+
+
+class ThisMachine:
+    """All ranks are on this machine, in every attempt."""
+
+    node_ranks: Sequence[NodeRanks] = ()
+    ranks_here = None
+    retries_at_once = True
+
+    def on_stop_elsewhere(self, _request_stop: Callable[[Stop], None]) -> None:
+        """No other node requests it."""
+
+    def next_nodes(self, _lost: Collection[int], _is_stopped: Callable[[], bool]) -> str:
+        """Nothing changes."""
+        return ""
+
+    def leave(self, reason: str) -> None:
+        """Nothing is held."""
+
+
+class Conductor:
+    """
+    Conducts a run in this process: one attempt after the other, in a thread of its own; the first cause, restarts, the results.
+
+    `worker_group` makes the workers of an attempt by its number. `on_event` is called with every event but the lines of output, in the
+    run's thread, once the view knows of it. `outcomes` makes what takes the results, in memory or in the run's folder.
+    """
+
+    is_detached = False
 
     def __init__(
         self,
-        *,
-        run_context: RunContext,
-        worker_group: Callable[[int], WorkerGroupLike],
-        max_restarts: int,
-        timeout: float | None,
-        results: Literal["main", "all"],
-        front_end: FrontEnd,
-        name: str,
-        why: str,
-        at_end: Callable[[tuple[RankResult, ...]], None],
-        sampler: ResourceMonitor,
-        restart_delay: float = 0.0,
-        changing_nodes: ChangingNodes | None = None,
-        facts: Mapping[str, Any] | None = None,
-        is_inline: bool = False,
+        launch: Launch,
+        worker_group: Callable[[RunContext, int], WorkerGroupLike],
+        nodes: ChangingNodes,
+        payload: Payload | None = None,
+        on_event: Callable[[Event], None] = lambda _: None,
+        outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
     ) -> None:
-        super().__init__(
-            name=name,
-            why=why,
-            folder=run_context.record.folder,
-            view=run_context.view,
-            results=results,
-            front_end=front_end,
-            stop_grace_period=run_context.stop_grace_period,
+        self._launching, self._placement = launch.config.launching, launch.placement
+        self._nodes, self._payload, self._on_event = nodes, payload, on_event
+        self._status_facts = {"settings": differing(launch.config), **launch.facts}
+        self.view, record = RunState(launch.placement.size), RunRecorder(launch.folder)
+        timeout = self._launching.timeout
+        self._run_context = RunContext(
+            view=self.view,
+            record=record,
+            sources=launch.sources,
+            deadline=None if timeout is None else time.monotonic() + timeout,
+            stop_grace_period=self._launching.stop_grace_period,
+            hang_warning_after=self._launching.hang_warning_after,
+            on_event=self._on_run_event,
+            outcomes=outcomes(self.view, record),
         )
-        self._run_context, self._make_worker_group = run_context, worker_group
-        self._max_restarts, self._restart_delay = max_restarts, restart_delay
-        self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
-        self._changing_nodes, self._facts = changing_nodes, dict(facts or {})
+        self.facts = LaunchFacts(
+            name=plain_name(launch.name),
+            why=launch.placement.why,
+            folder=launch.folder,
+            started=time.time(),
+            results=self._launching.results,
+            stop_grace_period=self._launching.stop_grace_period,
+            tags=tags_of(self._status_facts),
+            function=self._status_facts.get("function", ""),
+            arguments=self._status_facts.get("arguments"),
+        )
+        self.over = threading.Event()
+        self.rank_results: tuple[RankResult, ...] = ()
+        self.error: BaseException | None = None
+        # the point at which all ranks stopped on request, once the run is over
+        self.stopped_at: str | None = None
         # whether its function is called by `start`, in that thread
-        self._is_inline = is_inline
-        self.tags = tags_of(self._facts)
-        self.function, self.arguments = self._facts.get("function", ""), self._facts.get("arguments")
+        self._is_inline = launch.placement.start == "inline"
+        self._make_worker_group = worker_group
         self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
         self._why_given_up = ""
-        # the point at which all ranks stopped on request, once the run is over
-        self.stopped_at: str | None = None
-        # the ranks on this machine, whose process numbers mean something here; `None` for all
-        self.ranks_here: Collection[int] | None = None
         self._thread: threading.Thread | None = None
         self._status_lock = threading.Lock()
         self._is_finishing = False
-        self._knobs = KnobChanges(run_context.view, self.send)
-        self._profiles = ProfileRequests(run_context.view, self.folder, self.send, run_context.take)
-        self._on_event, run_context.on_event = run_context.on_event, self._on_run_event
+        self._knobs = KnobChanges(self.view, self.send)
+        self._profiles = ProfileRequests(self.view, launch.folder, self.send, self._run_context.take)
+        nodes.on_stop_elsewhere(self.request_stop)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+    @property
+    def done(self) -> bool:
+        """Whether every worker has ended."""
+        return self.over.is_set()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it has begun, and may still end by itself."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def trouble(self) -> object | None:
+        """The reason why not everything could be kept in the run's folder."""
+        return self._run_context.record.trouble
+
+    @property
+    def ranks_here(self) -> range | None:
+        """The ranks on this machine, whose process numbers mean something here; `None` for all."""
+        return self._nodes.ranks_here
+
+    @property
+    def main_rank(self) -> int:
+        """The rank whose value is the run's result: the first one of this process's node."""
+        return min(self._nodes.ranks_here or (0,))
+
+    def flush(self) -> None:
+        """Have all that ranks wrote in the run's folder."""
         self._run_context.record.flush()
-        return super().log_file(rank)
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
@@ -103,14 +203,13 @@ class LaunchedRun(Run):
 
     # ------------------------------------------------------------------------------------------------------- acting
 
-    def start(self) -> LaunchedRun:
+    def start(self) -> None:
         """Begin, in a thread of the run's own; a run of this very process is over when this returns."""
         if self._is_inline:
             self._conduct()
-            return self
+            return
         self._thread = threading.Thread(target=self._conduct, name="accelerate_nb run", daemon=True)
         self._thread.start()
-        return self
 
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
@@ -136,7 +235,7 @@ class LaunchedRun(Run):
             )
         self._profiles.request(steps, ranks)
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
         if (worker_group := self._worker_group) is not None:
             worker_group.send(rank, message, descriptors)
@@ -163,39 +262,43 @@ class LaunchedRun(Run):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _is_going_on(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)
         self._on_event(event)
-
-    def _trouble(self) -> object | None:
-        return self._run_context.record.trouble
 
     def _conduct(self) -> None:
         try:
             self._keep_status("running")
             self._take_nodes()
-            self._run_context.take(StateChange(None, "running", time.time(), self.why))
-            with self._sampler:
-                self._rank_results = self._worker_groups()
+            self._run_context.take(StateChange(None, "running", time.time(), self.facts.why))
+            with self._resource_monitor():
+                self.rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
             self._stopped = stronger(self._stopped, "interrupt")
             raise
         except Exception as error:  # noqa: BLE001 - raised where the run is waited for
-            self._error = error
+            self.error = error
         finally:
             self._finish()
+
+    def _resource_monitor(self) -> ResourceMonitor:
+        size, environment = self._placement.size, {**os.environ, **self._placement.shows}
+        folders = [self.facts.folder, Path.cwd()]
+        return ResourceMonitor(
+            self.view,
+            lambda: range(size) if self.ranks_here is None else self.ranks_here,
+            self._placement.kind,
+            environment,
+            folders,
+        )
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
         attempts: list[FailedAttempt] = []
         while True:
             began, number = time.monotonic(), len(attempts)
             worker_group, rank_results = self._run_once(number)
-            retries = self._changing_nodes is None or self._changing_nodes.retries_at_once
-            if worker_group.lost is not None and not worker_group.began and retries:
+            if worker_group.lost is not None and not worker_group.began and self._nodes.retries_at_once:
                 # what forks the workers died before the function had begun in any: nothing is done twice
                 if self._next_nodes(worker_group):
                     self._take_nodes()
@@ -204,7 +307,7 @@ class LaunchedRun(Run):
                 return rank_results
             error = self._error_of(worker_group, rank_results)
             attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
-            decision = decide(attempts, self._max_restarts, self._restart_delay)
+            decision = decide(attempts, self._launching.max_restarts, self._launching.restart_delay)
             changed = ""
             if isinstance(decision, StartAgain):
                 try:
@@ -212,38 +315,35 @@ class LaunchedRun(Run):
                 except LaunchError as reason:
                     decision = GiveUp(str(reason))
             if isinstance(decision, GiveUp):
-                self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
+                self.error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
                 return rank_results
             texts = (changed,) if changed and worker_group.lost_ranks else (attempts[-1].reason, changed)
             restart = Restart(
                 attempt=number + 1,
-                max_restarts=self._max_restarts,
+                max_restarts=self._launching.max_restarts,
                 reason="; ".join(filter(None, texts)),
                 delay=decision.delay,
                 time=time.time(),
                 ranks=self._next_size(len(rank_results)),
             )
             if self._stops_before_restart(restart):
-                self._error = stopped_error(None, rank_results, self.folder)
+                self.error = stopped_error(None, rank_results, self.facts.folder)
                 return rank_results
 
     def _next_nodes(self, worker_group: WorkerGroupLike) -> str:
         """Choose the nodes of another attempt; returns a sentence, empty where nothing changes, and raises `LaunchError` with the reason."""
-        if self._changing_nodes is None or self._max_restarts == 0:
+        if self._launching.max_restarts == 0:
             return ""
-        return self._changing_nodes.next_nodes(worker_group.lost_ranks, self._stop_requested.is_set)
+        return self._nodes.next_nodes(worker_group.lost_ranks, self._stop_requested.is_set)
 
     def _take_nodes(self) -> None:
-        """Know the ranks of each node, and those of this one."""
-        for node in () if self._changing_nodes is None else self._changing_nodes.node_ranks:
+        """Know the ranks of each node."""
+        for node in self._nodes.node_ranks:
             self._run_context.take(node)
-        self.ranks_here = None if self._changing_nodes is None else self._changing_nodes.ranks_here
-        self.main_rank = min(self.ranks_here or (0,))
 
     def _next_size(self, size: int) -> int | None:
         """The number of ranks of the next attempt, where it is another one than that of the last."""
-        nodes = () if self._changing_nodes is None else self._changing_nodes.node_ranks
-        next_size = max((node.last + 1 for node in nodes), default=size)
+        next_size = max((node.last + 1 for node in self._nodes.node_ranks), default=size)
         return None if next_size == size else next_size
 
     def _failed_attempt(
@@ -271,7 +371,7 @@ class LaunchedRun(Run):
         return self._stop_requested.wait(min(restart.delay, max(0.0, left)))
 
     def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
-        self._worker_group = worker_group = self._make_worker_group(number)
+        self._worker_group = worker_group = self._make_worker_group(self._run_context, number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
         return worker_group, worker_group.follow()
@@ -280,7 +380,7 @@ class LaunchedRun(Run):
         if worker_group.timed_out is not None:
             is_late = time.monotonic() > (self._run_context.deadline or float("inf"))
             snapshot = snapshot_text(worker_group.timed_out, self._run_context.sources)
-            error = hang_error(self._timeout if is_late else None, snapshot, rank_results, self.folder)
+            error = hang_error(self._launching.timeout if is_late else None, snapshot, rank_results, self.facts.folder)
             if error.hang is not None:
                 self._run_context.take(error.hang)
             return error
@@ -288,8 +388,8 @@ class LaunchedRun(Run):
             return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
         failures = [item.failure for item in rank_results if item.failure is not None]
         if self._stopped is not None and all(failure.ended_by_us for failure in failures):
-            return stopped_error(worker_group.stopped_at, rank_results, self.folder)
-        return worker_error(rank_results, self.folder)
+            return stopped_error(worker_group.stopped_at, rank_results, self.facts.folder)
+        return worker_error(rank_results, self.facts.folder)
 
     def update_status(self) -> None:
         """Bring the run's status in its folder up to date."""
@@ -298,22 +398,17 @@ class LaunchedRun(Run):
             if not self._is_finishing:
                 self._keep_status(self.view.state)
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether all of the run could be written into its folder."""
-        return self._run_context.record.trouble is None
-
     def finish_again(self) -> bool:
         """Write the outcome and the last status once more; whether both could be written."""
         self._run_context.record.trouble = None
-        if not self._run_context.outcomes.save(self._error):
+        if not self._run_context.outcomes.save(self.error):
             return False
         self._keep_status(self.view.state, ended=self.view.ended)
-        return self.is_kept
+        return self.trouble is None
 
     def _finish(self) -> None:
         # the outcome first: who sees the end of the run reads it
-        self._run_context.outcomes.save(self._error)
+        self._run_context.outcomes.save(self.error)
         with self._status_lock:
             self._is_finishing = True
         state, detail = self._end_state()
@@ -321,48 +416,49 @@ class LaunchedRun(Run):
             self._run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
             self._run_context.record.close()
-            if self._changing_nodes is not None:
-                self._changing_nodes.leave(detail or _reason(self._error) or f"its run has {state}")
-            self._at_end(self._rank_results)
+            self._nodes.leave(detail or _reason(self.error) or f"its run has {state}")
+            if self._payload is not None:
+                self._payload.close()
+            prune(self.facts.folder.parent)
+            supervisor.preload(module for rank_result in self.rank_results for module in rank_result.modules)
         finally:
             self._worker_group = None
-            self._over.set()
+            self.over.set()
 
     def rename(self, name: str | None, tags: str) -> None:
         """Give the run another name, unless that is `None`, and other tags, while it goes on."""
         given = {"tags": tags} if name is None else {"name": name, "tags": tags}
-        self.name = name or self.name
-        self._facts["settings"] = {**self._facts.get("settings", {}), **given}
-        self.tags = tags_of(self._facts)
+        self._status_facts["settings"] = {**self._status_facts.get("settings", {}), **given}
+        self.facts = replace(self.facts, name=name or self.facts.name, tags=tags_of(self._status_facts))
         self._keep_status(self.view.state)
 
     def _keep_status(self, state: State, ended: float | None = None) -> None:
         """Write the run's status into its folder, for readers later or elsewhere."""
         metrics = {} if ended is None else metric_facts([self.view.rank(rank) for rank in self.view.ranks])
         self._run_context.record.status(
-            name=self.name,
-            why=self.why,
+            name=self.facts.name,
+            why=self.facts.why,
             state=state,
-            started=self.started,
+            started=self.facts.started,
             ended=ended,
             ranks=len(self.view.ranks),
-            error=str(self._error) if self._error else None,
+            error=str(self.error) if self.error else None,
             restarts=self.view.restarts[-1].attempt if self.view.restarts else 0,
             main_rank=self.main_rank,
-            **{**self._facts, **self._run_context.outcomes.facts(), **metrics},
+            **{**self._status_facts, **self._run_context.outcomes.facts(), **metrics},
         )
 
     def _end_state(self) -> tuple[State, str]:
         stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
-        if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
+        if stopped_at is not None and isinstance(self.error, (StoppedError, type(None))):
             self.stopped_at = stopped_at
             return "stopped", f"as requested, {stopped_at}"
-        if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
+        if self._stopped is not None and (self._stopped != "finish" or isinstance(self.error, StoppedError)):
             return "stopped", "as requested"
-        if self._error is None:
+        if self.error is None:
             return "finished", ""
-        if isinstance(self._error, HangError) and self._error.hang is not None:
-            return "failed", hang_reason(self._error.hang)
+        if isinstance(self.error, HangError) and self.error.hang is not None:
+            return "failed", hang_reason(self.error.hang)
         if self._why_given_up:
             return "failed", f"not started again: {self._why_given_up}"
         lost = self._worker_group.lost if self._worker_group is not None else None

@@ -1,4 +1,4 @@
-"""A run in the hands of its run host, as a process that attached to it sees it."""
+"""The conductor of a detached run, as a process sees it that attached to the run: a socket to the run host, and the run's folder."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from accelerate_nb.errors import LaunchError, StateError, of_this_package
+from accelerate_nb.errors import LaunchError, StateError
 from accelerate_nb.events.run_folder import shown_path, status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
+from accelerate_nb.events.terminal_lines import plain_name
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.control import ControlClient, apply_live, check_owner, tunnel_command
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
-from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.step_requests import checked_ranks
 from accelerate_nb.rank.step_hold import checked_change
@@ -39,31 +39,38 @@ _BETWEEN_CHECKS = 1.0
 _STACKS_TIMEOUT = 30.0
 
 
-class DetachedRun(Run):
+class RemoteConductor:
     """
-    A run that another process conducts; `attach` gives one. Its waits can be interrupted, and it goes on.
+    The conductor of a run in its run host, as a process sees it that attached to the run.
 
-    >>> run = attach()
-    >>> run.wait()
+    >>> run = Run(RemoteConductor(kept_run(folder)), NoFrontEnd())
+    >>> run.start().wait()
     """
 
     is_detached = True
+    # the run host keeps what there is to keep
+    trouble = None
 
-    def __init__(self, saved: SavedRun, front_end: FrontEnd) -> None:
+    def __init__(self, saved: SavedRun) -> None:
         check_owner(saved.folder)
         status = status_of(saved.folder) or {}
         self._follower = RunFollower(saved)
-        super().__init__(
-            name=saved.name,
+        self.view = self._follower.view
+        self.facts = LaunchFacts(
+            name=plain_name(saved.name),
             why=saved.why,
             folder=saved.folder,
-            view=self._follower.view,
+            started=saved.started,
             results="all" if status.get("results") == "all" else "main",
-            front_end=front_end,
             stop_grace_period=float(status.get("stop_grace_period") or 0.0),
+            tags=saved.tags,
+            function=saved.function,
+            arguments=saved.arguments,
         )
-        self.started, self.tags = saved.started, saved.tags
-        self.function, self.arguments = saved.function, saved.arguments
+        self.over = threading.Event()
+        self.main_rank = 0
+        self._rank_results: tuple[RankResult, ...] = ()
+        self._error: BaseException | None = None
         control = status.get("control")
         self._client = None if control is None else ControlClient(Path(control), tunnel_command(status))
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
@@ -78,44 +85,47 @@ class DetachedRun(Run):
 
     @property
     def error(self) -> BaseException | None:
-        """The exception that `wait` raises once the run is done."""
+        """The exception of the run's end, once it is over."""
         self._read_outcome()
         return self._error
 
     @property
-    def results(self) -> list[Any]:
-        """
-        The return value of each rank's function, in the order of ranks; empty while it runs.
-
-        They are unpickled here: where a value's class is one of a notebook's, the cell that defines it has to run first.
-        """
+    def rank_results(self) -> tuple[RankResult, ...]:
+        """The results of all ranks, as far as they can be unpickled here; empty while they run."""
         self._read_outcome()
-        return super().results
+        return self._rank_results
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it may still end by itself."""
+        return not self.over.is_set()
+
+    def flush(self) -> None:
+        """The run host does it."""
 
     def stacks(self) -> str:
         """The position of every rank that still runs."""
-        if self.done:
+        if self.over.is_set():
             return ""
         reply = self._request(QueryStacks(), _STACKS_TIMEOUT)
         return reply.text if isinstance(reply, StacksReply) else ""
 
     # ------------------------------------------------------------------------------------------------------- acting
 
-    def start(self) -> DetachedRun:
+    def start(self) -> None:
         """Follow the run from now on, in a thread of its own."""
-        if not self.done and self._thread is None:
+        if not self.over.is_set() and self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="accelerate_nb attach", daemon=True)
             self._thread.start()
-        return self
 
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
-        if not self.done:
+        if not self.over.is_set():
             self._request(StopRun(how))
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, without waiting for it."""
-        if self.done:
+        if self.over.is_set():
             raise StateError(f"Knob {name!r} was to be changed, and the run is over. Knobs change while it runs.")
         self._request(ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
 
@@ -127,30 +137,14 @@ class DetachedRun(Run):
 
     def _request(self, message: Message, timeout: float = 5.0) -> Message:
         if self._client is None:
-            raise LaunchError(f"{self.name} runs in the process that launched it, and can be stopped only there.")
+            raise LaunchError(f"{self.facts.name} runs in the process that launched it, and can be stopped only there.")
         try:
             return self._client.request(message, timeout)
         except OSError as error:
             raise LaunchError(
-                f"The process that conducts {self.name} did not reply: {error}. `accelerate-nb runs` shows what is known of it; "
-                f"its folder is {shown_path(self.folder)}."
+                f"The process that conducts {self.facts.name} did not reply: {error}. `accelerate-nb runs` shows what is known of it; "
+                f"its folder is {shown_path(self.facts.folder)}."
             ) from None
-
-    def _is_going_on(self) -> bool:
-        return not self.done
-
-    def _interrupt(self, interrupts: int) -> bool:
-        # the run lives on without this process, so it does so without its wait
-        return True
-
-    def _interrupted(self) -> KeyboardInterrupt:
-        text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
-        return of_this_package(KeyboardInterrupt(text))
-
-    def _outcome(self, error: BaseException | None) -> Any:
-        __tracebackhide__ = True
-        self._read_outcome()
-        return super()._outcome(error or (self._error if self.done else None))
 
     def _follow(self) -> None:
         next_request = next_check = 0.0
@@ -163,7 +157,7 @@ class DetachedRun(Run):
                 is_over = self._take_live_state()
             if is_over or now >= next_check:
                 next_check = now + _BETWEEN_CHECKS
-                saved = kept_run(self.folder)
+                saved = kept_run(self.facts.folder)
                 # a run host that replies is there, whatever became of the folder
                 is_over = not self._is_replying and (saved is None or saved.is_over)
             # first the state, then the lines: what was written before the end is not missed
@@ -191,7 +185,16 @@ class DetachedRun(Run):
         return reply.done
 
     def _removed(self) -> SavedRun:
-        status = SavedRun(self.folder, self.name, self.why, "failed", self.started, None, len(self.view.ranks), "")
+        status = SavedRun(
+            self.facts.folder,
+            self.facts.name,
+            self.facts.why,
+            "failed",
+            self.facts.started,
+            None,
+            len(self.view.ranks),
+            "",
+        )
         return replace(status, error="its folder was removed while it ran")
 
     def _end(self, saved: SavedRun) -> None:
@@ -201,26 +204,28 @@ class DetachedRun(Run):
         self._is_lost = saved.is_lost
         if self._client is not None:
             self._client.close()
-        self._over.set()
+        self.over.set()
 
     def _read_outcome(self) -> None:
         """Unpickle the results, again where that failed before: a cell that defines a class may have run since."""
-        if not self.done or (self._rank_results and not any(item.left_out for item in self._rank_results)):
+        if not self.over.is_set() or (self._rank_results and not any(item.left_out for item in self._rank_results)):
             return
         with suppress(OSError):
-            self.main_rank = int((status_of(self.folder) or {}).get("main_rank") or 0)
-            self._rank_results = read_results(self.folder, self.view)
+            self.main_rank = int((status_of(self.facts.folder) or {}).get("main_rank") or 0)
+            self._rank_results = read_results(self.facts.folder, self.view)
             self._error = self._what_ended_it()
 
     def _what_ended_it(self) -> BaseException | None:
-        if not self.folder.is_dir():
+        if not self.facts.folder.is_dir():
             return LaunchError(
-                f"{self.name} has ended, and its results are gone: {self._end_text or 'its folder was removed'}."
+                f"{self.facts.name} has ended, and its results are gone: {self._end_text or 'its folder was removed'}."
             )
         if self._is_lost:
-            return LaunchError(f"{self.name} was lost: {self._end_text}. All output: {shown_path(self.folder)}")
+            return LaunchError(
+                f"{self.facts.name} was lost: {self._end_text}. All output: {shown_path(self.facts.folder)}"
+            )
         if not self._is_hosted:
             # its results and its error went to the process that launched it
             failed = self.view.state != "finished"
-            return LaunchError(f"{self.name} {self.view.state}: {self._end_text}") if failed else None
-        return read_error(self.folder, self._rank_results, self.view)
+            return LaunchError(f"{self.facts.name} {self.view.state}: {self._end_text}") if failed else None
+        return read_error(self.facts.folder, self._rank_results, self.view)
