@@ -1,9 +1,11 @@
-"""The precision of a step; the default is the model's own."""
+"""The precision of a step: the model's own by default, or 16 bits by autocast, with loss scaling for float16."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import PrecisionType
-from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs
+from accelerate_nb.runtime.operations.nested import convert_to_fp32
 
 
 class Precision:
@@ -66,3 +69,170 @@ def restore_forward(model: Module) -> None:
         model.__dict__.pop("forward", None)
     else:
         model.forward = original
+
+
+class BF16(Precision):
+    """Operations compute in bfloat16, whose range is that of float32: nothing needs to be scaled."""
+
+    name = "bf16"
+    dtype: torch.dtype = torch.bfloat16
+
+    def __init__(self, device: torch.device, options: AutocastKwargs | None = None) -> None:
+        self.device = device
+        self.options = options or AutocastKwargs()
+        self._check()
+
+    def _check(self) -> None:
+        if self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ConfigurationError(
+                f"mixed_precision='bf16' was requested, but {torch.cuda.get_device_name(self.device)} can't compute in it. "
+                "Use mixed_precision='fp16' there."
+            )
+
+    def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """A block in which operations choose this type; `options` stand before those of the `Accelerator`."""
+        chosen = options or self.options
+        return torch.autocast(
+            self.device.type, dtype=self.dtype, enabled=chosen.enabled, cache_enabled=chosen.cache_enabled
+        )
+
+    def wrap_forward(self, model: Module) -> Module:
+        """The model with a forward that computes in this type and returns float32."""
+        forward = super().wrap_forward(model).forward
+        model._original_forward = forward  # type: ignore[assignment]  # a method, which Module's types don't foresee
+        if isinstance(forward, MethodType):
+            # bound again, not closed over, so that a deep copy of the model calls the copy
+            model.forward = MethodType(self._mixed(forward.__func__), model)
+        else:
+            model.forward = self._mixed(forward)
+        return model
+
+    def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def mixed(*args: Any, **kwargs: Any) -> Any:
+            with self.autocast():
+                outputs = forward(*args, **kwargs)
+            return convert_to_fp32(outputs)
+
+        return mixed
+
+
+class FP16(BF16):
+    """Operations compute in float16, whose range is small: the loss is scaled up, and a step that overflows is left out."""
+
+    name = "fp16"
+    dtype = torch.float16
+
+    def __init__(
+        self, device: torch.device, options: AutocastKwargs | None = None, scaling: GradScalerKwargs | None = None
+    ) -> None:
+        super().__init__(device, options)
+        self.scaler = MixedLayoutGradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
+        self._unscaled: set[int] = set()
+
+    def _check(self) -> None:
+        """Every device that autocast knows computes in float16."""
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scaler's factor."""
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Divide the gradients of these optimizers by the factor, once between two steps."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self._unscaled:
+                self._scaler.unscale_(optimizer)
+                self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
+        calls: list[None] = []
+        with _noting_steps(optimizer, calls):
+            self._scaler.step(optimizer, closure)
+        has_stepped = bool(calls) and not self._has_skipped_itself(optimizer)
+        self._unscaled.discard(id(optimizer))
+        # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
+        waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
+        self._scaler.update()
+        self._states.update(waiting)
+        return has_stepped
+
+    def _has_skipped_itself(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that is called whatever overflowed, as fused ones are, changed no weight for that reason."""
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return False
+        return any(found.item() for found in self._states[id(optimizer)]["found_inf_per_device"].values())
+
+    def reset(self, optimizer: Optimizer) -> None:
+        """New gradients will be scaled ones."""
+        self._unscaled.discard(id(optimizer))
+        self._states.pop(id(optimizer), None)
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler:
+        assert self.scaler is not None
+        return self.scaler
+
+    @property
+    def _states(self) -> dict[int, dict[str, Any]]:
+        return self._scaler._per_optimizer_states
+
+
+@contextmanager
+def _noting_steps(optimizer: Optimizer, calls: list[None]) -> Iterator[None]:
+    """A block in which each call of an optimizer's `step` is noted: the scaler decides inside whether it calls it."""
+    step = optimizer.step
+    replaced = optimizer.__dict__.get("step")  # a learning-rate scheduler puts its own there
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return step(*args, **kwargs)
+
+    optimizer.step = noted  # type: ignore[method-assign]  # for the length of the block
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del optimizer.__dict__["step"]
+        else:
+            optimizer.step = replaced  # type: ignore[method-assign]  # as it was
+
+
+class MixedLayoutGradScaler(torch.amp.GradScaler):
+    """
+    A gradient scaler for optimizers whose weights have several layouts: plain tensors, and DTensors along any mesh.
+
+    An overflow in one rank's shard is known to all ranks. torch's own scaler unscales all gradients of a device in one call, which
+    takes the first one's layout for that of all, and refuses plain tensors beside DTensors (`found_inf_reduce_handler` in
+    torch/distributed/tensor/_dispatch.py, torch 2.13). `share_overflow` is called with a number that is above 0 where one of this
+    process's gradients overflows, and has to make it so on all processes that step together.
+    """
+
+    share_overflow: Callable[[Tensor], None] | None = None
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = {}
+        for weights in _by_layout(optimizer):
+            part: Any = SimpleNamespace(param_groups=[{"params": weights}])
+            overflows = super()._unscale_grads_(part, inv_scale, found_inf, allow_fp16)
+            for device, overflow in overflows.items():
+                found[device] = found[device] + overflow if device in found else overflow
+        if self.share_overflow is not None:
+            # a process whose weights have no gradients shares what others found, too
+            for overflow in (found or {inv_scale.device: found_inf}).values():
+                self.share_overflow(overflow)
+        return found or {inv_scale.device: found_inf}
+
+
+def _by_layout(optimizer: Optimizer) -> Collection[list[Tensor]]:
+    """The weights that have gradients, those whose gradients have the same layout together."""
+    found: dict[Any, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                placements = getattr(weight.grad, "placements", None)
+                layout = None if placements is None else (weight.grad.device_mesh, placements)
+                found.setdefault(layout, []).append(weight)
+    return found.values()

@@ -16,8 +16,7 @@ from accelerate_nb.runtime.compat.enums import FP8BackendType
 from accelerate_nb.runtime.compat.env_vars import is_yes
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
 from accelerate_nb.runtime.compat.packages import torchao_required
-from accelerate_nb.runtime.precision.amp import BF16
-from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.base import BF16, Precision
 
 
 @dataclass

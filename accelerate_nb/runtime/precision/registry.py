@@ -18,8 +18,7 @@ from accelerate_nb.runtime.compat.packages import (
     is_torchao_available,
     is_transformer_engine_available,
 )
-from accelerate_nb.runtime.precision.amp import BF16, FP16
-from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.base import BF16, FP16, Precision
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
 from accelerate_nb.runtime.world.state import AcceleratorState

@@ -24,8 +24,7 @@ from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
 from accelerate_nb.runtime.operations.nested import convert_to_fp32, recursively_apply
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
-from accelerate_nb.runtime.precision.amp import BF16
-from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.base import BF16, Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation

@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
-from accelerate_nb.runtime.precision.amp import BF16
+from accelerate_nb.runtime.precision.base import BF16
 from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import (

@@ -16,8 +16,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchPipelineParallelConfig
-from accelerate_nb.runtime.precision.amp import MixedLayoutGradScaler
-from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.base import MixedLayoutGradScaler, Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
