@@ -27,22 +27,17 @@ class PlainCell:
     """
     A cell without IPython's own syntax.
 
-    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.display import
-    shown`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
-    cell that is `left_out` is in the script as comments only. `on_ranks` are its `%%accelerate` line and its `%accelerate` lines.
+    `source` has exactly as many lines as the cell, and calls `nb_shell`, `accelerate_nb.script.shell`. A problem keeps the notebook
+    from being exported, a note is a warning. A cell that is `left_out` is in the script as comments only. `on_ranks` are its
+    `%%accelerate` line and its `%accelerate` lines.
     """
 
     source: str
-    imports: tuple[str, ...] = ()
     notes: tuple[Remark, ...] = ()
     problems: tuple[Remark, ...] = ()
     left_out: bool = False
     on_ranks: tuple[Remark, ...] = ()
 
-
-SHELL = "from accelerate_nb.script import shell as nb_shell"
-# Gives None where there is no notebook, as the notebook's own does not.
-_GET_IPYTHON = "from IPython import get_ipython"
 
 # ------------------------------------------------------------------------------------- what is left out, and what is refused
 
@@ -340,12 +335,8 @@ class _CellTranslator:
                 problems.append(Remark(call.first, str(why)))
             written[call.first - 1 : call.last] = self._placed(call, text)
         source = "\n".join(written)
-        imports = [SHELL] if "nb_shell." in source else []
-        tree = parsed(source)
-        if tree and any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(tree)):
-            imports.append(_GET_IPYTHON)
         problems = problems or [*_wrong_python(source)]
-        return PlainCell(source, tuple(imports), tuple(notes), tuple(problems), on_ranks=tuple(self._of_session))
+        return PlainCell(source, tuple(notes), tuple(problems), on_ranks=tuple(self._of_session))
 
     def _placed(self, call: SyntaxPiece, text: str | None) -> list[str]:
         """As many lines as the call had; what is left out stays as a comment."""
@@ -470,7 +461,7 @@ class _CellTranslator:
         lines_of_session = tuple(replace(item, line=item.line + magic.first) for item in inner.on_ranks)
         if magic.name == ACCELERATE:
             lines_of_session = (Remark(magic.first, f"%%{magic.text}"),)
-        return PlainCell(source, tuple(dict.fromkeys((SHELL, *inner.imports))), notes, on_ranks=lines_of_session)
+        return PlainCell(source, notes, on_ranks=lines_of_session)
 
     def _below(self, magic: SyntaxPiece, below: Sequence[str], shown: str) -> PlainCell:
         """What the magic is given: code as the script can run it, and any other text as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
@@ -46,49 +46,87 @@ def edited(source: str, edits: Iterable[Edit]) -> str:
     return b"\n".join(lines).decode()
 
 
-_OF_PIECES = (ast.JoinedStr,) + ((ast.TemplateStr,) if hasattr(ast, "TemplateStr") else ())
+Definition: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
 
 
-def begin_inside(node: ast.AST) -> set[int]:
-    r"""
-    The lines that begin in a text, and so are part of it to their first column.
-
-    >>> begin_inside(ast.parse("x = '''a\n  b\n'''"))
-    {2, 3}
+class ModuleNames(ast.NodeVisitor):
     """
-    return {line for first, last in _texts(node) for line in range(first + 1, last + 1)}
+    The names of the module that statements use while they run, without what runs only when a function of theirs is called.
 
+    `bound` are those that they give a value to, or take away, `read` those that they look up, and `called` those of `read` that
+    they call or decorate with.
 
-def end_inside(node: ast.AST) -> set[int]:
-    r"""
-    The lines that end in a text, and so are part of it to their last column.
-
-    >>> end_inside(ast.parse("x = '''a\n  b\n'''"))
-    {1, 2}
-    """
-    return {line for first, last in _texts(node) for line in range(first, last)}
-
-
-def _texts(node: ast.AST) -> Iterator[tuple[int, int]]:
-    """The first and last lines of texts, whole ones: Python 3.10 doesn't know where the parts of an f-string stand."""
-    if isinstance(node, _OF_PIECES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
-        yield node.lineno, end_of(node)[0]
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _texts(child)
-
-
-Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
-
-
-def bound(nodes: Iterable[ast.AST]) -> set[str]:
-    """
-    The names of the module that these statements give a value to, or take away.
-
-    >>> sorted(bound(ast.parse("import os.path; x, y = 1, [z for z in ()]").body))
+    >>> sorted(ModuleNames(ast.parse("import os.path; x, y = 1, [z for z in ()]").body).bound)
     ['os', 'x', 'y']
     """
-    return _BoundNames(part for node in nodes for part in with_texts(node)).names
+
+    def __init__(self, nodes: Iterable[ast.AST]) -> None:
+        self.bound: set[str] = set()
+        self.read: set[str] = set()
+        self.called: set[str] = set()
+        for node in nodes:
+            for part in with_texts(node):
+                self.visit(part)
+
+    def _visit_parameters(self, arguments: ast.arguments) -> None:
+        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+        # annotations are looked up with the definition, up to Python 3.13
+        annotations = (item.annotation for item in every if item is not None)
+        self._visit_all((*arguments.defaults, *arguments.kw_defaults, *annotations))
+
+    def _visit_all(self, nodes: Iterable[ast.AST | None]) -> None:
+        for node in nodes:
+            if node is not None:
+                self.visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_parameters(node.args)
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._visit_name_and_decorators(node)
+        self._visit_parameters(node.args)
+        self._visit_all([node.returns])
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - the names that `ast` calls
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._visit_name_and_decorators(node)
+        self._visit_all((*node.bases, *(keyword.value for keyword in node.keywords)))
+        # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
+        inside = ModuleNames(node.body)
+        self.read |= inside.read - inside.bound
+        self.called |= inside.called - inside.bound
+
+    def _visit_name_and_decorators(self, node: Definition) -> None:
+        self.bound.add(node.name)
+        self.called |= _names(node.decorator_list)
+        self._visit_all(node.decorator_list)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.called |= _names([node.func])
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        (self.read if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.bound.add(node.asname or node.name.partition(".")[0])
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        # its target is its own, unlike what `:=` binds anywhere in it
+        self._visit_all((node.iter, *node.ifs))
+
+    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
+        if name is not None:
+            self.bound.add(name)
+        self.generic_visit(node)
+
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _visit_named  # noqa: N815 - as above
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {item.id for node in nodes for item in ast.walk(node) if isinstance(item, ast.Name)}
 
 
 def with_texts(node: ast.AST) -> Iterator[ast.AST]:
@@ -110,113 +148,14 @@ def with_texts(node: ast.AST) -> Iterator[ast.AST]:
             yield from ast.parse(texts[-1]).body if is_code else ()
 
 
-def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that these statements need at the time at which they run."""
-    return _ReadNames(nodes).names
-
-
-def called(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names among those that `looked_up` finds that are called, or decorate something."""
-    return _ReadNames(nodes).called
-
-
 def mentioned(node: ast.AST) -> set[str]:
     """Every name that is looked up anywhere in a statement, now or when a function of it is called."""
     parts = (item for part in with_texts(node) for item in ast.walk(part))
     return {item.id for item in parts if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
 
 
-class _ModuleScopeVisitor(ast.NodeVisitor):
-    """Visits what runs with the statements themselves."""
-
-    def __init__(self, nodes: Iterable[ast.AST]) -> None:
-        self.names: set[str] = set()
-        self.called: set[str] = set()
-        for node in nodes:
-            self.visit(node)
-
-    def _visit_function(self, node: Function) -> None:
-        for child in (*getattr(node, "decorator_list", ()), *node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self.visit(child)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_function(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._visit_function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._visit_function(node)
-
-
-class _BoundNames(_ModuleScopeVisitor):
-    def _visit_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.names.add(node.name)
-        self._visit_function(node)
-
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_definition  # noqa: N815 - the names that `ast` calls
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.names.add(node.name)
-        for child in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self.visit(child)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if not isinstance(node.ctx, ast.Load):
-            self.names.add(node.id)
-
-    def visit_alias(self, node: ast.alias) -> None:
-        self.names.add(node.asname or node.name.partition(".")[0])
-
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        # its target is its own, unlike what `:=` binds anywhere in it
-        for child in (node.iter, *node.ifs):
-            self.visit(child)
-
-    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
-        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
-        if name is not None:
-            self.names.add(name)
-        self.generic_visit(node)
-
-    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _visit_named  # noqa: N815 - as above
-
-
-class _ReadNames(_ModuleScopeVisitor):
-    def _visit_function(self, node: Function) -> None:
-        super()._visit_function(node)
-        self.called |= _names(getattr(node, "decorator_list", ()))
-        # annotations are looked up with the definition, up to Python 3.13
-        arguments = node.args
-        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-        for annotation in (*(item.annotation for item in every if item is not None), getattr(node, "returns", None)):
-            if annotation is not None:
-                self.visit(annotation)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.called |= _names(node.decorator_list)
-        # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
-        inside = bound(node.body)
-        self.names |= looked_up(node.body) - inside
-        self.called |= called(node.body) - inside
-        for child in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self.visit(child)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self.called |= _names([node.func])
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self.names.add(node.id)
-
-
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {item.id for node in nodes for item in ast.walk(node) if isinstance(item, ast.Name)}
-
-
 # They give nothing back that a notebook would show.
-_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "nb_shell.run"})
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "nb_shell.shown", "nb_shell.run"})
 _SILENT_CELLS = frozenset({"accelerate", "bash", "capture", "file", "script", "sh", "writefile"})
 
 
@@ -259,24 +198,15 @@ def _is_silent(value: ast.expr) -> bool:
 
 def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
     """
-    A cell without its imports from the future, its other lines where they are, and the names that it imports from there.
+    A cell without its imports from the future, on as many lines, and the names that it imports from there.
 
     >>> hoisted("from __future__ import annotations")
-    ('# from __future__ import annotations', ('annotations',))
+    ('pass', ('annotations',))
     """
     imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
     found = [node for node in imports if node.module == "__future__"]
-    edits = [edit for node in found for edit in _without(node, source.split("\n"))]
-    return edited(source, edits), tuple(alias.name for node in found for alias in node.names)
-
-
-def _without(node: ast.ImportFrom, lines: list[str]) -> list[Edit]:
-    last, end = end_of(node)
-    before = lines[node.lineno - 1].encode()[: node.col_offset]
-    after = lines[last - 1].encode()[end:].strip()
-    if before.strip() or (after and not after.startswith(b"#")):
-        return [instead_of(node, "pass")]
-    return [Edit((line, 0), (line, 0), "# ") for line in range(node.lineno, last + 1)]
+    names = tuple(alias.name for node in found for alias in node.names)
+    return edited(source, [instead_of(node, "pass") for node in found]), names
 
 
 # --------------------------------------------------------------------------------------- what is run by the script alone
@@ -316,18 +246,14 @@ class DefinitionFinder:
 
     def only_define(self, nodes: Sequence[ast.stmt], *, shown: ast.stmt | None = None) -> bool:
         """Whether these statements, which stand on the same lines, all define; they are remembered."""
-        needed = looked_up(nodes) | set(self._within(called(nodes)))
+        names = ModuleNames(nodes)
+        needed = names.read.union(self._within(names.called))
         defines = all(node is not shown and _defines(node) for node in nodes) and self.guarded.isdisjoint(needed)
-        names = bound(nodes)
-        self.guarded = self.guarded - names if defines else self.guarded | names
+        self.guarded = self.guarded - names.bound if defines else self.guarded | names.bound
         for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self._inside[node.name] = mentioned(node)
         return defines
-
-    def define_again(self, nodes: Iterable[ast.stmt]) -> None:
-        """These statements are run for everyone after all."""
-        self.guarded -= bound(nodes)
 
     def _within(self, names: Iterable[str]) -> Iterator[str]:
         """The names that these functions, and the functions that they call, look up when they are called."""
@@ -446,36 +372,32 @@ class StatementGroup:
     nodes: tuple[ast.stmt, ...]
     first: int
     last: int
-    defines: bool = False
+    defines: bool
 
-    def repeated(self) -> list[ast.stmt]:
-        """Imports that share a line with what is guarded, and that definitions may need."""
-        imports = [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-        return [] if self.defines else list(imports)
+    @property
+    def imports(self) -> list[ast.stmt]:
+        """Its imports, which definitions below it may need."""
+        return [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
-def guarded(
-    source: str, number: int, definitions: DefinitionFinder, waits: Callable[[], str], *, shown: bool = False
-) -> list[str]:
+def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: bool = False) -> list[str]:
     r"""
     The lines of a script for a cell's source.
 
-    `waits` gives the name of the function that waits, where one is needed. `shown` means that the cell's last statement shows
-    something, even if it is a constant.
+    `shown` means that the cell's last statement shows something, even if it is a constant.
 
-    >>> guarded("x = 1\\nprint(x)", 1, DefinitionFinder(), lambda: "wait")
+    >>> guarded("x = 1\\nprint(x)", 1, DefinitionFinder())
     ['x = 1', 'if __name__ == "__main__":  # +', '    print(x)']
     """
-    layout = _ScriptLayout(source, number, waits)
+    layout = _ScriptLayout(source, number)
     body = layout.tree.body
-    parts = list(_groups(body, definitions, body[-1] if shown and body else None))
-    for defines, group in groupby(parts, key=lambda part: part.defines):
-        run = list(group)
+    groups = _groups(body, definitions, body[-1] if shown and body else None)
+    for defines, run in groupby(groups, key=lambda group: group.defines):
         if defines:
-            layout.as_they_are(run[-1].last)
+            layout.write([*run][-1].last)
         else:
-            layout.guarded(run)
-    layout.as_they_are(len(layout.lines))
+            layout.write_guarded([*run])
+    layout.write(len(layout.lines))
     return layout.written
 
 
@@ -488,10 +410,10 @@ def _groups(
         last = end_of(node)[0]
         if following is None or _first(following) > last:
             defines = definitions.only_define(together, shown=shown)
-            part = StatementGroup(tuple(together), _first(together[0]), last, defines)
-            if repeated := part.repeated():
-                definitions.define_again(repeated)
-            yield part
+            group = StatementGroup(tuple(together), _first(together[0]), last, defines)
+            # imports that share a line with what is guarded are written above it once more
+            definitions.guarded -= ModuleNames(group.imports).bound
+            yield group
             together = []
 
 
@@ -503,49 +425,57 @@ def _first(node: ast.stmt) -> int:
 class _ScriptLayout:
     """The lines of one cell, written one run of statements after the other."""
 
-    def __init__(self, source: str, number: int, waits: Callable[[], str]) -> None:
+    def __init__(self, source: str, number: int) -> None:
         self.tree = ast.parse(source)
         self.lines = source.split("\n")
         self.written: list[str] = []
         self._number = number
-        self._waits = waits
         self._done = 0
         self._functions = 0
-        self._begin_in_text, self._end_in_text = begin_inside(self.tree), end_inside(self.tree)
+        # the first and last lines of texts: what of a line is in a text is part of it, to the first and the last column
+        texts = [*_texts(self.tree)]
+        self._begin_in_text = {line for first, last in texts for line in range(first + 1, last + 1)}
+        self._end_in_text = {line for first, last in texts for line in range(first, last)}
 
-    def as_they_are(self, last: int) -> None:
+    def write(self, last: int, indent: str = "") -> None:
         """Write the lines up to `last`."""
-        self._write(last, "")
-
-    def guarded(self, run: Sequence[StatementGroup]) -> None:
-        """Write statements, with the comments right above them, below a guard."""
-        self.as_they_are(self._before_comments(run[0].first))
-        nodes = [node for part in run for node in part.nodes]
-        for part in run:
-            self.written += [added(ast.unparse(node)) for node in part.repeated()]
-        if not is_async(nodes):
-            self.written.append(added(GUARD))
-            self._write(run[-1].last, INDENT)
-            return
-        self._functions += 1
-        function = f"_cell_{self._number}" + (f"_{self._functions}" if self._functions > 1 else "")
-        self.written.append(added(f"async def {function}():"))
-        # it assigns names of the script
-        if names := bound(nodes):
-            self.written.append(added(f"{INDENT}global {', '.join(sorted(names))}"))
-        self._write(run[-1].last, INDENT)
-        self.written += [added(GUARD), added(f"{INDENT}{self._waits()}({function}())")]
-
-    def _before_comments(self, first: int) -> int:
-        line = first - 1
-        while line > self._done and self.lines[line - 1].lstrip().startswith("#"):
-            line -= 1
-        return line
-
-    def _write(self, last: int, indent: str) -> None:
         for line in range(self._done + 1, last + 1):
             text = self.lines[line - 1]
             if text.strip() and line not in self._begin_in_text:
                 text = indent + text
             self.written.append(text if line in self._end_in_text else kept(text))
         self._done = max(self._done, last)
+
+    def write_guarded(self, run: Sequence[StatementGroup]) -> None:
+        """Write statements, with the comments right above them, below a guard."""
+        line = run[0].first - 1
+        while line > self._done and self.lines[line - 1].lstrip().startswith("#"):
+            line -= 1
+        self.write(line)
+        nodes = [node for group in run for node in group.nodes]
+        for group in run:
+            self.written += [added(ast.unparse(node)) for node in group.imports]
+        if not is_async(nodes):
+            self.written.append(added(GUARD))
+            self.write(run[-1].last, INDENT)
+            return
+        self._functions += 1
+        function = f"_cell_{self._number}" + (f"_{self._functions}" if self._functions > 1 else "")
+        self.written.append(added(f"async def {function}():"))
+        # it assigns names of the script
+        if names := ModuleNames(nodes).bound:
+            self.written.append(added(f"{INDENT}global {', '.join(sorted(names))}"))
+        self.write(run[-1].last, INDENT)
+        self.written += [added(GUARD), added(f"{INDENT}nb_shell.wait({function}())")]
+
+
+_OF_PIECES = (ast.JoinedStr,) + ((ast.TemplateStr,) if hasattr(ast, "TemplateStr") else ())
+
+
+def _texts(node: ast.AST) -> Iterator[tuple[int, int]]:
+    """The first and last lines of texts, whole ones: Python 3.10 doesn't know where the parts of an f-string stand."""
+    if isinstance(node, _OF_PIECES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
+        yield node.lineno, end_of(node)[0]
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _texts(child)

@@ -22,11 +22,10 @@ from accelerate_nb.export.python_source import (
     GUARD,
     INDENT,
     DefinitionFinder,
-    bound,
+    ModuleNames,
     edited,
     guarded,
     hoisted,
-    looked_up,
     mentioned,
     result_of,
     showing,
@@ -64,12 +63,11 @@ def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScr
     >>> as_script(read("train.ipynb")).text
     """
     name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
-    kept = (cell for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
-    cells = tuple(replace(cell, source=cell.source.rstrip()) for cell in kept)
-    translation = translated(cells, keep_installs=keep_installs)
+    cells = [replace(cell, source=cell.source.rstrip()) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS]
+    translation = NotebookTranslation(name, cells, keep_installs=keep_installs)
     if problems := translation.problems():
         raise ExportError(_refusal(name, problems))
-    text = _ScriptWriter(name, cells, translation).text()
+    text = translation.text()
     _check(text, name)
     parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
     return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
@@ -98,138 +96,6 @@ def _check(text: str, name: str) -> None:
         ) from None
 
 
-class _ScriptWriter:
-    """The script while it is written."""
-
-    def __init__(self, name: str, cells: Sequence[NotebookCell], translation: NotebookTranslation) -> None:
-        self._name = name
-        self._cells = cells
-        self._translation, self._session = translation, translation.session
-        self._imports: dict[str, None] = {}
-        self._definitions = DefinitionFinder()
-        self._taken = _names(translation.cells.values())
-
-    def text(self) -> str:
-        """The whole text."""
-        naming = self._function("error_locations", "name_in_tracebacks")
-        options = self._options_line()
-        begins = [f"{naming}(__file__)", f"{self._function('shared_seed', 'alike')}(__file__)"]
-        if self._session is not None:
-            shared = [f"{name}={literal(value)}" for name, value in self._session.items() if name not in _OF_NOTEBOOKS]
-            begins.append(f"{self._function('ranks', 'begin')}({', '.join(['__file__', *shared])})")
-        if self._uses_display():
-            self._imports["from accelerate_nb.script.display import display"] = None
-        body = [line for cell in self._cells for line in self._lines(cell)]
-        futures = {name: None for cell in self._translation.cells.values() for name in cell.futures}
-        from_future = [f"from __future__ import {', '.join(futures)}"] if futures else []
-        imports = [*from_future, *_merged(self._imports)]
-        # a wrong option is an error before the script begins, and before it starts processes
-        below_guard = (added(INDENT + line) for line in begins)
-        top = [*self._header(), *map(added, [*imports, *options, GUARD]), *below_guard]
-        return "\n".join([*top, *body]) + "\n"
-
-    def _header(self) -> Iterator[str]:
-        script = self._name.removesuffix(".ipynb") + ".py"
-        plays = "rank 0 plays the notebook, and all ranks run their cells"
-        ways = [
-            (f"python {script}", "one process, or as many as the notebook starts"),
-            (f"accelerate-nb launch -n 2 {script}", "every process runs all of it" if self._session is None else plays),
-            (f"torchrun --nproc-per-node 2 {script}", "the same"),
-        ]
-        widest = max(len(command) for command, _ in ways)
-        yield first_line(self._name, __version__)
-        yield "#"
-        yield from (f"#     {command:{widest}}    {meaning}" for command, meaning in ways)
-        yield "#"
-        yield '# Lines that end in "# +" are none of the notebook\'s.'
-
-    def _lines(self, cell: NotebookCell) -> Iterator[str]:
-        if cell.kind == "markdown" and cell.source.strip():
-            yield from ("", marker(self._name, None))
-            yield from (f"# {line}".rstrip() for line in cell.source.split("\n"))
-        elif cell.number is not None:
-            item = self._translation.cells[cell.number]
-            yield from ("", marker(self._name, cell.number))
-            yield from self._code(item)
-            yield from self._chosen(item)
-
-    def _code(self, translated_cell: TranslatedCell) -> list[str]:
-        if translated_cell.plain.left_out:
-            return [f"# {line}".rstrip() for line in translated_cell.plain.source.split("\n")]
-        self._imports.update(dict.fromkeys(translated_cell.plain.imports))
-        source = translated_cell.plain.source
-        if (result := result_of(source, translated_cell.cell.source)) is not None:
-            source = edited(source, showing(result, self._function("display", "shown")))
-        waits = lambda: self._function("top_level_await", "wait")  # noqa: E731 - imported only where something waits
-        return guarded(source, translated_cell.number, self._definitions, waits, shown=result is not None)
-
-    def _options_line(self) -> list[str]:
-        """The lines that read the options, in the script and in the processes that import it for its data loaders."""
-        options = [option for cell in self._translation.cells.values() for option in cell.parameters]
-        if not options:
-            return []
-        self._options = self._free("options")
-        entries = [f"{INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r})," for item in options]
-        read = self._function("options", "parameters")
-        return [f"{self._options} = {read}(", f"{INDENT}__name__, __file__, {self._heading()!r},", *entries, ")"]
-
-    def _chosen(self, translated_cell: TranslatedCell) -> list[str]:
-        """The lines that give the names of the `parameters` cell the values of the options."""
-        names = ", ".join(parameter.name for parameter in translated_cell.parameters)
-        comma = "," if len(translated_cell.parameters) == 1 else ""
-        return [added(f"{names}{comma} = {self._options}.instead_of({names})")] if names else []
-
-    def _heading(self) -> str:
-        sources = (cell.source for cell in self._cells if cell.kind == "markdown")
-        return next((found[1] for source in sources if (found := _HEADING.search(source))), self._name)
-
-    def _function(self, home: str, name: str) -> str:
-        """The name of one of this package's functions in this script, where the notebook may use its name for something else."""
-        called = self._free(name)
-        behind = "" if called == name else f" as {called}"
-        self._imports[f"from accelerate_nb.script.{home} import {name}{behind}"] = None
-        return called
-
-    def _free(self, name: str) -> str:
-        while name in self._taken:
-            name = f"_{name}"
-        return name
-
-    def _uses_display(self) -> bool:
-        """Whether a cell uses `display`, which every notebook has, before any cell imports it."""
-        for cell in self._translation.cells.values():
-            if "display" in bound(cell.tree.body):
-                return False
-            if "display" in mentioned(cell.tree):
-                return True
-        return False
-
-
-def _names(cells: Iterable[TranslatedCell]) -> set[str]:
-    """The names that a notebook uses itself; those that stand for IPython's syntax are none of them."""
-    taken: set[str] = set()
-    for cell in cells:
-        ours = bound(ast.parse("\n".join(cell.plain.imports)).body)
-        taken |= bound(cell.tree.body) | (mentioned(cell.tree) - ours)
-    return taken
-
-
-def _merged(imports: Iterable[str]) -> list[str]:
-    """These imports, with one line for each module."""
-    names: dict[str, dict[str, None]] = {}
-    others = []
-    for line in imports:
-        module, word, imported = line.removeprefix("from ").partition(" import ")
-        if word and line.startswith("from "):
-            names.setdefault(module, {})[imported] = None
-        else:
-            others.append(line)
-    return [*others, *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]
-
-
-# --------------------------------------------------------------------------------------------------- cells as Python
-
-
 @dataclass(frozen=True, slots=True)
 class TranslatedCell:
     """A code cell in plain Python, with as many lines; a cell that is left out is text, and parses as nothing."""
@@ -251,13 +117,19 @@ class TranslatedCell:
         return ast.parse("" if self.plain.left_out else self.plain.source)
 
 
-@dataclass(frozen=True, slots=True)
 class NotebookTranslation:
-    """All code cells of a notebook, by number, with the settings of its `%%accelerate` cells; `None` where it has none."""
+    """
+    The cells of a notebook as a script.
 
-    cells: dict[int, TranslatedCell]
-    session: dict[str, Any] | None
-    session_problems: tuple[tuple[int, Remark], ...] = ()
+    `cells` are the code cells by number, `session` the settings of `%%accelerate` cells; `None` where there are none.
+    """
+
+    def __init__(self, name: str, cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> None:
+        self._name = name
+        self._all_cells = cells
+        self._definitions = DefinitionFinder()
+        self.cells = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
+        self.session, self._session_problems = _session_of(self.cells.values())
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
@@ -269,41 +141,107 @@ class NotebookTranslation:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         second = "is tagged `parameters` already; a script has its options from one cell."
         found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
-        return sorted([*found, *self.session_problems, *self._names_of_ipython()], key=_position)
+        return sorted([*found, *self._session_problems, *self._names_of_ipython()], key=_position)
 
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
-        sound = [cell for cell in self.cells.values() if not cell.plain.problems]
-        defined = {name for item in sound for name in bound(item.tree.body)}
-        for item in sound:
-            for name, line in _past_results_of(item.tree.body).items():
-                if name not in defined:
-                    what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
-                    yield item.number, Remark(line, f"{what}.")
+        sound = [(item, item.tree.body) for item in self.cells.values() if not item.plain.problems]
+        defined = {name for _, body in sound for name in ModuleNames(body).bound}
+        for item, body in sound:
+            read = ModuleNames(body).read - defined
+            lines: dict[str, int] = {}
+            for node in body if any(map(_PAST_RESULT.fullmatch, read)) else ():
+                past = {name for name in ModuleNames([node]).read & read if _PAST_RESULT.fullmatch(name)}
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Name) and part.id in past:
+                        lines.setdefault(part.id, part.lineno)
+            for name, line in lines.items():
+                what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
+                yield item.number, Remark(line, f"{what}.")
             # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
             source = item.plain.source.strip()
             word = re.split(r"\W", source, maxsplit=1)[0]
-            is_magic = word in MAGICS and "\n" not in source and word in looked_up(item.tree.body)
-            if is_magic and not {word, "*"} & defined and not hasattr(builtins, word):
+            is_magic = word in MAGICS & read and "\n" not in source
+            if is_magic and "*" not in defined and not hasattr(builtins, word):
                 line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
                 yield item.number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
 
+    def text(self) -> str:
+        """The whole text."""
+        body = [line for cell in self._all_cells for line in self._lines(cell)]
+        return "\n".join([*self._header(), *map(added, self._beginning()), *body]) + "\n"
 
-def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
-    """Names that IPython keeps results under, and the first lines that they stand on."""
-    lines: dict[str, int] = {}
-    for node in nodes:
-        found = {name for name in looked_up([node]) if _PAST_RESULT.fullmatch(name)}
-        for part in ast.walk(node) if found else ():
-            if isinstance(part, ast.Name) and part.id in found:
-                lines.setdefault(part.id, part.lineno)
-    return lines
+    def _header(self) -> Iterator[str]:
+        script = self._name.removesuffix(".ipynb") + ".py"
+        plays = "rank 0 plays the notebook, and all ranks run their cells"
+        ways = [
+            (f"python {script}", "one process, or as many as the notebook starts"),
+            (f"accelerate-nb launch -n 2 {script}", "every process runs all of it" if self.session is None else plays),
+            (f"torchrun --nproc-per-node 2 {script}", "the same"),
+        ]
+        widest = max(len(command) for command, _ in ways)
+        yield first_line(self._name, __version__)
+        yield "#"
+        yield from (f"#     {command:{widest}}    {meaning}" for command, meaning in ways)
+        yield "#"
+        yield '# Lines that end in "# +" are none of the notebook\'s.'
+
+    def _beginning(self) -> Iterator[str]:
+        """The lines above the first cell that are none of the notebook's."""
+        cells = self.cells.values()
+        if futures := {name: None for cell in cells for name in cell.futures}:
+            yield f"from __future__ import {', '.join(futures)}"
+        if any("get_ipython" in mentioned(cell.tree) for cell in cells):
+            # gives None where there is no notebook, as the notebook's own does not
+            yield "from IPython import get_ipython"
+        yield "from accelerate_nb.script import shell as nb_shell"
+        if self._uses_display():
+            yield "from accelerate_nb.script.shell import display"
+        if options := [option for cell in cells for option in cell.parameters]:
+            # a wrong option is an error before the script begins, and in the processes that import it for its data loaders
+            headings = (_HEADING.search(cell.source) for cell in self._all_cells if cell.kind == "markdown")
+            title = next((found[1] for found in headings if found), self._name)
+            yield "nb_options = nb_shell.parameters("
+            yield f"{INDENT}__name__, __file__, {title!r},"
+            yield from (f"{INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r})," for item in options)
+            yield ")"
+        yield GUARD
+        yield f"{INDENT}nb_shell.start(__file__)"
+        if self.session is not None:
+            shared = [f"{name}={literal(value)}" for name, value in self.session.items() if name not in _OF_NOTEBOOKS]
+            yield f"{INDENT}nb_shell.begin({', '.join(['__file__', *shared])})"
+
+    def _lines(self, cell: NotebookCell) -> Iterator[str]:
+        if cell.kind == "markdown" and cell.source.strip():
+            yield from ("", marker(self._name, None), *_commented(cell.source))
+        elif cell.number is not None:
+            item = self.cells[cell.number]
+            yield from ("", marker(self._name, cell.number), *self._code(item))
+            if names := ", ".join(parameter.name for parameter in item.parameters):
+                # the names of the `parameters` cell get the values of the options
+                comma = "," if len(item.parameters) == 1 else ""
+                yield added(f"{names}{comma} = nb_options.instead_of({names})")
+
+    def _code(self, item: TranslatedCell) -> Iterable[str]:
+        source = item.plain.source
+        if item.plain.left_out:
+            return _commented(source)
+        if (result := result_of(source, item.cell.source)) is not None:
+            source = edited(source, showing(result, "nb_shell.shown"))
+        return guarded(source, item.number, self._definitions, shown=result is not None)
+
+    def _uses_display(self) -> bool:
+        """Whether a cell uses `display`, which every notebook has, before any cell imports it."""
+        for cell in self.cells.values():
+            if "display" in ModuleNames(cell.tree.body).bound:
+                return False
+            if "display" in mentioned(cell.tree):
+                return True
+        return False
 
 
-def translated(cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> NotebookTranslation:
-    """Translate the code cells among these; nothing is raised, problems are kept."""
-    found = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
-    return NotebookTranslation(found, *_session_of(found.values()))
+def _commented(text: str) -> Iterator[str]:
+    return (f"# {line}".rstrip() for line in text.split("\n"))
 
 
 def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:

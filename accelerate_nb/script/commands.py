@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import fcntl
 import hashlib
-import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -17,26 +17,42 @@ from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import Any
 
 from accelerate_nb.errors import ScriptError
+from accelerate_nb.script.ranks import current_ranks
 
+# Braces and dollar signs, which may stand for values of Python.
+_EXPANDED = re.compile(r"[{$]")
 # How often each line of the script was come to: all processes run the same lines.
 _times: ContextVar[Counter[str]] = ContextVar("times", default=Counter())  # noqa: B039 - one for all threads and tasks
 
 
-def system(command: str, frame: FrameType, *, every: bool) -> None:
+def expanded(command: str, names: Mapping[str, Any]) -> str:
+    """A command with `{expression}` and `$name` replaced by values; as it is, if one of them has none."""
+    if not _EXPANDED.search(command):
+        return command
+    from IPython.utils.text import DollarFormatter
+
+    try:
+        return str(DollarFormatter().vformat(command, (), names))
+    except Exception:  # noqa: BLE001 - IPython leaves the command alone, whatever its text raises
+        return command
+
+
+def system(command: str, frame: FrameType) -> None:
     """Run a command for the line of the script that a frame stands at."""
-    once_unless(every, frame, lambda: _ran(command))
+    once_on_machine(frame, lambda: _run_here(command))
 
 
-def _ran(command: str) -> int:
+def _run_here(command: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     shell = os.environ.get("SHELL") or None
     # a background program writes at any time, so its output is not read to its end
     if sys.stdout is sys.__stdout__ or command.rstrip().endswith("&"):
-        return subprocess.run(command, shell=True, executable=shell, check=False).returncode
+        subprocess.run(command, shell=True, executable=shell, check=False)
+        return
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with subprocess.Popen(
         command, shell=True, executable=shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -46,48 +62,42 @@ def _ran(command: str) -> int:
             sys.stdout.write(decoder.decode(piece))
             sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True))
-    return process.returncode
 
 
-def once(work: Callable[[], int], at: str) -> int:
+def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
     """
-    Do some work in one process of this machine; gives its result in all of them. `at` names the line of the script.
+    Do some work for the line of a frame in one process of this machine; in a cell of %%accelerate, every process does it.
 
-    It is the first process that reaches it, so the others never wait for one that does not. The others wait until the
+    It is the first process that reaches the line, so the others never wait for one that does not. The others wait until the
     work is done, and `ScriptError` is raised in them if the process that did it failed or is gone. A process that was not
     launched beside others does it itself.
-
-    >>> once(lambda: os.system("make data"), "train.py, line 3")  # doctest: +SKIP
-    0
     """
     local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks_on_machine = int(local_size) if local_size.isdigit() and "LOCAL_RANK" in os.environ else 1
-    if ranks_on_machine < 2:
-        return work()
-    path = _folder() / _key(at, os.environ)
+    if ranks_on_machine < 2 or current_ranks() is not None:
+        work()
+        return
+    at = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+    path = _folder() / _key(at)
     # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        known: dict[str, int] = json.loads(file.read() or "{}")
-        if not known:
-            _write(file, {"passed": 0})
-            known = {"result": work(), "passed": 0}
-        if "result" not in known:
+        # nothing before the first process, 0 while it works
+        passed = file.read()
+        if passed == "0":
             raise ScriptError(
                 f"{at} is run once on each machine, and the process that ran it here did not reach its end. Its own error gives "
                 "the reason; this process stops with it."
             )
-        known["passed"] += 1
-        _write(file, known)
-        if known["passed"] >= ranks_on_machine:
+        if not passed:
+            file.write("0")
+            file.flush()
+            work()
+        file.truncate(0)
+        file.write(str(int(passed or 0) + 1))
+        if int(passed or 0) + 1 >= ranks_on_machine:
             path.unlink(missing_ok=True)
-        return known["result"]
-
-
-def once_unless(every: bool, frame: FrameType, work: Callable[[], int]) -> None:
-    """Do some work once on each machine, or in every process."""
-    work() if every else once(work, f"{frame.f_code.co_filename}, line {frame.f_lineno}")
 
 
 def _folder() -> Path:
@@ -105,7 +115,7 @@ def _folder() -> Path:
     return folder
 
 
-def _key(at: str, environment: Mapping[str, str]) -> str:
+def _key(at: str) -> str:
     """A name that the processes of one launch on this machine share, one for each time that they reach the line."""
     import psutil
 
@@ -113,12 +123,5 @@ def _key(at: str, environment: Mapping[str, str]) -> str:
     times[at] += 1
     parent = psutil.Process(os.getppid())
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    parts = [at, times[at], parent.pid, parent.create_time(), *(environment.get(name) for name in names)]
+    parts = [at, times[at], parent.pid, parent.create_time(), *map(os.environ.get, names)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _write(file: IO[str], known: Mapping[str, int]) -> None:
-    file.seek(0)
-    file.truncate()
-    json.dump(known, file)
-    file.flush()

@@ -13,13 +13,11 @@ from IPython.core import page
 from IPython.core.builtin_trap import BuiltinTrap
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from IPython.utils.text import DollarFormatter
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.script.commands import system
-from accelerate_nb.script.ranks import current_ranks
-from accelerate_nb.script.top_level_await import wait
+from accelerate_nb.script.cells import wait
+from accelerate_nb.script.commands import expanded, system
 
 # Magics below whose line stands code of the script.
 _OF_CODE = frozenset({"time", "capture"})
@@ -78,16 +76,13 @@ class ScriptShell(InteractiveShell):
         """The names where the script calls."""
         return self.frame.f_locals
 
-    def var_expand(self, cmd: str, depth: int = 0, formatter: Any = DollarFormatter()) -> str:  # noqa: B008 - IPython's own default
+    def var_expand(self, cmd: str, depth: int = 0, formatter: Any = None) -> str:
         """A text with `{expression}` and `$name` replaced by values of the script."""
-        try:
-            return str(formatter.vformat(cmd, (), {**self.user_ns, **self.frame.f_locals}))
-        except Exception:  # noqa: BLE001 - IPython leaves the text alone, whatever it raises
-            return cmd
+        return expanded(cmd, {**self.user_ns, **self.frame.f_locals})
 
     def system(self, cmd: str) -> None:
         """Run a command of a magic as `!command` of the script does."""
-        system(self.var_expand(cmd), self.frame, every=current_ranks() is not None)
+        system(self.var_expand(cmd), self.frame)
 
     def safe_execfile_ipy(self, fname: str, shell_futures: bool = False, raise_exceptions: bool = True) -> None:
         """Run a notebook as the script that it is."""

@@ -13,21 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from inspect import CO_COROUTINE
 from types import FrameType, ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.formats import flags
 from accelerate_nb.config.magic_args import PullOptions, names_of, ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
-from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError
-from accelerate_nb.export.python_source import result_of
+from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
-from accelerate_nb.script.display import shown
-from accelerate_nb.script.top_level_await import wait
+from accelerate_nb.script.cells import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.serializer import dump, dump_homeward, load
@@ -39,7 +36,7 @@ Result = TypeVar("Result")
 _NAMESPACE = """
 from accelerate_nb import Accelerator
 from accelerate_nb.script import shell as nb_shell
-from accelerate_nb.script.display import display
+from accelerate_nb.script.shell import display
 accelerator = Accelerator()
 rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
 """
@@ -71,10 +68,26 @@ def begin(file: str, **settings: Any) -> None:
         _refuse_in_a_notebook(file)
         # -W, -X, -O and their like: no public function gives them, and multiprocessing uses this one too
         options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        _become([sys.executable, *options, *launch_words(file, sys.argv[1:], settings)])
-    _set_missing_variables(settings)
-    _warn_of_another_size(file, settings)
-    ranks = ScriptRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # the same process goes on as the launch: its exit code and its signals are this one's
+        os.execv(sys.executable, [sys.executable, *options, *launch_words(file, sys.argv[1:], settings)])
+    known = {setting.name for setting in all_settings()}
+    # as in a file: the environment wins
+    config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
+    for name, value in {
+        **config.training.environ(),
+        **(config.launching.environ() if "cpu" in settings else {}),
+    }.items():
+        os.environ.setdefault(name, value)
+    requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
+    if requested not in {None, size} and os.environ["RANK"] == "0":
+        print(
+            f"{os.path.basename(file)}: its cells request {_count(requested)}, but {_count(size)} were started. "
+            "Results that depend on their number differ.",
+            file=sys.stderr,
+        )
+    ranks = ScriptRanks(int(os.environ["RANK"]), size)
     _current.set(ranks)
     ranks.open()
 
@@ -87,27 +100,6 @@ def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -
     ['-m', 'accelerate_nb', 'launch', '--num-processes', '2', '/train.py', '--epochs', '3']
     """
     return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
-
-
-def _set_missing_variables(settings: Mapping[str, Any]) -> None:
-    known = {setting.name for setting in all_settings()}
-    # as in a file: the environment wins
-    config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
-    for name, value in {
-        **config.training.environ(),
-        **(config.launching.environ() if "cpu" in settings else {}),
-    }.items():
-        os.environ.setdefault(name, value)
-
-
-def _warn_of_another_size(file: str, settings: Mapping[str, Any]) -> None:
-    requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
-    if requested not in {None, size} and os.environ["RANK"] == "0":
-        print(
-            f"{os.path.basename(file)}: its cells request {_count(requested)}, but {_count(size)} were started. "
-            "Results that depend on their number differ.",
-            file=sys.stderr,
-        )
 
 
 def _count(number: Any) -> str:
@@ -123,13 +115,6 @@ def _refuse_in_a_notebook(file: str) -> None:
             f"{name} runs on several processes, and was called inside IPython, which would end with it. "
             f"Run `!accelerate-nb launch {name}` instead, or the notebook that it was exported from."
         )
-
-
-def _become(words: list[str]) -> NoReturn:
-    """Go on as another program in the same process: its exit code and its signals are this one's."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.execv(words[0], words)
 
 
 # ----------------------------------------------------------------------------------------------------------------- cells
@@ -164,25 +149,20 @@ class ScriptRanks:
             return
         sys.modules["__main__"] = self.main
         self.is_busy = True
-        while (entries := self._next()) is not None:
-            self._do(entries)
-        sys.exit(0)
-
-    def _next(self) -> list[Bytes] | None:
         try:
-            return self._received(0)
-        except RuntimeError:
+            while entries := self._broadcast([]):
+                self._do(entries)
+        except _ProcessGoneError:
             # the first process has failed, which it reports itself, and the launcher ends this one
             threading.Event().wait(_END.total_seconds())
             sys.exit(1)
+        sys.exit(0)
 
     def _end(self) -> None:
         """The script is over; where it has failed, the launcher ends the others."""
-        import torch
-
-        if self._group is not None and not hasattr(sys, "last_type"):
-            with suppress(RuntimeError):
-                self._group.broadcast(torch.zeros(1, dtype=torch.int64), 0).wait(_END)
+        if not hasattr(sys, "last_type"):
+            with suppress(_ProcessGoneError):
+                self._broadcast([], timeout=_END)
 
     # what the first process asks for
 
@@ -199,8 +179,12 @@ class ScriptRanks:
         """Do what a line of `%accelerate` says, with the names of the script."""
         command, rest = read_line(text)
         if command.word == "push":
-            values = {name: _value(name, names) for name in names_of(rest, "%accelerate push")}
-            self._all("_push", values)
+            wanted = names_of(rest, "%accelerate push")
+            if missing := [name for name in wanted if name not in names]:
+                raise ConfigurationError(
+                    f"%accelerate push was given {missing[0]}, which the script does not know. Define it first."
+                )
+            self._all("_push", {name: names[name] for name in wanted})
         elif command.word == "pull":
             given, words = read(rest, command.flags, "%accelerate pull")
             self._pull(PullOptions(**given), names_of(" ".join(words), "%accelerate pull"), names)
@@ -217,8 +201,7 @@ class ScriptRanks:
 
     def everywhere(self, function: Callable[..., Result], *args: Any) -> Result:
         """Call a function in all processes, each with the notebook's random numbers."""
-        entries = self._packed("_call", function, args, current_random_states())
-        self._send(entries)
+        self._broadcast(self._packed("_call", function, args, current_random_states()))
         with self._busy():
             return function(*args)
 
@@ -228,11 +211,9 @@ class ScriptRanks:
                 f"--rank was given {options.rank}, and the session has the ranks {named(range(self.size))}. Choose among them."
             )
         ranks = range(self.size) if options.all else [options.rank or 0]
-        known = frozenset(names)
-        own = self._all("_give", tuple(wanted), tuple(ranks), known)
         found = []
-        for rank in ranks:
-            error, values = load(own if rank == 0 else self._received(rank) or [])
+        for rank, entries in zip(ranks, self._all("_give", tuple(wanted), tuple(ranks), frozenset(names)), strict=True):
+            error, values = load(entries)
             if error is not None:
                 raise OperationError(f"Rank {rank} was to send {', '.join(wanted)}, but could not: {error}.")
             found.append(values)
@@ -249,8 +230,7 @@ class ScriptRanks:
             self._sent("_begin_session", current_random_states())
 
     def _sent(self, name: str, *args: Any) -> Any:
-        entries = self._packed(name, *args)
-        self._send(entries)
+        entries = self._broadcast(self._packed(name, *args))
         with self._busy():
             return self._do(entries)
 
@@ -286,18 +266,16 @@ class ScriptRanks:
     def _push(self, values: Mapping[str, Any]) -> None:
         vars(self.main).update(values)
 
-    def _give(self, names: Sequence[str], ranks: Sequence[int], known: frozenset[str]) -> list[Bytes] | None:
-        if self.rank not in ranks:
-            return None
+    def _give(self, names: Sequence[str], ranks: Sequence[int], known: frozenset[str]) -> list[list[Bytes]]:
+        """The values of these names on these ranks, with what kept a rank from giving them."""
+        return [self._broadcast(self._values(names, known) if self.rank == rank else [], rank) for rank in ranks]
+
+    def _values(self, names: Sequence[str], known: frozenset[str]) -> list[Bytes]:
         try:
             with self._as_rank():
-                entries = dump_homeward((None, {name: vars(self.main)[name] for name in names}), known)
-        except Exception as error:  # noqa: BLE001 - a pickler calls the user's code, and the first process waits for this one
-            entries = dump((f"{type(error).__name__}: {error}", None))
-        if self.rank == 0:
-            return entries
-        self._send(entries, to=0)
-        return None
+                return dump_homeward((None, {name: vars(self.main)[name] for name in names}), known)
+        except Exception as error:  # noqa: BLE001 - a pickler calls the user's code, and all processes wait for this one
+            return dump((f"{type(error).__name__}: {error}", None))
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._as_rank():
@@ -340,30 +318,29 @@ class ScriptRanks:
                 {f"argument {number}": value for number, value in enumerate(args)}, error, current_sources()
             ) from None
 
-    def _send(self, entries: Sequence[Bytes], to: int | None = None) -> None:
-        """Send to all others, or to one."""
+    def _broadcast(self, entries: list[Bytes], source: int = 0, timeout: timedelta = _TIMEOUT) -> list[Bytes]:
+        """A message of one process in all of them; an empty one says that the script is over."""
         if self._group is None:
-            return
+            return entries
         import torch
 
         # writable where it arrives: tensors are made on it
-        message = torch.frombuffer(
-            bytearray(pickle.dumps([bytearray(entry) for entry in entries], 5)), dtype=torch.uint8
-        )
-        for part in (torch.tensor([message.numel()]), message):
-            (self._group.broadcast(part, 0) if to is None else self._group.send([part], to, 0)).wait()
+        packed = pickle.dumps([bytearray(entry) for entry in entries], 5) if entries else b""
+        length = torch.tensor([len(packed)])
+        try:
+            self._group.broadcast(length, source).wait(timeout)
+            if not length:
+                return []
+            message = bytearray(packed or int(length))
+            self._group.broadcast(torch.frombuffer(message, dtype=torch.uint8), source).wait(timeout)
+        except RuntimeError as error:
+            raise _ProcessGoneError("Another process of the script is gone; its own error gives the reason.") from error
+        received: list[Bytes] = pickle.loads(message)
+        return entries if self.rank == source else received
 
-    def _received(self, rank: int) -> list[Bytes] | None:
-        """What a rank sends: the first to all, others to the first. `None` at the end."""
-        import torch
 
-        def receive(tensor: torch.Tensor) -> Any:
-            (self._group.broadcast(tensor, 0) if self.rank > 0 else self._group.recv([tensor], rank, 0)).wait()
-            return tensor
-
-        length = int(receive(torch.zeros(1, dtype=torch.int64)))
-        entries: list[Bytes] = pickle.loads(receive(torch.empty(length, dtype=torch.uint8)).numpy()) if length else []
-        return entries or None
+class _ProcessGoneError(ScriptError):
+    """Another process has left the group."""
 
 
 _current: ContextVar[ScriptRanks | None] = ContextVar("accelerate_nb_script_ranks", default=None)
@@ -379,29 +356,6 @@ def everywhere(function: Callable[..., Result], *args: Any) -> Result:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     ranks = _current.get()
     return function(*args) if ranks is None or ranks.is_busy or ranks.size == 1 else ranks.everywhere(function, *args)
-
-
-def execute(source: str, file: str, above: int, names: dict[str, Any]) -> None:
-    """Run code of a script, which stands there below so many lines, with these names; its last value is shown."""
-    result = result_of(source)
-    tree = ast.increment_lineno(ast.parse(source), above)
-    parts: list[tuple[Any, str]] = [(tree, "exec")]
-    if result is not None:
-        tree.body, last = tree.body[:-1], tree.body[-1]
-        assert isinstance(last, ast.Expr)
-        parts.append((ast.Expression(last.value), "eval"))
-    for part, mode in parts:
-        code = compile(part, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        value = eval(code, names)
-        value = wait(value) if code.co_flags & CO_COROUTINE else value
-        if mode == "eval":
-            shown(value)
-
-
-def _value(name: str, names: Mapping[str, Any]) -> Any:
-    if name not in names:
-        raise ConfigurationError(f"%accelerate push was given {name}, which the script does not know. Define it first.")
-    return names[name]
 
 
 def _call_of(text: str, names: dict[str, Any]) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:

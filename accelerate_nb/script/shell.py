@@ -1,4 +1,4 @@
-"""IPython's syntax in a script: commands to a shell, and magics, which IPython itself runs in the names of the script."""
+"""What a script calls: its first lines, commands to a shell, and magics, which IPython runs in the names of the script."""
 
 from __future__ import annotations
 
@@ -11,17 +11,31 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.script.commands import once_unless, system
-from accelerate_nb.script.ranks import current_ranks
+from accelerate_nb.script.cells import display, shown, wait
+from accelerate_nb.script.commands import expanded, once_on_machine, system
+from accelerate_nb.script.error_locations import name_in_tracebacks
+from accelerate_nb.script.options import parameters
+from accelerate_nb.script.ranks import begin, current_ranks
+from accelerate_nb.script.shared_seed import alike
 
 if TYPE_CHECKING:
     from IPython.utils.text import SList
 
+__all__ = ["begin", "capture", "cell", "display", "line", "parameters", "run", "shown", "start", "wait"]
+
 # Cell magics that give a text to a program or a file: one process of each machine does it.
 _ONCE = frozenset(("bash", "file", "perl", "pypy", "python", "python2", "python3", "ruby", "script", "sh", "writefile"))
 _KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
-# Braces and dollar signs, which may stand for values of Python.
-_EXPANDED = re.compile(r"[{$]")
+
+
+def start(file: str) -> None:
+    """
+    Let a script's errors name the notebook's cells, and its random numbers be those of the other processes of its launch.
+
+    >>> start(__file__)
+    """
+    name_in_tracebacks(file)
+    alike(file)
 
 
 def run(command: str) -> None:
@@ -34,7 +48,7 @@ def run(command: str) -> None:
     >>> run("mkdir -p data")
     """
     frame = sys._getframe(1)
-    system(_expanded(command, frame), frame, every=current_ranks() is not None)
+    system(expanded(command, {**frame.f_globals, **frame.f_locals}), frame)
 
 
 def capture(command: str) -> SList:
@@ -49,7 +63,8 @@ def capture(command: str) -> SList:
     from IPython.utils.process import getoutput  # type: ignore[attr-defined] # IPython passes it on
     from IPython.utils.text import SList
 
-    return SList(getoutput(_expanded(command, sys._getframe(1))).splitlines())
+    frame = sys._getframe(1)
+    return SList(getoutput(expanded(command, {**frame.f_globals, **frame.f_locals})).splitlines())
 
 
 def line(name: str, text: str) -> Any:
@@ -82,20 +97,8 @@ def cell(name: str, text: str, cell: str) -> Any:
     with _shell_at(frame) as shell:
         if name not in _ONCE or _KEEPS_OUTPUT.search(text):
             return shell.run_cell_magic(name, text, cell)
-        once_unless(ranks is not None, frame, lambda: shell.run_cell_magic(name, text, cell) or 0)
+        once_on_machine(frame, lambda: shell.run_cell_magic(name, text, cell))
         return None
-
-
-def _expanded(command: str, frame: FrameType) -> str:
-    """A command with `{expression}` and `$name` replaced by values; as it is, if one of them has none."""
-    if not _EXPANDED.search(command):
-        return command
-    from IPython.utils.text import DollarFormatter
-
-    try:
-        return str(DollarFormatter().vformat(command, (), {**frame.f_globals, **frame.f_locals}))
-    except Exception:  # noqa: BLE001 - IPython leaves the command alone, whatever its text raises
-        return command
 
 
 @contextmanager
@@ -106,8 +109,8 @@ def _shell_at(frame: FrameType) -> Iterator[Any]:
     shell, other = _shell(), InteractiveShell._instance
     kept = shell.user_module, shell.user_ns, shell.frame
     names = frame.f_globals
-    for history, begin in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
-        names.setdefault(history, begin)
+    for history, first in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
+        names.setdefault(history, first)
     try:
         InteractiveShell._instance = shell
         shell.user_module, shell.user_ns = shell.prepare_user_module(None, names)

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.notebook import NotebookCell
-from accelerate_nb.export.script import translated
+from accelerate_nb.export.script import NotebookTranslation
+from accelerate_nb.script import shell as nb_shell
+from tests.export.making import script
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {
@@ -200,11 +203,10 @@ def in_ipython(shell: InteractiveShell, cell: str, folder: Path) -> Done:
 def as_script(cell: str, folder: Path) -> Done:
     translated = plain(cell)
     assert not translated.problems
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__", "nb_shell": nb_shell, "get_ipython": get_ipython}
     output = io.StringIO()
     source = "" if translated.left_out else translated.source
     with redirect_stdout(output):
-        exec("\n".join(translated.imports), names)
         exec(compile(source, "<script>", "exec"), names)
     return Done(names, output.getvalue(), folder)
 
@@ -236,7 +238,7 @@ def test_a_translation_has_as_many_lines_as_its_cell_and_is_python(cell: str) ->
 @pytest.mark.parametrize("cell", PYTHON.values(), ids=PYTHON.keys())
 def test_plain_python_stays_what_it_is(cell: str) -> None:
     found = plain(cell)
-    assert (found.source, found.imports, found.notes, found.problems) == (cell, (), (), ())
+    assert (found.source, found.notes, found.problems) == (cell, (), ())
 
 
 def test_plain_python_needs_no_ipython() -> None:
@@ -358,10 +360,13 @@ def test_cd_in_a_command_is_reported_to_have_no_effect() -> None:
     assert "%cd changes the script's" in found.notes[0].text
 
 
-def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_expects() -> None:
-    found = plain("in_colab = 'google.colab' in str(get_ipython())")
-    names: dict[str, Any] = {}
-    exec("\n".join((*found.imports, found.source)), names)
+def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_looks_for_it_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = script(tmp_path, "in_colab = 'google.colab' in str(get_ipython())").text
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": "train.py"}
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    exec(text, names)
     assert names["in_colab"] is False
 
 
@@ -370,7 +375,7 @@ def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
 
     found = plain("%%bash\nexit 3")
     with pytest.raises(subprocess.CalledProcessError, match="status 3"):
-        exec("\n".join((*found.imports, found.source)), {})
+        exec(found.source, {"nb_shell": nb_shell})
 
 
 @pytest.mark.parametrize("terms", [800, 3000, 100_000])
@@ -385,7 +390,7 @@ def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too
         NotebookCell("code", "%%accelerate -n 2\nprint(rank)", 1),
         NotebookCell("code", f"{above}x = {'+'.join('1' * 3000)}", 2),
     ]
-    ((number, problem),) = translated(cells).problems()
+    ((number, problem),) = NotebookTranslation("train.ipynb", cells).problems()
     assert number == 2
     assert "nested too deeply" in problem.text
 

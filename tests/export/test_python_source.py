@@ -12,7 +12,7 @@ GUARD = 'if __name__ == "__main__":  # +'
 
 
 def laid_out(source: str, definitions: DefinitionFinder | None = None) -> list[str]:
-    return guarded(source, 1, definitions or DefinitionFinder(), lambda: "wait")
+    return guarded(source, 1, definitions or DefinitionFinder())
 
 
 @pytest.mark.parametrize(

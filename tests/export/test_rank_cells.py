@@ -35,7 +35,7 @@ def test_a_cell_of_ranks_is_text_on_its_own_lines_and_its_session_begins_above(t
         'nb_shell.run("ls")',
         "x''')",
     ]
-    assert '    begin(__file__, num_processes=2, mixed_precision="bf16")  # +' in found.text.split("\n")
+    assert '    nb_shell.begin(__file__, num_processes=2, mixed_precision="bf16")  # +' in found.text.split("\n")
     assert found.notes == ()
 
 
@@ -47,8 +47,8 @@ def test_a_notebook_without_such_cells_has_no_session(tmp_path):
 
 
 def test_a_session_of_which_nothing_is_set_leaves_the_number_to_the_launcher(tmp_path):
-    assert begins(tmp_path, "%%accelerate\nx = 1") == ["begin(__file__)  # +"]
-    assert begins(tmp_path, "x = 1\n%accelerate push x") == ["begin(__file__)  # +"]
+    assert begins(tmp_path, "%%accelerate\nx = 1") == ["nb_shell.begin(__file__)  # +"]
+    assert begins(tmp_path, "x = 1\n%accelerate push x") == ["nb_shell.begin(__file__)  # +"]
 
 
 @pytest.mark.parametrize(

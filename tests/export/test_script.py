@@ -89,7 +89,7 @@ def test_lines_are_the_notebooks_and_all_others_are_marked(tmp_path):
         "import os",
         "    print(1)",
         "# %% [2] train.ipynb",
-        "    shown(2)",
+        "    nb_shell.shown(2)",
     ]
 
 
@@ -112,7 +112,7 @@ def test_cells_are_left_out_by_their_tags(tmp_path):
     found = script(
         tmp_path, code("a = = 1", "skip-script"), code("%%no", "remove-script"), code("1/0", "raises-exception"), "4"
     )
-    assert cell_lines(found.text) == ["# %% [3] train.ipynb", "# 1/0", "# %% [4] train.ipynb", "    shown(4)"]
+    assert cell_lines(found.text) == ["# %% [3] train.ipynb", "# 1/0", "# %% [4] train.ipynb", "    nb_shell.shown(4)"]
     assert found.notes == (
         "train.ipynb, cell 3, line 1: the cell was left out: it is tagged `raises-exception`, and would end the script.",
     )
@@ -138,16 +138,16 @@ def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("x", "shown(x)"),
+        ("x", "nb_shell.shown(x)"),
         ("x;", "x;"),
         ("x ; # quiet", "x ; # quiet"),
-        ("x  # loud;", "shown(x)  # loud;"),
-        ("(x,\n y)", "shown(((x,"),
-        ("x, y", "shown((x, y))"),
+        ("x  # loud;", "nb_shell.shown(x)  # loud;"),
+        ("(x,\n y)", "nb_shell.shown(((x,"),
+        ("x, y", "nb_shell.shown((x, y))"),
         ("print(x)", "print(x)"),
         ("plt.show()", "plt.show()"),
         ("None", "None"),
-        ("'é'; 'ö'", "'é'; shown('ö')"),
+        ("'é'; 'ö'", "'é'; nb_shell.shown('ö')"),
         ("x = 3", "x = 3"),
     ],
 )
@@ -169,22 +169,19 @@ def test_results_that_only_ipython_keeps_are_named(tmp_path):
 
 
 def test_display_is_ours_only_until_the_notebook_has_another(tmp_path):
-    ours = "from accelerate_nb.script.display import display"
+    ours = "from accelerate_nb.script.shell import display"
     assert ours in script(tmp_path, "display(1)").text
     assert ours in script(tmp_path, "def f(): display(1)\n", "from IPython.display import display").text
     assert ours not in script(tmp_path, "from IPython.display import display", "display(1)").text
     assert ours not in script(tmp_path, "a.display(1)").text
 
 
-def test_names_of_ours_never_meet_those_of_the_notebook(tmp_path):
-    text = script(
-        tmp_path, "shown = 1\n_shown = 2\nwait = 3\noptions = parameters = 4", code("a = 1", "parameters"), "await f(a)"
-    ).text
-    assert "shown as __shown" in text
-    assert "wait as _wait" in text
-    assert "_options = _parameters(" in text
-    assert "(a,) = " not in text
-    assert "a, = _options.instead_of(a)  # +" in text
+def test_names_of_ours_never_meet_those_of_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    cells = ["shown = run = 1\nwait = 3\noptions = parameters = 4\nstart = begin = 5", code("a = 1", "parameters")]
+    text = script(tmp_path, *cells, "async def f(x): return x", "await f(a)").text
+    assert "a, = nb_options.instead_of(a)  # +" in text
+    assert ran(text) == "1\n"
 
 
 def test_imports_from_the_future_stand_once_at_the_top(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from accelerate_nb.export.python_source import DefinitionFinder, guarded, is_asy
 
 def ran(source: str) -> dict[str, Any]:
     """The names that a cell leaves behind."""
-    names: dict[str, Any] = {"__name__": "__main__", "wait": asyncio.run}
-    lines = guarded(without_annotations(source), 1, DefinitionFinder(), lambda: "wait")
+    names: dict[str, Any] = {"__name__": "__main__", "nb_shell": SimpleNamespace(wait=asyncio.run)}
+    lines = guarded(without_annotations(source), 1, DefinitionFinder())
     assert [line.strip() for line in lines if not line.endswith("  # +")]
     exec("\n".join(lines), names)
     return {name: value for name, value in names.items() if isinstance(value, (int, str, list))}

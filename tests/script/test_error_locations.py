@@ -33,7 +33,7 @@ def test_cells_and_lines_take_the_place_of_the_scripts(tmp_path):
     assert [line for line in carets_left_out(raised(path)) if line.strip() not in {"x", "))"}] == [
         "Traceback (most recent call last):",
         "  train.ipynb, cell 2, line 3, in <module>",
-        "    shown(divide(",
+        "    nb_shell.shown(divide(",
         "  train.ipynb, cell 1, line 2, in divide",
         "    return 1 / x",
         "ZeroDivisionError: division by zero",

@@ -133,7 +133,7 @@ def test_a_notebook_that_runs_the_script_keeps_its_kernel(monkeypatch: pytest.Mo
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(ranks, "_become", lambda words: pytest.fail(f"it became {words}"))
+    monkeypatch.setattr(os, "execv", lambda _, words: pytest.fail(f"it became {words}"))
     InteractiveShell.instance()
     try:
         with pytest.raises(LaunchError, match=r"accelerate-nb launch train\.py"):

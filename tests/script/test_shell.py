@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.script import shell
+from accelerate_nb.script import commands, shell
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "TORCHELASTIC_RUN_ID": "test"}
 
@@ -139,8 +139,7 @@ def test_captured_lines_are_a_list_with_ipython_s_views() -> None:
     ],
 )
 def test_names_are_expanded_where_all_of_them_have_values(command: str, text: str) -> None:
-    x = 1  # noqa: F841 - named in the commands
-    assert shell._expanded(command, sys._getframe()) == text
+    assert commands.expanded(command, {"x": 1}) == text
 
 
 def test_a_cell_keeps_what_a_program_writes_under_the_names_that_it_is_given() -> None:
