@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from msgspec import structs
 
@@ -21,7 +21,6 @@ from accelerate_nb.events.model import (
     Failure,
     HostSample,
     IdleWarning,
-    LogLine,
     State,
     StateChange,
     TaskDone,
@@ -317,15 +316,11 @@ class GroupRunner:
 
     def _take(self, report: Message, descriptors: Sequence[int] = ()) -> None:
         """Take a report of an agent, with its descriptors."""
+        if isinstance(report, RankOutput):
+            self._take_output(report)
+            return
         decisions = self._group.take(report, time.monotonic())
         match report:
-            case RankOutput(rank, _, raw):
-                self._idle_observer.restart()
-                if raw:
-                    self._keep_output(rank, raw)
-                # the run's folder has the output itself
-                self._run_context.view.apply_lines(cast("Sequence[LogLine]", decisions))
-                return
             case NodeLoad(sample, devices):
                 # for the view alone: it is no sign of life of any rank
                 for event in (*devices, sample):
@@ -341,6 +336,15 @@ class GroupRunner:
             case RankExited(rank):
                 self._crash_dumps[rank] = report.stacks
         self._carry_out(decisions)
+
+    def _take_output(self, output: RankOutput) -> None:
+        self._idle_observer.restart()
+        if not self._group.is_next(output):
+            return
+        if output.raw:
+            self._keep_output(output.rank, output.raw)
+        # the run's folder has the output itself
+        self._run_context.view.apply_lines(output.lines)
 
     def _note_event(self, rank: int, event: Event) -> None:
         if not isinstance(event, (DeviceSample, HostSample)):

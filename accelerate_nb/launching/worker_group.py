@@ -119,11 +119,11 @@ class WorkerGroup:
         """Take an agent's report; a report that came before changes nothing."""
         if isinstance(report, AgentLost):
             return list(self._take_loss(report, now))
-        if not isinstance(report, _RankReport) or not self._is_next(report):
+        if not isinstance(report, _RankReport) or not self.is_next(report):
             return []
-        return report.lines if isinstance(report, RankOutput) else list(self._take_next(report, now))
+        return list(self._take_next(report, now))
 
-    def _is_next(self, report: _RankReport) -> bool:
+    def is_next(self, report: _RankReport) -> bool:
         """Whether a report is one that did not come before."""
         if report.number < self._numbers.get(report.rank, 0):
             self.repeated += 1

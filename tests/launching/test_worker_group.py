@@ -36,7 +36,7 @@ class ScriptedAgent:
     def __init__(self, size: int = 2, deadline: float | None = None) -> None:
         self.group = WorkerGroup(size, GRACE, deadline=deadline)
         self.now = 0.0
-        self.decided: list[Decision] = []
+        self.decided: list[Decision | LogLine] = []
         self._numbers: Counter[int] = Counter()
 
     def number(self, rank: int) -> int:
@@ -44,7 +44,11 @@ class ScriptedAgent:
         return self._numbers[rank] - 1
 
     def report(self, message: Message) -> None:
-        self.decided += self.group.take(message, self.now)
+        if isinstance(message, RankOutput):
+            # the runner hands lines on by itself
+            self.decided += message.lines if self.group.is_next(message) else ()
+        else:
+            self.decided += self.group.take(message, self.now)
 
     def event(self, rank: int, event: Event) -> None:
         self.report(RankEvent(rank, self.number(rank), event))
