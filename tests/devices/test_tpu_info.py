@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.run_info import RunFacts
 from tests.devices.chips import GIB, Chips, has_grpc, served
+from tests.waiting import until
 
 FACTS = RunFacts(name="train", why="", folder="", started=0.0, size=2)
 
@@ -128,11 +128,8 @@ def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_pat
     chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
     view = RunState(2)
     environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
-    deadline = time.monotonic() + 30
     with ResourceMonitor(view, lambda: range(2), "xla", environment, [tmp_path]):
-        while not view.rank(1).devices:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: view.rank(1).devices)
     (message,) = MessageFeed(view).backlog(FACTS)
     assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]
     for shown in run_report(FACTS, view).values():

@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from accelerate_nb.devices import usage as machine_usage
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.usage import HostGauge, RankProcesses, WorkerGauge, usage
+from tests.waiting import until
 
 GIB = 1 << 30
 COMPUTES = "import sys\nprint(1, flush=True)\nwhile True: pass"
@@ -115,13 +115,6 @@ def computing():
     os.killpg(process.pid, 9)
     process.wait()
     process.stdout.close()
-
-
-def until(condition, timeout=30.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_rank_is_its_process_with_those_that_it_started(computing):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_w
 from accelerate_nb.failures.stack_dumps import stacks_text
 from accelerate_nb.launching.group_runner import IdleWatchdog
 from accelerate_nb.sources.cells import CellSources
+from tests.waiting import until
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "stop_grace_period": 0.2}
 NOWHERE = CellSources({}, {})
@@ -168,11 +168,7 @@ def computes_on(_):
 
 
 def until_idle(run, text):
-    deadline = time.monotonic() + 50
-    while run.view.idle_warning is None or text not in run.view.idle_warning.text:
-        assert time.monotonic() < deadline, run.view.idle_warning
-        assert not run.done, run.wait(60)  # says how it ended
-        threading.Event().wait(0.02)
+    until(lambda: run.view.idle_warning is not None and text in run.view.idle_warning.text, run)
     return run.view.idle_warning
 
 

@@ -11,6 +11,7 @@ from accelerate_nb import launch
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from tests.waiting import until
 
 SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
@@ -18,13 +19,6 @@ SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 def computes_until(path):
     while not Path(path).exists():
         sum(range(1000))
-
-
-def until(condition, timeout=30.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def samplers():

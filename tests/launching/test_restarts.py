@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from accelerate_nb.utils.memory import find_executable_batch_size
 from tests.contracts.places import wait_for_ranks
 from tests.runtime.loops import flat, net, samples
+from tests.waiting import until
 
 TWO = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "restart_delay": 0.01}
 SAVE_EVERY = 3
@@ -35,14 +34,6 @@ def again(tmp_path: Path) -> Any:
         return launch(function, (str(tmp_path), *args), **asked)
 
     return start
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def attempt() -> int:

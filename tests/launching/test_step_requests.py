@@ -17,8 +17,8 @@ from accelerate_nb.events.model import HeldAt
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
-from tests.launching.detached.trainings import comes
 from tests.launching.session.test_session import session  # noqa: F401 - a fixture
+from tests.waiting import until
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "panel": False}
 
@@ -127,7 +127,7 @@ def trains(folder, is_slow_rank=-1):
 
 def test_a_knob_changes_on_all_ranks_after_the_same_step(tmp_path):
     run = launch(trains, (str(tmp_path), 1), folder=str(tmp_path / "runs"), **SETTINGS)
-    assert comes(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
+    until(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
     with pytest.raises(ConfigurationError, match=r"'rl' was to be changed.*'lr'"):
         run.set_knob("rl", 0.5)
     for bad in (2.0, float("nan"), "0.5", True):
@@ -135,7 +135,7 @@ def test_a_knob_changes_on_all_ranks_after_the_same_step(tmp_path):
             run.set_knob("lr", bad)
     run.set_knob("lr", 0.2)
     run.set_knob("lr", 0.25)
-    assert comes(lambda: [rank.knobs["lr"].value for rank in run.view.glances()] == [0.25, 0.25])
+    until(lambda: [rank.knobs["lr"].value for rank in run.view.glances()] == [0.25, 0.25])
     run.set_knob("lr", 0.5)
     first, second = run.wait(60)
     for value in (0.25, 0.5):
@@ -166,9 +166,9 @@ def evaluates(folder):
 
 def test_a_knob_that_no_step_follows_is_reported_to_stay(tmp_path):
     run = launch(evaluates, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
-    assert comes(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
+    until(lambda: len([rank for rank in run.view.glances() if rank.knobs]) == 2)
     run.set_knob("lr", 0.5)
-    assert comes(lambda: run.view.line_count >= 2)
+    until(lambda: run.view.line_count >= 2)
     Path(tmp_path, "go").touch()
     assert run.wait(60) == [0.1, 0.1]
     assert "A knob was not changed: no optimizer" in run.logs(0)
@@ -179,7 +179,7 @@ def test_a_cell_of_a_session_has_knobs(session, tmp_path):  # noqa: F811
         session.set_knob("lr", 0.5)
     session.run("from tests.launching.test_step_requests import trains").wait()
     cell = session.run(f"trains({str(tmp_path)!r})")
-    assert comes(lambda: len([rank for rank in session.view.glances() if rank.knobs]) == 2)
+    until(lambda: len([rank for rank in session.view.glances() if rank.knobs]) == 2)
     cell.set_knob("lr", 0.5)
     first, second = (end.result["text/plain"] for end in cell.wait())
     assert first == second
@@ -206,13 +206,13 @@ def profiles(view, number):
 
 def test_a_profile_has_the_costliest_operations_of_each_rank_and_a_trace(tmp_path):
     run = launch(steps_of_plain_torch, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
-    assert comes(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
+    until(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
     run.profile(steps=3)
     with pytest.raises(StateError, match=r"that of ranks? .* is under way"):
         run.profile(steps=3)
-    assert comes(lambda: len(profiles(run.view, 1)) == 2)
+    until(lambda: len(profiles(run.view, 1)) == 2)
     run.profile(steps=2, ranks=[1])
-    assert comes(lambda: len(profiles(run.view, 2)) == 1)
+    until(lambda: len(profiles(run.view, 2)) == 1)
     for steps, ranks, words in ((0, None, "1 to 100 steps"), (3, [0, 2], "rank 2 was requested")):
         with pytest.raises(ConfigurationError, match=words):
             run.profile(steps=steps, ranks=ranks)
@@ -240,7 +240,7 @@ def test_a_profile_has_the_costliest_operations_of_each_rank_and_a_trace(tmp_pat
 
 def test_a_function_that_makes_no_step_is_reported_to_make_none(tmp_path):
     run = launch(waits, (str(tmp_path),), folder=str(tmp_path / "runs"), **SETTINGS)
-    assert comes(lambda: {rank.state for rank in run.view.glances()} == {"running"})
+    until(lambda: {rank.state for rank in run.view.glances()} == {"running"})
     run.profile(ranks=[1])
     Path(tmp_path, "end").touch()
     run.wait(60)
@@ -258,16 +258,16 @@ def test_a_cell_of_a_session_is_profiled_until_it_ends(session, tmp_path):  # no
         session.profile()
     session.run("from tests.launching.test_step_requests import steps_of_plain_torch").wait()
     cell = session.run(f"steps_of_plain_torch({str(tmp_path)!r})")
-    assert comes(lambda: session.view.has_stepped)
+    until(lambda: session.view.has_stepped)
     cell.profile(steps=2)
     ranks = len(session.view.ranks)
-    assert comes(lambda: [profile.steps for profile in profiles(session.view, 1)] == [2] * ranks)
+    until(lambda: [profile.steps for profile in profiles(session.view, 1)] == [2] * ranks)
     cell.profile(steps=100)
     # far fewer steps than requested, so that the cell's end cuts it short
     Path(tmp_path, "end").touch()
     cell.wait()
     # a rank that gets the request late has ended its function before
-    assert comes(lambda: len(profiles(session.view, 2)) == ranks)
+    until(lambda: len(profiles(session.view, 2)) == ranks)
     assert {profile.steps < 100 for profile in profiles(session.view, 2)} == {True}
 
 

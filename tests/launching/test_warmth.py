@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from accelerate_nb.transport.messages import (
     Message,
     OpenGroup,
 )
+from tests.waiting import until
 
 # How long a supervisor may take to be where a test wants it.
 TIMEOUT = 60.0
@@ -253,11 +254,3 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
 def workers_of(supervisor: psutil.Process) -> list[psutil.Process]:
     """The children of a supervisor that have a session of their own, as workers do."""
     return [child for child in supervisor.children() if os.getsid(child.pid) != os.getsid(supervisor.pid)]
-
-
-def until(found: Callable[[], object]) -> None:
-    """Wait until there is something."""
-    deadline = time.monotonic() + TIMEOUT
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

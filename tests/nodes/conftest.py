@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from accelerate_nb import Run
 from accelerate_nb.launching.nodes import node_pool
 from tests.nodes.hosts import Hosts, made_hosts
+from tests.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -37,16 +37,4 @@ def settings(hosts: Hosts, tmp_path: Path) -> dict[str, Any]:
 
 def until_loads(run: Run) -> None:
     """Wait until it is known how busy each rank's device is."""
-    deadline = time.monotonic() + 60
-    while not all("cpu" in rank.devices and rank.devices["cpu"].utilisation for rank in run.view.glances()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def until_lines(run: Run, count: int) -> None:
-    """Wait until the ranks have written so many lines."""
-    deadline = time.monotonic() + 60
-    while run.view.line_count < count:
-        assert not run.done, run.error
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: all("cpu" in rank.devices and rank.devices["cpu"].utilisation for rank in run.view.glances()), run)

@@ -16,9 +16,9 @@ import pytest
 from accelerate_nb import launch
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes import node_pool
-from tests.nodes.conftest import until_lines
 from tests.nodes.hosts import Hosts
 from tests.nodes.test_ssh import LOST_WITHIN, place, reduces_for_ever
+from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run, view_of
 from tests.launching.test_restarts import trains
 from tests.nodes.hosts import Hosts
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -67,11 +67,7 @@ def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_reports_what_
 ) -> None:
     command = f"{hosts.ssh_command} -o ConnectTimeout=2"
     run = launch(dies_with_its_agent, **{**settings, "ssh_command": command}, max_restarts=1, restart_delay=3.0)
-    deadline = time.monotonic() + 60
-    while not run.view.restarts:
-        assert not run.done, run.error
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: run.view.restarts, run)
     hosts.cut("h2")
     try:
         with pytest.raises(LaunchError, match=r"(?s)Workers on h2 were requested.*no spare host could take its place"):

@@ -20,8 +20,8 @@ from accelerate_nb import Run, attach, launch, runs
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
 from accelerate_nb.launching.nodes import node_pool
 from tests.launching.detached.trainings import are_gone, comes, host_of
-from tests.nodes.conftest import until_lines
 from tests.nodes.trainings import trains
+from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(240)
 MEMORY = 80 << 20

@@ -21,9 +21,10 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, PayloadError, WorkerError
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.session.session import Session
-from tests.nodes.conftest import until_lines, until_loads
+from tests.nodes.conftest import until_loads
 from tests.nodes.hosts import Hosts
 from tests.nodes.trainings import trains, trains_on_six
+from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(100)
 # Seconds until a lost host is told and the others are ended: 4 on an idle machine, where gloo itself waits for half an hour.
@@ -197,10 +198,7 @@ def test_a_lost_host_comes_back_for_a_restart(settings: dict[str, Any]) -> None:
     until_lines(run, 2)
     first = pid_of_worker(run, 1)
     agent_of(first).kill()
-    deadline = time.monotonic() + 60
-    while not (run.view.restarts and run.view.rank(1).state == "running"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: run.view.restarts and run.view.rank(1).state == "running", run)
     assert "h2" in run.view.restarts[0].reason
     run.stop(1)
 

@@ -23,80 +23,25 @@ from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS, Setting
-from accelerate_nb.config.value_types import (
-    Boolean,
-    DeviceIds,
-    HostList,
-    Integer,
-    Label,
-    LabelList,
-    NamedValues,
-    NodeCount,
-    Number,
-    OneOf,
-    Text,
-)
+from accelerate_nb.config.value_types import Boolean, OneOf
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.notebook.api import resolved
+from tests.config.test_formats import ALL as ANY
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 8, 64)
-# Values with which a launch on one machine is possible, also all together.
-POSSIBLE = {
-    "engine": "local",
-    "num_nodes": 1,
-    "node_rank": 0,
-    "master_addr": "localhost",
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": "[::1]:9",
-    "fsdp_config": {"fsdp_version": 2, "fsdp_min_num_params": 10},
-    "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 0.5},
-    "megatron_lm_config": {"tp_degree": 2, "num_micro_batches": 4},
-    "parallelism_config": {"parallelism_config_dp_replicate_size": 1},
-}
+# Values other than the defaults, with which a launch on one machine is possible also all together.
+ALL = {**ANY, "engine": "local"}
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
-
-
-def another(setting: Setting) -> Any:
-    """A value that is not the default, where one machine has another."""
-    if setting.name in POSSIBLE:
-        return POSSIBLE[setting.name]
-    match setting.value_type:
-        case OneOf():
-            return next(word for word in setting.choices if word != setting.default)
-        case Boolean():
-            return not setting.default
-        case Integer():
-            return int(setting.value_type.minimum or 0) + 2
-        case Number():
-            return 7.5
-        case NamedValues():
-            return {"timeout": "30"}
-        case DeviceIds():
-            return "0,2"
-        case NodeCount():
-            return 3
-        case Label():
-            return "a name"
-        case LabelList():
-            return "a,b"
-        case HostList():
-            return "a,b:4"
-        case Text():
-            return "runs of ${rank}"
-    raise AssertionError(f"{setting.name} is of a kind that this test does not know")
 
 
 def as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
-ANOTHER = {setting.name: another(setting) for setting in all_settings()}
-
-
 def only(setting: Setting) -> RunConfig:
     """What a run should be where this setting alone is said."""
-    return resolve({setting.name: ANOTHER[setting.name]}, {})
+    return resolve({setting.name: ALL[setting.name]}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +60,14 @@ def test_no_two_settings_share_a_name_anywhere() -> None:
 
 def test_each_setting_can_be_set_in_a_call() -> None:
     for setting in all_settings():
-        assert resolved({setting.name: ANOTHER[setting.name]}, "") == only(setting), setting.name
+        assert resolved({setting.name: ALL[setting.name]}, "") == only(setting), setting.name
 
 
 def test_each_setting_is_a_flag_of_the_launch() -> None:
     parser = CliParser(prog="accelerate-nb launch")
     launch.configure(parser)
     for setting in all_settings():
-        arguments = parser.parse_args([*formats.flags({setting.name: ANOTHER[setting.name]}), "train.py"])
+        arguments = parser.parse_args([*formats.flags({setting.name: ALL[setting.name]}), "train.py"])
         launch._take_seconds(arguments)
         assert arguments.what == ["train.py"], setting.name
         assert read_request(arguments).config == only(setting), setting.name
@@ -131,19 +76,15 @@ def test_each_setting_is_a_flag_of_the_launch() -> None:
 def test_each_setting_has_variables_of_the_environment() -> None:
     for setting in all_settings():
         for variable in setting.variables:
-            assert resolve({}, {variable: as_text(ANOTHER[setting.name])}) == only(setting), variable
+            assert resolve({}, {variable: as_text(ALL[setting.name])}) == only(setting), variable
 
 
 def test_each_setting_is_kept_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for setting in all_settings():
-        files.draft(path, formats.keys(only(setting), "NO")).write()
-        assert resolve({}, {}, files.read(path)) == only(setting), setting.name
-        path.unlink()
         for key in setting.keys:
-            path.write_text(f"{key}: {json.dumps(ANOTHER[setting.name])}\n")
+            path.write_text(f"{key}: {json.dumps(ALL[setting.name])}\n")
             assert resolve({}, {}, files.read(path)) == only(setting), key
-        path.unlink(missing_ok=True)
 
 
 def in_the_order_of_questions() -> Iterator[Setting]:
@@ -157,8 +98,8 @@ def answer(setting: Setting) -> str:
     """The keys that answer a setting's question with another value than its default."""
     if isinstance(setting.value_type, (Boolean, OneOf)):
         listed = [*([None] if setting.nullable else []), *(setting.choices or (True, False))]
-        return DOWN * ((listed.index(ANOTHER[setting.name]) - listed.index(setting.default)) % len(listed)) + ENTER
-    return CLEAR + as_text(ANOTHER[setting.name]) + ENTER
+        return DOWN * ((listed.index(ALL[setting.name]) - listed.index(setting.default)) % len(listed)) + ENTER
+    return CLEAR + as_text(ALL[setting.name]) + ENTER
 
 
 def test_each_setting_has_a_question_whose_answer_counts() -> None:
@@ -169,7 +110,7 @@ def test_each_setting_has_a_question_whose_answer_counts() -> None:
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("".join(answers))
         _, outlook = prompt(values(resolve({}, {})), LAPTOP, can_fork=True)
-    assert outlook.config == resolve(ANOTHER, {})
+    assert outlook.config == resolve(ALL, {})
     assert differing(outlook.config).keys() | {"num_nodes", "node_rank"} == {setting.name for setting in all_settings()}
 
 
@@ -189,7 +130,7 @@ def test_each_setting_has_a_field_whose_value_counts(monkeypatch: pytest.MonkeyP
     picker = config_picker()
     fields = controls(picker.form)
     for setting in all_settings():
-        field, value = fields[setting.name], ANOTHER[setting.name]
+        field, value = fields[setting.name], ALL[setting.name]
         before = field.value
         field.value = as_text(value) if isinstance(field, ipywidgets.Text) else value
         assert picker.value == only(setting), setting.name

@@ -14,7 +14,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from accelerate_nb.cli.commands.config import FIRST, prompt
+from accelerate_nb.cli.commands.config import prompt
 from accelerate_nb.cli.main import main
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.hf import files
@@ -142,13 +142,6 @@ def test_what_cannot_be_on_this_machine_is_an_error_and_a_new_question(keyboard,
     settings, _ = prompt(DEFAULTS, SERVER, can_fork=True)
     assert settings == {"num_processes": 3}
     assert "num_processes=9 was requested, but this machine has 4 GPUs" in capsys.readouterr().out
-
-
-def test_every_setting_can_be_reached(keyboard):
-    groups = len({setting.group for setting in all_settings() if setting.name not in FIRST})
-    keyboard(ENTER * 4 + (SPACE + DOWN) * groups + ENTER + ENTER * (len(all_settings()) - len(FIRST)))
-    settings, _ = prompt(DEFAULTS, LAPTOP, can_fork=True)
-    assert settings == {"num_processes": 1}
 
 
 def test_advice_is_printed(keyboard, capsys):

@@ -17,8 +17,6 @@ from accelerate_nb.cli.commands.launch import configure
 from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
-from accelerate_nb.config.formats import command
-from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.model import Failure
 
@@ -408,25 +406,6 @@ def test_nothing_is_reported_that_was_not_set():
     assert what == ["script.py", "--cpu"]
 
 
-ON_ONE_MACHINE = {
-    "num_nodes": 1,
-    "node_rank": 0,
-    "master_addr": "localhost",
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": "localhost:29400",
-}
-
-
-def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
-    settings = {setting.name: ON_ONE_MACHINE.get(setting.name, _sample(setting)) for setting in all_settings()}
-    words = command(settings, "train.py").replace("accelerate-nb launch ", "")
-
-    request, what = read(*shlex.split(words))
-    assert request.settings == settings
-    assert what == ["train.py"]
-    assert request.config == resolve(settings, {})
-
-
 def test_a_range_of_machines_is_the_fewest_and_the_most():
     request, what = read("--num_machines", "1:2", "--hosts", "a:2,b:2", "--max_restarts", "3", "train.py")
     assert what == ["train.py"]
@@ -434,25 +413,6 @@ def test_a_range_of_machines_is_the_fewest_and_the_most():
     assert (launching.min_nodes, launching.num_nodes, launching.max_restarts) == (1, 2, 3)
     with pytest.raises(ConfigurationError, match=r"--num-nodes was given 'two', .*the fewest and the most"):
         read("--num_machines", "two", "train.py")
-
-
-def _sample(setting):
-    if setting.choices:
-        return setting.choices[0]
-    return {
-        "Integer": 1,
-        "Number": 0.5,
-        "Boolean": True,
-        "Text": "static",
-        "DeviceIds": "all",
-        "HostList": "a,b:4",
-        "NodeCount": 2,
-        "MeshAxes": "fsdp",
-        "NamedValues": {"a": "b"},
-        "Label": "mine",
-        "LabelList": "a,b",
-        "Entries": {},
-    }[type(setting.value_type).__name__]
 
 
 def test_quiet_alone_prints_less_and_with_a_number_is_the_setting():

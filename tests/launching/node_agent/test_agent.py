@@ -43,6 +43,7 @@ from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.session_tasks import PullNames, PushNames
 from accelerate_nb.transport.worker_spec import current_environment, on_loopback
 from accelerate_nb.worker.session import task_loop
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT = 60.0
@@ -172,13 +173,6 @@ class Group:
         assert not self._thread.is_alive()
         return self.rank_results
 
-    def until(self, condition: Callable[[], object]) -> None:
-        """Wait for something to be so."""
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     def states_of(self, rank: int) -> list[str]:
         return [change.state for change in self.states if change.rank == rank]
 
@@ -238,7 +232,7 @@ def test_a_crash_of_compiled_code_is_reported_with_its_stack(start: Callable[...
 
 def test_stacks_of_all_ranks_are_brought_while_they_run(start: Callable[..., Group]) -> None:
     group = start(waits)
-    group.until(lambda: group.view.line_count == 2)
+    until(lambda: group.view.line_count == 2)
     stacks = group.runner.snapshot().replies
     assert sorted(stacks) == [0, 1]
     assert all("in waits" in text for text in stacks.values())
@@ -248,7 +242,7 @@ def test_stacks_of_all_ranks_are_brought_while_they_run(start: Callable[..., Gro
 
 def test_a_rank_whose_process_is_stopped_is_known_as_such(start: Callable[..., Group]) -> None:
     group = start(waits)
-    group.until(lambda: group.view.line_count == 2)
+    until(lambda: group.view.line_count == 2)
     process = psutil.Process(int(group.view.rank(1).detail))
     process.suspend()
     stacks = group.runner.snapshot().replies
@@ -261,12 +255,12 @@ def test_a_rank_whose_process_is_stopped_is_known_as_such(start: Callable[..., G
 
 def test_a_task_of_a_session_is_done_and_its_reply_comes_back(start: Callable[..., Group]) -> None:
     group = start(task_loop.session)
-    group.until(lambda: len(group.done) == 2)
+    until(lambda: len(group.done) == 2)
     for number, task in enumerate((PushNames({"x": [1, 2]}), PullNames(("x",))), 1):
         request = write_request(task)
         group.runner.send(1, BeginTask(number, None, ()), [request])
         os.close(request)
-        group.until(lambda number=number: (1, number) in group.done)
+        until(lambda number=number: (1, number) in group.done)
         reply = read_reply(group.runner.task_reply(1, number), 1)
         assert reply.failure is None
     assert reply.value == {"x": [1, 2]}
@@ -280,7 +274,7 @@ def test_an_agent_that_is_killed_takes_its_workers_with_it_and_ends_the_others(
 ) -> None:
     with AgentProcess(socket.AF_INET) as lost:
         with Group(FunctionCall(waits), [processes[0], lost.channel], tmp_path, (1, 1)) as group:
-            group.until(lambda: group.view.line_count == 2)
+            until(lambda: group.view.line_count == 2)
             workers = lost.workers()
             lost.process.kill()
             first, second = group.end()
@@ -295,7 +289,7 @@ def test_an_agent_that_is_killed_takes_its_workers_with_it_and_ends_the_others(
 def test_workers_end_with_the_connection_of_their_agent(tmp_path: Path) -> None:
     agent = AgentProcess(socket.AF_INET)
     with Group(FunctionCall(waits), [agent.channel], tmp_path, (2,)) as group:
-        group.until(lambda: group.view.line_count == 2)
+        until(lambda: group.view.line_count == 2)
         workers = agent.workers()
         agent.channel.shutdown()
         group.end()

@@ -25,6 +25,7 @@ from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.node_engine import LocalNodes
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 LINES = 100_000
@@ -230,13 +231,6 @@ def start(nodes_cache: Path, tmp_path: Path) -> Callable[..., Run]:
         "folder": str(tmp_path),
     }
     return lambda function, *args: launch(function, args, **settings)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def whole_text() -> str:

@@ -33,7 +33,7 @@ from accelerate_nb.transport.messages import (
     MembershipGranted,
     RequestMembership,
 )
-from tests.nodes.conftest import until_lines
+from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(120)
 

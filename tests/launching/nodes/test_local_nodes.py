@@ -21,6 +21,7 @@ from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_engine import LocalNodes
 from tests.nodes.trainings import trains
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT = 60.0
@@ -58,11 +59,7 @@ def cold() -> Iterator[None]:
 
 def until_all_wait(run: Run) -> None:
     """Until each rank has written a line, and each node has told its load."""
-    deadline = time.monotonic() + TIMEOUT
-    while run.view.line_count < 2 or len(run.view.node_loads) < 2:
-        assert not run.done, run.error
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: run.view.line_count >= 2 and len(run.view.node_loads) == 2, run)
 
 
 def agents() -> list[psutil.Process]:

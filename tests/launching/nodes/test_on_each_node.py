@@ -17,6 +17,7 @@ import pytest
 from accelerate_nb import Accelerator, Run, attach, launch
 from accelerate_nb.errors import LaunchError, StoppedError, WorkerError
 from tests.nodes.trainings import trains
+from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -107,14 +108,6 @@ def steps_until_knob() -> float:
 def nodes_of(run: Run) -> Any:
     """The nodes of a run as this process sees them."""
     return run._control._nodes  # type: ignore[attr-defined]
-
-
-def until_lines(run: Run, count: int) -> None:
-    deadline = time.monotonic() + 40
-    while run.view.line_count < count:
-        assert not run.done, run.error
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_each_node_has_its_ranks_and_their_values(tmp_path: Path) -> None:
@@ -218,14 +211,9 @@ def test_each_node_profiles_ranks_and_changes_knobs_of_all_nodes(tmp_path: Path)
     host, other = launched(steps_until_knob, folder=tmp_path, results="main")
     until_lines(host, 1)
     until_lines(other, 1)
-    deadline = time.monotonic() + 40
-    while host.view.rank(1).state != "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: host.view.rank(1).state == "running", host)
     host.profile(steps=2)
-    while not all(run.view.rank(rank).profile for run in (host, other) for rank in range(2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(run.view.rank(rank).profile for run in (host, other) for rank in range(2)), host)
     other.set_knob("lr", 0.5)
     assert host.wait(40) == other.wait(40) == 0.5
     assert (other.folder / "profile_1_rank_1.json.gz").exists()
@@ -290,10 +278,7 @@ def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
         until_lines(host, 1)
         # another process of each machine can attach to it
         again = attach(other.folder)
-        deadline = time.monotonic() + 40
-        while [node.first for node in again.view.nodes] != [0, 1]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: [node.first for node in again.view.nodes] == [0, 1], again)
         again.request_stop("finish")
         # each has the value of its own first rank
         assert host.wait(40) == other.wait(40) == again.wait(40) > 0

@@ -19,6 +19,7 @@ from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, Pay
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.session.session import Session
+from tests.waiting import until
 
 # Every rank takes part in a collective, and each sees the same sum.
 TOGETHER = "import torch, torch.distributed as dist\nt = torch.full((2,), rank + 1.0)\ndist.all_reduce(t)\nt.tolist()"
@@ -62,29 +63,22 @@ def error_of(cell):
     return cell.error
 
 
-def comes(condition, timeout=30.0):
-    """Wait until something is so; whether it came."""
-    deadline = time.monotonic() + timeout
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    return condition()
-
-
 def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
     session = start(tmp_path, hang_warning_after=0.5)
     try:
         # a session that has nothing to do is no silence
-        assert not comes(lambda: session.view.idle_warning, 1.5)
+        time.sleep(1.5)
+        assert not session.view.idle_warning
         cell = session.run(
             "import time, torch.distributed as dist\nif rank == 0: dist.barrier()\nelse: time.sleep(60)", number=7
         )
-        assert comes(lambda: session.view.idle_warning)
+        until(lambda: session.view.idle_warning)
         text = session.view.idle_warning.text
         assert "rank 0 waits in barrier, at Cell In[7], line 2" in text
         assert "rank 1 is elsewhere" in text
         cell.interrupt()
         cell.wait(throw=False)
-        assert comes(lambda: session.view.idle_warning is None)
+        until(lambda: session.view.idle_warning is None)
         works(session)
         # a rank that has returned from the cell does not come
         error = error_of(session.run("import torch\nif rank == 0: accelerator.gather(torch.ones(2))"))
