@@ -370,9 +370,9 @@ class GroupRunner:
 
     def _rank_result(self, rank: int) -> RankResult:
         file = self._outcomes.get(rank)
-        outcome = None if file is None else self._run_context.outcomes.read(rank, file)
-        if outcome is not None:
-            return outcome.rank_result(rank)
+        result = None if file is None else self._run_context.outcomes.read(rank, file)
+        if result is not None:
+            return result
         if not self._agent_of[rank].has_outcomes:
             if self._group.states.get(rank) == "finished":
                 return RankResult(rank)

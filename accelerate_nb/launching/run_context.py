@@ -14,7 +14,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import RankMessage
-from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
+from accelerate_nb.transport.outcome import read_result
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
@@ -24,9 +24,9 @@ _FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
 class Outcomes:
     """The outcomes of a run, read into this process; those of a detached run are kept in its folder (`SavedOutcomes`)."""
 
-    def read(self, _rank: int, descriptor: int) -> Returned | Raised | None:
-        """A rank's outcome, from the file in which its worker left it."""
-        return read_outcome(descriptor)
+    def read(self, _rank: int, descriptor: int) -> RankResult | None:
+        """A rank's result, from the file in which its worker left it."""
+        return read_result(descriptor)
 
     def save(self, _error: BaseException | None) -> bool:
         """Keep what ended the run for other processes; whether that was possible."""

@@ -27,8 +27,7 @@ from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.script.cells import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
-from accelerate_nb.transport.serializer import dump, dump_homeward, load
-from accelerate_nb.transport.unpicklable import explain
+from accelerate_nb.transport.serializer import dump, dump_homeward, explain, load
 
 Result = TypeVar("Result")
 

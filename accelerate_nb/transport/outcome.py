@@ -1,4 +1,4 @@
-"""A worker's outcome: its function's value, or what it raised."""
+"""A worker's outcome, which is its rank's result in a file: its function's value, or what it raised."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from accelerate_nb.failures.traceback_format import frames_of, traceback_text
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, read_entries, write_entries
-from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.transport.serializer import dump_homeward, load, unpicklable_part
 from accelerate_nb.transport.sharded_results import whole_tensors
-from accelerate_nb.transport.unpicklable import unpicklable_part
 
 # The messages of torch.distributed on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
@@ -31,44 +30,21 @@ _LOST = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+def write_result(descriptor: int, result: RankResult, *, is_wanted: bool = True) -> None:
     """
-    The function returned `value`; `modules` are the installed modules that it loaded.
+    Leave a rank's result for the kernel: of a value that can't travel `None` and the reason, of an error as much as can be pickled.
 
-    Where the value could not be brought along it is `None`, and `left_out` says why.
+    All ranks of a process group call it for what they return; one whose value nobody receives writes none, and helps to put sharded
+    weights together.
     """
-
-    value: Any
-    modules: tuple[str, ...] = ()
-    left_out: str = ""
-
-    def rank_result(self, rank: int) -> RankResult:
-        """This outcome as that of a rank."""
-        return RankResult(rank, value=self.value, modules=self.modules, left_out=self.left_out)
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The function raised; `error` is the exception itself, where it could be brought along."""
-
-    failure: Failure
-    error: BaseException | None
-    modules: tuple[str, ...] = ()
-
-    def rank_result(self, rank: int) -> RankResult:
-        """This outcome as that of a rank."""
-        return RankResult(rank, failure=self.failure, error=self.error, modules=self.modules)
-
-
-def write_returned(descriptor: int, value: Any, modules: tuple[str, ...], *, is_wanted: bool = True) -> None:
-    """
-    Leave a value for the kernel, or `None` in its place where it can't travel.
-
-    All ranks of a process group call it; one whose value nobody receives writes none, and helps to put sharded weights together.
-    """
-    entries, left_out = pack_result(value, is_wanted=is_wanted)
-    _write(descriptor, Returned(None, modules, left_out), entries)
+    entries: list[Bytes] = []
+    if result.failure is None:
+        entries, left_out = pack_result(result.value, is_wanted=is_wanted)
+        result = replace(result, value=None, left_out=left_out)
+    elif result.error is not None:
+        result = replace(result, error=portable(result.error))
+    os.ftruncate(descriptor, 0)
+    write_entries(descriptor, [pickle.dumps(result), *entries])
 
 
 def pack_result(value: Any, known: frozenset[str] | None = None, *, is_wanted: bool = True) -> tuple[list[Bytes], str]:
@@ -90,17 +66,6 @@ def why_left_out(
     return f"{part} ({type(error).__name__}: {error})"
 
 
-def write_raised(descriptor: int, raised: Raised) -> None:
-    """Leave an exception for the kernel, with as much of it as can be pickled."""
-    error = None if raised.error is None else portable(raised.error)
-    _write(descriptor, replace(raised, error=error))
-
-
-def _write(descriptor: int, outcome: Returned | Raised, entries: Sequence[Bytes] = ()) -> None:
-    os.ftruncate(descriptor, 0)
-    write_entries(descriptor, [pickle.dumps(outcome), *entries])
-
-
 def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure:
     """The `Failure` that reports an exception."""
     return Failure(
@@ -109,27 +74,27 @@ def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure
         message=message_of(error),
         traceback=traceback_text(error, sources),
         time=time.time(),
-        lost_connection=_is_lost_connection(error),
+        lost_connection=isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(message_of(error))),
         ended_by_us=isinstance(error, KeyboardInterrupt),
         frames=frames_of(error, sources),
         advice=advice_on(error),
     )
 
 
-def read_outcome(descriptor: int) -> Returned | Raised | None:
-    """The outcome that a worker left; `None` where it left nothing, or not all of it. A value that can't be unpickled is left out."""
+def read_result(descriptor: int) -> RankResult | None:
+    """The result that a worker left; `None` where it left nothing, or not all of it. A value that can't be unpickled is left out."""
     entries = read_entries(descriptor)
     if not entries:
         return None
     head, *value = entries
-    outcome: Returned | Raised = pickle.loads(head)
-    if isinstance(outcome, Raised) or not value:
-        return outcome
+    result: RankResult = pickle.loads(head)
+    if not value:
+        return result
     try:
-        return replace(outcome, value=load(value))
+        return replace(result, value=load(value))
     except Exception as error:  # noqa: BLE001 - unpickling runs anybody's code
         return replace(
-            outcome,
+            result,
             left_out=f"it can't be unpickled in this process ({type(error).__name__}: {error}): run the cell that defines what is missing",
         )
 
@@ -138,7 +103,3 @@ def unpickling_failure(rank: int, what: str, error: BaseException) -> Failure:
     """The `Failure` of a rank whose result or reply raised an error when this process unpickled it."""
     message = f"its {what} can't be unpickled in this process: {error}"
     return Failure(rank, type(error).__qualname__, message, traceback="", time=time.time())
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    return isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(message_of(error)))

@@ -16,10 +16,8 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.sources.cells import CellSources, current_sources, name_in_warnings
 from accelerate_nb.transport.logging_state import current_logging
-from accelerate_nb.transport.main_module import install_main
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
-from accelerate_nb.transport.serializer import dump, load
-from accelerate_nb.transport.unpicklable import explain
+from accelerate_nb.transport.serializer import dump, explain, install_main, load
 from accelerate_nb.transport.worker_spec import PayloadReference
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from accelerate_nb.sources.cells import current_sources
-from accelerate_nb.transport.serializer import dump, load
-from accelerate_nb.transport.unpicklable import explain
+from accelerate_nb.transport.serializer import dump, explain, load
 
 _NAME = "__main__"
 

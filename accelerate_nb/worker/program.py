@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part, word_lines
-from accelerate_nb.transport.main_module import become_main
 from accelerate_nb.worker.display import allow_prompts
 
 _NAME = "__main__"
@@ -303,9 +302,8 @@ def _run_spec(spec: ModuleSpec | None, name: str) -> None:
 
 def _run_as_main(code: CodeType, **names: Any) -> None:
     """Run code in a new module that is `__main__` from now on: pickle and multiprocessing search it."""
-    module = ModuleType(_NAME)
+    module = sys.modules[_NAME] = ModuleType(_NAME)
     vars(module).update({"__builtins__": builtins, "__cached__": None, **names})
-    become_main(module)
     exec(code, vars(module))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.sources.installed_packages import loaded_since
-from accelerate_nb.transport.outcome import Raised, failure_of, write_raised, write_returned
+from accelerate_nb.transport.outcome import failure_of, write_result
 from accelerate_nb.transport.payload import Payload, arrived
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import control_channel, stdio
@@ -69,7 +70,8 @@ class RankConnection:
             current_step_profiler().end_function()
         background_tasks.finish()
         is_wanted = self._worker.spec.is_result_wanted
-        write_returned(self._worker.descriptors.outcome, value, loaded_since(self._before), is_wanted=is_wanted)
+        result = RankResult(self._worker.rank, value, modules=loaded_since(self._before))
+        write_result(self._worker.descriptors.outcome, result, is_wanted=is_wanted)
 
     def finish(self) -> None:
         """Report that the function has returned, after all that it wrote."""
@@ -90,7 +92,8 @@ class RankConnection:
         background_tasks.salvage()
         self._note_interrupts()
         failure = failure_of(error, self._worker.rank, self._payload.sources)
-        write_raised(self._worker.descriptors.outcome, Raised(failure, error, loaded_since(self._before)))
+        result = RankResult(failure.rank, failure=failure, error=error, modules=loaded_since(self._before))
+        write_result(self._worker.descriptors.outcome, result)
         stdio.flush()
         self._sender.send(failure)
         self._send_state("stopped" if failure.ended_by_us else "failed")

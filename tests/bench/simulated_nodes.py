@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.events.model import Progress, StateChange
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.outcome import write_returned
+from accelerate_nb.transport.outcome import write_result
 from accelerate_nb.transport.worker_spec import LOOPBACK, LocalWorker
 
 # How many times a second each rank writes a line, and for how long.
@@ -96,7 +97,7 @@ class SimulatedWorkers:
                 for rank, sender in senders.items():
                     sender.send(Progress(rank, "steps", step, steps, 10.0, time.time()))
         for rank, sender in senders.items():
-            write_returned(self._files[rank][2], None, ())
+            write_result(self._files[rank][2], RankResult(rank))
             sender.send(StateChange(rank, "finished", time.time()))
         self._codes.update(dict.fromkeys(self._files, 0))
 

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.outcome import Raised, Returned, failure_of, read_outcome, write_raised, write_returned
+from accelerate_nb.transport.outcome import failure_of, read_result, write_result
 
 NOWHERE = CellSources({}, {})
 
@@ -28,17 +29,18 @@ class Holding(Exception):
 
 
 def brought_back(file, error):
-    write_raised(file, Raised(failure_of(error, 1, NOWHERE), error, ("numpy",)))
-    return read_outcome(file)
+    write_result(file, RankResult(1, failure=failure_of(error, 1, NOWHERE), error=error, modules=("numpy",)))
+    return read_result(file)
 
 
 def test_a_value_comes_back_with_the_modules_that_were_loaded(file):
-    write_returned(file, {"a": [1]}, ("numpy",))
-    assert read_outcome(file) == Returned({"a": [1]}, ("numpy",))
+    result = RankResult(0, {"a": [1]}, modules=("numpy",))
+    write_result(file, result)
+    assert read_result(file) == result
 
 
 def test_nothing_written_is_no_outcome(file):
-    assert read_outcome(file) is None
+    assert read_result(file) is None
 
 
 class Unreadable:
@@ -62,8 +64,8 @@ class Model:
     ],
 )
 def test_of_a_value_that_can_t_travel_the_part_is_named_and_the_value_is_none(file, value, part):
-    write_returned(file, value, ("numpy",))
-    found = read_outcome(file)
+    write_result(file, RankResult(0, value, modules=("numpy",)))
+    found = read_result(file)
     assert (found.value, found.modules) == (None, ("numpy",))
     assert found.left_out.startswith(part)
 
@@ -73,8 +75,8 @@ def test_a_value_that_is_not_wanted_is_not_pickled(file):
         def __reduce__(self):
             raise AssertionError("it was pickled")
 
-    write_returned(file, Picklable(), (), is_wanted=False)
-    assert read_outcome(file) == Returned(None)
+    write_result(file, RankResult(0, Picklable()), is_wanted=False)
+    assert read_result(file) == RankResult(0)
 
 
 def test_an_exception_comes_back_with_what_it_holds(file):

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.errors import WorkerError
+from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run import Run
@@ -21,6 +22,7 @@ from accelerate_nb.worker.program import (
     Program,
     PythonModule,
     ScriptFile,
+    ScriptFunction,
     StandardInput,
     standard_input,
 )
@@ -238,3 +240,30 @@ def test_a_run_is_called_as_its_program():
     assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config).facts.name == "train.py"
     titled = Program(ScriptFile("/tmp/x/train.py", "train.py"), title="train.ipynb")
     assert prepare(titled, (), config).facts.name == "train.ipynb"
+
+
+MODULE = "class Thing:\n    rank = None\n\ndef main():\n    print('main was called')\n"
+
+
+@pytest.fixture
+def process_as_before() -> Iterator[None]:
+    main, modules, path, words = sys.modules["__main__"], set(sys.modules), sys.path[:], sys.argv[:]
+    yield
+    sys.modules["__main__"], sys.path[:], sys.argv[:] = main, path, words
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("process_as_before")
+def test_a_function_is_called_of_a_script_that_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "train_for_a_test.py"
+    path.write_text(f"print('imported as', __name__)\n{MODULE}if __name__ == '__main__':\n    raise SystemExit(3)\n")
+    script = ScriptFile(str(path), "train_for_a_test.py")
+    for _ in range(2):
+        ScriptFunction(script, "main").run(["--lr", "1"])
+    assert capsys.readouterr().out.splitlines() == ["imported as train_for_a_test", *["main was called"] * 2]
+    assert sys.argv == ["train_for_a_test.py", "--lr", "1"]
+    with pytest.raises(
+        ConfigurationError, match=r"The function mian of train_for_a_test\.py .* \(it has Thing, main\)"
+    ):
+        ScriptFunction(script, "mian").run([])

@@ -16,7 +16,7 @@ from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
 from accelerate_nb.launching.run_context import Outcomes
-from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
+from accelerate_nb.transport.outcome import read_result
 
 _ERROR = "error.json"
 _AT_ONCE = 1 << 20
@@ -30,8 +30,8 @@ class SavedOutcomes(Outcomes):
         # the outcomes that the folder could not take, in memory
         self._unsaved: dict[int, int] = {}
 
-    def read(self, rank: int, descriptor: int) -> Returned | Raised | None:
-        """Copy a rank's outcome; returns what is known of it without unpickling it."""
+    def read(self, rank: int, descriptor: int) -> RankResult | None:
+        """Copy a rank's result; returns what is known of it without unpickling it."""
         glance = self._view.rank(rank)
         try:
             has_left_one = _save_result(self._record.folder, rank, descriptor)
@@ -40,8 +40,8 @@ class SavedOutcomes(Outcomes):
             self._unsaved[rank] = os.dup(descriptor)
             has_left_one = True
         if has_left_one and glance.failure is not None:
-            return Raised(glance.failure, None)
-        return Returned(None) if has_left_one and glance.state == "finished" else None
+            return RankResult(rank, failure=glance.failure)
+        return RankResult(rank) if has_left_one and glance.state == "finished" else None
 
     def save(self, error: BaseException | None) -> bool:
         """Write what is not written yet, and the error; whether that was possible."""
@@ -109,10 +109,9 @@ def _result(folder: Path, rank: int, view: RunState) -> RankResult:
     except OSError:
         return RankResult(rank, failure=failure)
     try:
-        outcome = read_outcome(descriptor)
+        return read_result(descriptor) or RankResult(rank, failure=failure)
     finally:
         os.close(descriptor)
-    return RankResult(rank, failure=failure) if outcome is None else outcome.rank_result(rank)
 
 
 def error_kind(error: BaseException) -> str:

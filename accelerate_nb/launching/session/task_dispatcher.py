@@ -20,14 +20,13 @@ from accelerate_nb.failures.worker_error import hang_error, worker_error
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.sources.cells import CellSources, current_sources
-from accelerate_nb.transport.main_module import is_of_main
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
 from accelerate_nb.transport.messages import (
     BeginTask,
     InterruptTask,
 )
 from accelerate_nb.transport.outcome import unpickling_failure
-from accelerate_nb.transport.serializer import dump, load
+from accelerate_nb.transport.serializer import dump, explain, is_of_main, load
 from accelerate_nb.transport.session_tasks import (
     RETURNED,
     CallFunction,
@@ -38,7 +37,6 @@ from accelerate_nb.transport.session_tasks import (
     TaskReply,
     TaskRequest,
 )
-from accelerate_nb.transport.unpicklable import explain
 
 # After one rank has failed: how long the others may still come to their own end before they are interrupted.
 SETTLE = 0.5

@@ -30,7 +30,7 @@ from accelerate_nb.transport.messages import (
     InterruptTask,
 )
 from accelerate_nb.transport.outcome import failure_of, why_left_out
-from accelerate_nb.transport.serializer import dump_homeward, load
+from accelerate_nb.transport.serializer import dump_homeward, explain, load
 from accelerate_nb.transport.session_tasks import (
     RETURNED,
     CallFunction,
@@ -40,7 +40,6 @@ from accelerate_nb.transport.session_tasks import (
     TaskReply,
     TaskRequest,
 )
-from accelerate_nb.transport.unpicklable import explain
 from accelerate_nb.worker import stdio
 from accelerate_nb.worker.control_channel import ControlChannel, current_inbox
 from accelerate_nb.worker.process_group_keys import begin_generation
