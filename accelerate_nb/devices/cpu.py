@@ -1,8 +1,9 @@
-"""The CPU's cores that this process may use."""
+"""The CPU's cores that this process may use, and the control groups that limit it."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -24,11 +25,19 @@ def cores() -> int:
 
 
 def cgroup_quota(cgroups: Path, membership: Path) -> float | None:
-    """The number of cores that this process's control groups allow, in either version of them; `None` is no limit."""
-    groups = groups_of(membership)
-    quotas = [_quota_v2(cgroups / parent) for parent in with_parents(groups.get("", "/"))]
-    quotas += [_quota_v1(cgroups / "cpu" / parent) for parent in with_parents(groups.get("cpu", "/"))]
+    """The number of cores that this process's control groups allow; `None` is no limit."""
+    quotas = map(_quota, control_groups("cpu", cgroups, membership))
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def control_groups(controller: str, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[Path]:
+    """The folders of this process's control group and of all above it that may limit a resource, in either version of them."""
+    groups = groups_of(membership)
+    return [
+        folder / parent
+        for folder, group in ((cgroups, ""), (cgroups / controller, controller))
+        for parent in _with_parents(groups.get(group, "/"))
+    ]
 
 
 def groups_of(membership: Path) -> dict[str, str]:
@@ -41,24 +50,18 @@ def groups_of(membership: Path) -> dict[str, str]:
     return {name: path for _, names, path in entries for name in names.split(",")}
 
 
-def with_parents(group: str) -> list[str]:
+def _with_parents(group: str) -> list[str]:
     """A group and all above it, relative to the root; a container may see its own group as the root."""
     path = PurePosixPath(group.lstrip("/"))
     return [str(path), *map(str, path.parents)] if path.parts else ["."]
 
 
-def _quota_v2(folder: Path) -> float | None:
-    try:
+def _quota(folder: Path) -> float | None:
+    """The number of cores that one control group allows; `None` is no limit."""
+    with suppress(OSError, ValueError):
         allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return None
-    return None if allowed == "max" else int(allowed) / int(period)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        allowed = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return None if allowed < 0 else allowed / period
+        return None if allowed == "max" else int(allowed) / int(period)
+    with suppress(OSError, ValueError):
+        allowed, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
+        return None if int(allowed) < 0 else int(allowed) / int(period)
+    return None

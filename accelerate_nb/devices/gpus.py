@@ -8,26 +8,22 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 _LIBRARIES = {"win32": ("nvml.dll",), "linux": ("libnvidia-ml.so.1", "libnvidia-ml.so")}
 
 
-class Cuda:
-    """NVIDIA's GPUs, as `CUDA_VISIBLE_DEVICES` lets a process see them."""
-
-    name = "cuda"
-    label = "GPU"
-    build = "cuda"
-    variable = "CUDA_VISIBLE_DEVICES"
-
-    def count(self, environment: Mapping[str, str]) -> int:
-        physical = _managed()
-        if physical is None:
-            physical = _device_files(Path("/dev"))
-        return visible(environment.get("CUDA_VISIBLE_DEVICES"), physical)
+def nvidia_gpus(environment: Mapping[str, str]) -> int:
+    """The number of NVIDIA's GPUs, as `CUDA_VISIBLE_DEVICES` lets a process see them."""
+    nvml, number = opened_library(), ctypes.c_uint(0)
+    if nvml is not None and nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0:
+        physical = number.value
+    else:
+        physical = _device_files(Path("/dev"))
+    return visible(environment.get("CUDA_VISIBLE_DEVICES"), physical)
 
 
 def visible(visible_devices: str | None, physical: int) -> int:
@@ -58,12 +54,6 @@ def _is_gpu(entry: str, physical: int) -> bool:
     if entry.isdecimal():
         return int(entry) < physical
     return entry.startswith(("GPU-", "MIG-"))
-
-
-def _managed() -> int | None:
-    """The number of GPUs by the management library (NVML); `None` where there is no library."""
-    nvml, number = opened_library(), ctypes.c_uint(0)
-    return None if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != 0 else number.value
 
 
 @cache
@@ -109,21 +99,13 @@ def _device_files(folder: Path) -> int:
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
-class Rocm:
-    """AMD's GPUs, which torch calls "cuda" too."""
-
-    name = "cuda"
-    label = "GPU"
-    build = "hip"
-    variable = "CUDA_VISIBLE_DEVICES"
-
-    def count(self, environment: Mapping[str, str]) -> int:
-        found = amd_gpus(_AMD_NODES)
-        for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-            if variable in environment:
-                named = [part for part in environment[variable].split(",") if part.strip() not in {"", "-1"}]
-                found = min(found, len(named))
-        return found
+def visible_amd_gpus(environment: Mapping[str, str]) -> int:
+    """The number of AMD's GPUs that a process sees."""
+    found = amd_gpus(_AMD_NODES)
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        if variable in environment:
+            found = min(found, sum(part.strip() not in {"", "-1"} for part in environment[variable].split(",")))
+    return found
 
 
 def amd_gpus(nodes: Path) -> int:
@@ -142,20 +124,11 @@ _INTEL_NODES = Path("/sys/class/drm")
 _INTEL = "0x8086"
 
 
-class Xpu:
-    """Intel's GPUs, as `ZE_AFFINITY_MASK` lets a process see them."""
-
-    name = "xpu"
-    label = "XPU"
-    build = "xpu"
-    variable = "ZE_AFFINITY_MASK"
-
-    def count(self, environment: Mapping[str, str]) -> int:
-        found = intel_gpus(_INTEL_NODES)
-        mask = environment.get("ZE_AFFINITY_MASK")
-        if not mask:
-            return found
-        return min(found, len({entry.strip().partition(".")[0] for entry in mask.split(",")}))
+def visible_intel_gpus(environment: Mapping[str, str]) -> int:
+    """The number of Intel's GPUs, as `ZE_AFFINITY_MASK` lets a process see them."""
+    found = intel_gpus(_INTEL_NODES)
+    mask = environment.get("ZE_AFFINITY_MASK")
+    return min(found, len({entry.strip().partition(".")[0] for entry in mask.split(",")})) if mask else found
 
 
 def intel_gpus(nodes: Path) -> int:
@@ -170,13 +143,31 @@ def _vendor(node: Path) -> str:
         return ""
 
 
-class Mps:
-    """The one GPU of such a Mac."""
+def apple_gpus(_: Mapping[str, str]) -> int:
+    """The one GPU of a Mac with Apple's chip."""
+    return int(sys.platform == "darwin" and platform.machine() == "arm64")
 
-    name = "mps"
-    label = "Apple GPU"
-    build = ""
-    variable = ""
 
-    def count(self, environment: Mapping[str, str]) -> int:
-        return int(sys.platform == "darwin" and platform.machine() == "arm64")
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """
+    A kind of accelerator: torch's name for it, the word for one device, and what counts those that a process with an environment sees.
+
+    `build` is the name in `torch.version` of a build for these devices, empty if every torch is; `variable` selects the devices that a
+    process sees, empty where none does.
+    """
+
+    name: str
+    label: str
+    count: Callable[[Mapping[str, str]], int]
+    build: str = ""
+    variable: str = ""
+
+
+# The order is torch's own, where a machine has several kinds; AMD's GPUs are called "cuda" by torch, too.
+DEVICE_TYPES = (
+    DeviceType("cuda", "GPU", nvidia_gpus, "cuda", "CUDA_VISIBLE_DEVICES"),
+    DeviceType("cuda", "GPU", visible_amd_gpus, "hip", "CUDA_VISIBLE_DEVICES"),
+    DeviceType("xpu", "XPU", visible_intel_gpus, "xpu", "ZE_AFFINITY_MASK"),
+    DeviceType("mps", "Apple GPU", apple_gpus),
+)

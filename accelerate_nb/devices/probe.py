@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.gpus import Cuda, Mps, Rocm, Xpu
+from accelerate_nb.devices.gpus import DEVICE_TYPES
 from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.devices.xla import XlaDevices
 
@@ -70,33 +69,6 @@ class AvailableDevices:
 
 def _entries(ids: str) -> list[str]:
     return [] if ids == "all" else ids.split(",")
-
-
-class DeviceType(Protocol):
-    """A kind of accelerator."""
-
-    @property
-    def name(self) -> str:
-        """Torch's name for such a device."""
-
-    @property
-    def label(self) -> str:
-        """The word for one device."""
-
-    @property
-    def build(self) -> str:
-        """The name in `torch.version` of a build for these devices; empty if every torch is."""
-
-    @property
-    def variable(self) -> str:
-        """The variable that selects the devices that a process sees; empty where none does."""
-
-    def count(self, environment: Mapping[str, str]) -> int:
-        """The number of devices that a process with this environment would see."""
-
-
-# The order is torch's own, where a machine has several kinds.
-DEVICE_TYPES: tuple[DeviceType, ...] = (Cuda(), Rocm(), Xpu(), Mps())
 
 
 def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import psutil
 
-from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, cores, groups_of, with_parents
+from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, control_groups, cores, groups_of
 from accelerate_nb.events.model import DeviceSample, HostSample
 
 
@@ -79,7 +79,7 @@ class HostGauge:
         """The used and the total memory, in bytes; what can be given back at once (caches of files) is not used."""
         seen = psutil.virtual_memory()
         machine = (seen.total - seen.available, seen.total)
-        limited = (_memory(folder) for folder in _memory_groups(self._cgroups, self._membership))
+        limited = (_memory(folder) for folder in control_groups("memory", self._cgroups, self._membership))
         # a limit above the machine's own memory is none
         below = (item for item in limited if item is not None and item[1] < seen.total)
         return min(below, key=lambda memory: memory[1] - memory[0], default=machine)
@@ -215,13 +215,6 @@ def _disk(folder: Path) -> tuple[int, int] | None:
         return None
     # what is kept for the administrator is neither used nor there for others
     return disk.used, disk.used + disk.free
-
-
-def _memory_groups(cgroups: Path, membership: Path) -> Iterator[Path]:
-    """The folders that may limit this process's memory, in either version of control groups."""
-    groups = groups_of(membership)
-    yield from (cgroups / parent for parent in with_parents(groups.get("", "/")))
-    yield from (cgroups / "memory" / parent for parent in with_parents(groups.get("memory", "/")))
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:

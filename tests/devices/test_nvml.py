@@ -58,7 +58,7 @@ def nvml(monkeypatch):
 def test_the_driver_and_the_gpus_are_named_by_a_library_that_is_opened_once(nvml):
     assert driver() == Driver("570.1", "12.8", (Gpu("NVIDIA H100", 80 << 30),))
     assert GpuGauge({}).sample(1, 0.0) is None
-    assert gpus.Cuda().count({}) == 2
+    assert gpus.nvidia_gpus({}) == 2
     assert nvml.opened == 1
 
 

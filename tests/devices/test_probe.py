@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from accelerate_nb.devices import cpu, gpus, torch_build
-from accelerate_nb.devices.gpus import Mps
 from accelerate_nb.devices.probe import probe
 
 
@@ -66,7 +65,7 @@ def test_visible_gpus_are_those_that_torch_sees(visible):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
     )
-    assert gpus.Cuda().count(environment) == int(done.stdout)
+    assert gpus.nvidia_gpus(environment) == int(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_only_intels_render_nodes_are_xpus(tmp_path):
 
 
 def test_a_mac_has_one_gpu_or_none():
-    assert Mps().count({}) == int(torch.backends.mps.is_available())
+    assert gpus.apple_gpus({}) == int(torch.backends.mps.is_available())
 
 
 @pytest.mark.parametrize("name", ["cuda", "hip", "xpu"])

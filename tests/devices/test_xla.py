@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.gpus import Mps
+from accelerate_nb.devices.gpus import DeviceType
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.xla import XlaInstallation, detect_devices, for_others, for_workers, holder_in_process
 
@@ -216,13 +216,7 @@ def test_a_machine_on_which_nothing_requests_torch_xla_computes_as_before(monkey
 
 
 def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatch):
-    class Gpus(Mps):
-        name, label = "cuda", "GPU"
-
-        def count(self, environment):
-            return 4
-
-    monkeypatch.setattr("accelerate_nb.devices.probe.DEVICE_TYPES", (Gpus(),))
+    monkeypatch.setattr("accelerate_nb.devices.probe.DEVICE_TYPES", (DeviceType("cuda", "GPU", lambda _: 4),))
     monkeypatch.setattr(xla, "installation", lambda: FITS)
     # another test of this process may have loaded it
     monkeypatch.setattr(xla, "is_loaded", lambda: False)
