@@ -1,10 +1,10 @@
-"""The state of one rank, made of its events: its newest lines, and the values of its metrics, thinned evenly."""
+"""The state of one rank, made of its events: its newest lines, and the values of its metrics, thinned evenly, with their names in order."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -29,6 +29,11 @@ from accelerate_nb.events.model import (
 )
 
 T = TypeVar("T")
+# The prefixes of what `runtime/observability/step_metrics.py` reports; `epoch` is where in the training a step is.
+AUTOMATIC_PREFIXES = ("speed/", "optimizer/", "memory/")
+EPOCH = "epoch"
+# Of these each rank reports its own part: all ranks together have the sum. Of any other number, whatever it is called, the mean is shown.
+SUMMED = frozenset({"speed/samples_per_s", "speed/tokens_per_s"})
 
 
 class BoundedLog(Generic[T]):
@@ -191,26 +196,30 @@ class RankFold:
         self.state, self.detail = change.state, change.detail
 
     def take_fact(self, fact: Fact) -> None:
-        if isinstance(fact, DeviceSample):
-            self.devices[fact.device] = fact
-        elif isinstance(fact, KnobValue):
-            self.knobs = {**self.knobs, fact.name: fact}
-        elif isinstance(fact, MemoryUse):
-            self.memory = fact
-        elif isinstance(fact, StepBreakdown) and fact.step == 1:
-            self.first_step = fact
-        elif isinstance(fact, StepBreakdown):
-            self._take_steps(fact)
-        elif isinstance(fact, MeshCoordinates):
-            self.coordinates = fact.coordinates
-        elif isinstance(fact, ProfileRequested):
-            self.requested_profile = fact
-        elif isinstance(fact, StepProfile):
-            self._take_profile(fact)
-        else:
-            self.failure = fact
+        match fact:
+            case DeviceSample():
+                self.devices[fact.device] = fact
+            case KnobValue():
+                self.knobs = {**self.knobs, fact.name: fact}
+            case MemoryUse():
+                self.memory = fact
+            case MeshCoordinates():
+                self.coordinates = fact.coordinates
+            case StepBreakdown():
+                self._take_steps(fact)
+            case ProfileRequested():
+                self.requested_profile = fact
+            case StepProfile():
+                self.profile = fact
+                if self.requested_profile is not None and self.requested_profile.number <= fact.number:
+                    self.requested_profile = None
+            case Failure():
+                self.failure = fact
 
     def _take_steps(self, steps: StepBreakdown) -> None:
+        if steps.step == 1:
+            self.first_step = steps
+            return
         before = self.steps or self.first_step
         self.steps = steps
         self.window.append((max(steps.step - (before.step if before is not None else 0), 1), steps))
@@ -218,11 +227,6 @@ class RankFold:
         if sum(counts) >= _WINDOW_STEPS and sum(count * mean.total for count, mean in self.window) >= _WINDOW_SECONDS:
             self.windows.append(mean_steps(means, counts))
             self.window.clear()
-
-    def _take_profile(self, profile: StepProfile) -> None:
-        self.profile = profile
-        if self.requested_profile is not None and self.requested_profile.number <= profile.number:
-            self.requested_profile = None
 
     def take_metric(self, metric: Metric, points: int) -> None:
         if metric.name not in self.series:
@@ -270,3 +274,23 @@ class RankFold:
             "profile": self.profile,
             "failure": self.failure,
         }
+
+
+def is_automatic(name: str) -> bool:
+    """Whether a rank reports a metric of this name without being asked to."""
+    return name == EPOCH or name.startswith(AUTOMATIC_PREFIXES)
+
+
+def logged_names(names: Iterable[str]) -> list[str]:
+    """The different names that code logged, in the order of their first coming."""
+    return [name for name in dict.fromkeys(names) if not is_automatic(name)]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """
+    The different names that have a curve: first what code logged, then what ranks report by themselves.
+
+    >>> in_order(["speed/step_time_s", "loss", "epoch"])
+    ['loss', 'speed/step_time_s']
+    """
+    return sorted((name for name in dict.fromkeys(names) if name != EPOCH), key=is_automatic)

@@ -69,7 +69,7 @@ class NewMetrics:
 
 class RunState:
     """
-    The state that a run's events add up to: `apply` takes them in, everything else reads, from any thread.
+    The state that a run's events add up to: `apply` takes them in, everybody else only reads, from any thread.
 
     What it keeps is bounded, whatever ranks do: of each rank the last `tail` lines, of all ranks together the last
     `backlog` lines and displays in the order in which they came, of each metric about `points` values spread evenly over
@@ -88,26 +88,34 @@ class RunState:
         self._ranks: dict[int, RankFold] = {rank: self._new_rank() for rank in range(size)}
         self._shown: BoundedLog[Shown] = BoundedLog(backlog, 32 * _MILLION)
         self._metrics: BoundedLog[Metric] = BoundedLog(backlog, backlog)
-        self._knob_changes: tuple[KnobValue, ...] = ()
-        self._host: HostSample | None = None
-        self._idle_warning: IdleWarning | None = None
-        self._hang: Hang | None = None
-        self._restarts: tuple[Restart, ...] = ()
-        self._nodes: dict[int, NodeRanks] = {}
+        # the state of the whole run, with the message that people were shown; its end in seconds since 1970
+        self.state: State = "starting"
+        self.detail = ""
+        self.ended: float | None = None
+        # the load of the machine at its last sample, and of each node by its number
+        self.host: HostSample | None = None
         self._node_loads: dict[int, HostSample] = {}
-        self._precision = ""
-        self._has_stepped = False
-        self._ended: float | None = None
-        self._line_count = self._unread = 0
-        self._changes = 0
-        self._state: State = "starting"
-        self._detail = ""
+        self._nodes: dict[int, NodeRanks] = {}
+        # the warning about a run that is silent, and the positions of its ranks when its time was over
+        self.idle_warning: IdleWarning | None = None
+        self.hang: Hang | None = None
+        # oldest first, of very many the newest; a change of a knob as the first rank made it
+        self.restarts: tuple[Restart, ...] = ()
+        self.knob_changes: tuple[KnobValue, ...] = ()
+        # the mixed precision of the newest training; empty where it computes in that of its weights
+        self.precision = ""
+        # whether some rank has made an optimizer step in this attempt
+        self.has_stepped = False
+        # the numbers of whole lines, also those that are kept no longer, and of events that a run's folder has and nobody could read
+        self.line_count = self.unread = 0
+        # the number of events: a front end that has seen this many has nothing to draw
+        self.changes = 0
 
     def apply(self, event: Event) -> None:
         """Take an event in; whatever a rank named or wrote is harmless from here on, but for lines, which keep their colours."""
         event = harmless(event)
         with self._lock:
-            self._changes += 1
+            self.changes += 1
             match event:
                 case LogLine():
                     self._take_line(event)
@@ -131,17 +139,15 @@ class RunState:
                     | Failure()
                 ):
                     self._rank(event.rank).take_fact(event)
-                case NodeRanks():
-                    self._nodes[event.node] = event
-                case PrecisionChoice():
-                    self._precision = "" if event.name == "no" else event.name
-                case HostSample() | IdleWarning() | Hang() | FirstStep() | Restart() | KnobValue():
-                    self._take_of_all(event)
+                case KnobValue():
+                    self._take_knob(event)
+                case _:
+                    self._take_of_run(event)
 
     def apply_lines(self, lines: Iterable[LogLine]) -> None:
         """Take lines in, which come by the thousand, at once."""
         with self._lock:
-            self._changes += 1
+            self.changes += 1
             for line in lines:
                 self._take_line(line)
 
@@ -150,12 +156,12 @@ class RunState:
         with self._lock:
             self._rank(rank).lines.count += lines
             self._shown.count += lines
-            self._line_count += lines
+            self.line_count += lines
 
     def note_unread(self, count: int) -> None:
         """So many events of the run could not be read, and are left out; for a run that is read back."""
         with self._lock:
-            self._unread += count
+            self.unread += count
 
     def replace_open_lines(self, lines: Iterable[LogLine]) -> None:
         """Have these open lines and no others; for a run that another process conducts."""
@@ -164,7 +170,7 @@ class RunState:
                 rank.open_lines.clear()
             for line in lines:
                 self._rank(line.rank).open_lines[line.stream] = line
-            self._changes += 1
+            self.changes += 1
 
     def _take_line(self, line: LogLine) -> None:
         rank = self._ranks.get(line.rank) or self._rank(line.rank)
@@ -175,58 +181,55 @@ class RunState:
         size = len(line.text)
         rank.lines.append(line, size)
         self._shown.append(line, size)
-        self._line_count += 1
+        self.line_count += 1
 
     def _take_state(self, change: StateChange) -> None:
         if change.rank is None:
-            self._state, self._detail = change.state, change.detail
-            self._ended = change.time if change.state in OVER else None
-            self._idle_warning = None
+            self.state, self.detail = change.state, change.detail
+            self.ended = change.time if change.state in OVER else None
+            self.idle_warning = None
         else:
             self._rank(change.rank).take_state(change)
 
+    def _take_of_run(self, event: Event) -> None:
+        """Take an event of all ranks in; one that says nothing of the run's state is passed over."""
+        match event:
+            case HostSample(node=None):
+                self.host = event
+            case HostSample(node=int(node)) if node in self._nodes:
+                self._node_loads[node] = event
+            case NodeRanks():
+                self._nodes[event.node] = event
+            case PrecisionChoice():
+                self.precision = "" if event.name == "no" else event.name
+            case FirstStep():
+                self.has_stepped = True
+            case Restart():
+                self._take_restart(event)
+            case IdleWarning():
+                self.idle_warning = event if event.seconds else None
+            case Hang():
+                self.hang = event
+
     def _take_restart(self, restart: Restart) -> None:
-        self._restarts = (*self._restarts, restart)[-_MOST_RESTARTS:]
-        self._has_stepped = False
-        self._idle_warning = None
+        self.restarts = (*self.restarts, restart)[-_MOST_RESTARTS:]
+        self.has_stepped = False
+        self.idle_warning = None
         if restart.ranks is not None:
-            self._resize(restart.ranks)
+            # what former ranks wrote stays; the nodes come anew
+            self._ranks = {rank: self._ranks.get(rank) or self._new_rank() for rank in range(restart.ranks)}
+            self._nodes.clear()
+            self._node_loads.clear()
         for rank in self._ranks.values():
             # bars of processes that are gone move no more
             rank.progress.clear()
 
-    def _resize(self, size: int) -> None:
-        """Have so many ranks, and forget the nodes, which come anew; what former ranks wrote stays."""
-        self._ranks = {rank: self._ranks.get(rank) or self._new_rank() for rank in range(size)}
-        self._nodes.clear()
-        self._node_loads.clear()
-
-    def _take_of_all(self, event: HostSample | IdleWarning | Hang | FirstStep | Restart | KnobValue) -> None:
-        if isinstance(event, HostSample):
-            self._take_load(event)
-        elif isinstance(event, KnobValue):
-            self._take_knob(event)
-        elif isinstance(event, FirstStep):
-            self._has_stepped = True
-        elif isinstance(event, Restart):
-            self._take_restart(event)
-        elif isinstance(event, IdleWarning):
-            self._idle_warning = event if event.seconds else None
-        else:
-            self._hang = event
-
     def _take_knob(self, knob: KnobValue) -> None:
         self._rank(knob.rank).take_fact(knob)
         # all ranks make the same change: the first that says so counts
-        known = {(change.name, change.step, change.value) for change in self._knob_changes}
+        known = {(change.name, change.step, change.value) for change in self.knob_changes}
         if knob.changed and (knob.name, knob.step, knob.value) not in known:
-            self._knob_changes = (*self._knob_changes, knob)[-_MOST_KNOB_CHANGES:]
-
-    def _take_load(self, sample: HostSample) -> None:
-        if sample.node is None:
-            self._host = sample
-        elif sample.node in self._nodes:
-            self._node_loads[sample.node] = sample
+            self.knob_changes = (*self.knob_changes, knob)[-_MOST_KNOB_CHANGES:]
 
     def _rank(self, rank: int) -> RankFold:
         if rank not in self._ranks:
@@ -239,81 +242,16 @@ class RunState:
     # ------------------------------------------------------------------------------------------------------- reading
 
     @property
-    def state(self) -> State:
-        """The state of the whole run."""
-        return self._state
-
-    @property
-    def detail(self) -> str:
-        """The message that people were shown when the run came into its state."""
-        return self._detail
-
-    @property
-    def ended(self) -> float | None:
-        """The end of the run, in seconds since 1970; `None` while it goes on."""
-        return self._ended
-
-    @property
-    def host(self) -> HostSample | None:
-        """The load of the machine at its last sample."""
-        return self._host
-
-    @property
     def node_loads(self) -> dict[int, HostSample]:
         """The load of each node at its last sample, by the node's number."""
         with self._lock:
             return dict(self._node_loads)
 
     @property
-    def idle_warning(self) -> IdleWarning | None:
-        """The warning about a run that has been silent for long."""
-        return self._idle_warning
-
-    @property
-    def hang(self) -> Hang | None:
-        """The positions of the ranks when the run's time was over; `None` where it was not."""
-        return self._hang
-
-    @property
-    def restarts(self) -> tuple[Restart, ...]:
-        """The restarts so far, oldest first; the newest ones of very many."""
-        return self._restarts
-
-    @property
     def nodes(self) -> tuple[NodeRanks, ...]:
         """The nodes of a run on several of them, in order; none of a run on this machine alone."""
         with self._lock:
             return tuple(node for _, node in sorted(self._nodes.items()))
-
-    @property
-    def knob_changes(self) -> tuple[KnobValue, ...]:
-        """The changes of knobs so far, oldest first, as the first rank made each; the newest ones of very many."""
-        return self._knob_changes
-
-    @property
-    def precision(self) -> str:
-        """The mixed precision that the newest training computes in; empty where it computes in that of its weights."""
-        return self._precision
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether some rank has made an optimizer step in this attempt."""
-        return self._has_stepped
-
-    @property
-    def changes(self) -> int:
-        """The number of events so far: a front end that has seen this many has nothing to draw."""
-        return self._changes
-
-    @property
-    def line_count(self) -> int:
-        """The number of whole lines that all ranks wrote so far, also those that are kept no longer."""
-        return self._line_count
-
-    @property
-    def unread(self) -> int:
-        """The number of events that could not be read back from the run's folder."""
-        return self._unread
 
     @property
     def ranks(self) -> tuple[int, ...]:

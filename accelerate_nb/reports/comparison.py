@@ -14,9 +14,8 @@ from typing import Any
 from msgspec import structs
 
 from accelerate_nb.config.run_config import all_settings
-from accelerate_nb.events.metric_names import SUMMED, in_order
 from accelerate_nb.events.model import Metric
-from accelerate_nb.events.rank_state import RankState
+from accelerate_nb.events.rank_state import SUMMED, RankState, in_order
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain

@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from msgspec import structs
 
-from accelerate_nb.events.metric_names import SUMMED, in_order, logged_names
 from accelerate_nb.events.model import Metric
-from accelerate_nb.events.rank_state import RankState
+from accelerate_nb.events.rank_state import SUMMED, RankState, in_order, logged_names
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.text_format import counted, ranks_text, time_text, value_text
 

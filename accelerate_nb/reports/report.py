@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import LogLine, Meaning
+from accelerate_nb.events.rank_state import logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports.failure_summary import FailureCause

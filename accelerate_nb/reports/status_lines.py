@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import IdleWarning, NodeRanks
-from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, MemoryUse, NodeRanks, Progress, StepProfile
-from accelerate_nb.events.rank_state import RankState, RankSummary
+from accelerate_nb.events.rank_state import RankState, RankSummary, logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line

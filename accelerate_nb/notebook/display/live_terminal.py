@@ -17,9 +17,8 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from accelerate_nb.config.rank_lists import named
-from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.model import NodeRanks, Stream
-from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink

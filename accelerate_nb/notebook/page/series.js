@@ -2,7 +2,7 @@
 
 import { clockSpan, count, marks, number, spans } from "./format.js";
 
-// as in events/metric_names.py
+// as in events/rank_state.py
 const AUTOMATIC_PREFIXES = ["speed/", "optimizer/", "memory/"];
 const EPOCH = "epoch";
 const SUMMED = new Set(["speed/samples_per_s", "speed/tokens_per_s"]);
