@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from accelerate_nb.events.model import DeviceSample, HostSample
 
 @dataclass(frozen=True, slots=True)
 class RankProcesses:
-    """`size` ranks, and the processes of those that run; ranks that are threads share one. `memory` is all that there is, in bytes."""
+    """`size` ranks, and the processes of those that run. `memory` is all that there is, in bytes."""
 
     size: int
     pids: Mapping[int, int]
@@ -113,19 +112,17 @@ class WorkerGauge:
         """
         The load of each rank since the last sample, in percent of its share; its memory is of all that the machine has.
 
-        A rank is its process with those that it started. Pages that they share are counted once. Ranks that are threads of one
-        process can't be measured apart, and each is an equal part of it.
+        A rank is its process with those that it started. Pages that they share are counted once.
         """
         at = time.monotonic()
         passed, self._at = at - self._at, at
         found = usage(set(ranks.pids.values()))
-        sharing = Counter(ranks.pids.values())
         samples = [
             DeviceSample(
                 rank=rank,
                 device="cpu",
-                utilisation=self._utilisation(found[pid], passed * sharing[pid]),
-                memory_used=sum(item.memory for item in found[pid]) // sharing[pid],
+                utilisation=self._utilisation(found[pid], passed),
+                memory_used=sum(item.memory for item in found[pid]),
                 memory_total=ranks.memory,
                 time=now,
             )

@@ -150,23 +150,6 @@ def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     assert gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
 
 
-def test_ranks_that_are_threads_of_one_process_are_equal_parts_of_it(monkeypatch):
-    monkeypatch.setattr(machine_usage, "cores", lambda: 4)
-    gauge = WorkerGauge(4)
-    seconds = iter([0.0, 1000.0])
-    monkeypatch.setattr(
-        machine_usage, "usage", lambda pids: {pid: [machine_usage.ProcessUsage(pid, next(seconds), 20)] for pid in pids}
-    )
-    ranks = RankProcesses(4, dict.fromkeys(range(4), 1), 7)
-    gauge.samples(ranks, 0.0)
-    monkeypatch.setattr(machine_usage.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
-    found = gauge.samples(ranks, 1.0)
-    assert [item.rank for item in found] == [0, 1, 2, 3]
-    # of four cores for 500 seconds the process has used half
-    assert {(item.device, item.memory_used) for item in found} == {("cpu", 5)}
-    assert [item.utilisation for item in found] == pytest.approx([50.0] * 4)  # the clock has no exact binary fractions
-
-
 class Driver:
     """NVIDIA's library as far as it is asked, with two GPUs and a slice of one."""
 
