@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
 
+from accelerate_nb.failures.exception_copy import message_of
 from accelerate_nb.failures.process_limits import limit_reached
 
 
@@ -58,11 +59,6 @@ _CASES = (
         r"TPU initialization failed|libtpu not found|Failed to get TPU metadata",
         "torch_xla found no TPU that it could begin: restart the notebook's machine, and see that libtpu fits: "
         "pip install 'torch_xla[tpu]'.",
-    ),
-    KnownMistake(
-        r"Termination timeout for all[ -]\w+ RendezvousKey",
-        "Ranks that share a process came to different steps: each has to make the same calls on tensors in the same order, so "
-        "let none of them decide by its rank or by a value of its own what is computed.",
     ),
     KnownMistake(
         r"RESOURCE_EXHAUSTED.*(hbm|HBM|vmem|memory)|Ran out of memory in memory space hbm",
@@ -172,7 +168,7 @@ def advice_on(error: BaseException) -> str:
         if reached := limit_reached(link, int(os.environ.get("WORLD_SIZE", "1"))):
             return f"{reached[0].upper()}{reached[1:]}"
         calls = "\n".join(f"{frame.filename} {frame.name}" for frame in extract_tb(link.__traceback__))
-        if found := _found(f"{type(link).__name__}: {_text_of(link)}", calls):
+        if found := _found(f"{type(link).__name__}: {message_of(link)}", calls):
             return found
     return ""
 
@@ -201,10 +197,3 @@ def _all_of(error: BaseException | None, depth: int = 0) -> Iterator[BaseExcepti
     for inner in getattr(error, "exceptions", ()):
         yield from _all_of(inner, depth + 1)
     yield from _all_of(error.__cause__ or (None if error.__suppress_context__ else error.__context__), depth + 1)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
-        return ""

@@ -12,13 +12,13 @@ from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
 from accelerate_nb.events.model import Failure, Hang, cause
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.terminal_lines import cleaned
+from accelerate_nb.events.terminal_lines import cleaned, plain
 from accelerate_nb.failures.exception_copy import held, reachable, remade
 from accelerate_nb.failures.rank_result import RankResult
 
 # How many failures are listed beside the one that leads.
 _MOST_OTHERS = 3
-# How much of a message stands beside a rank: of the one that leads, and of the others.
+# The widest line on the failure that leads, and on each of the others.
 _WIDE, _SHORT = 300, 120
 
 
@@ -89,13 +89,12 @@ def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], fo
 
 
 def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -> str:
-    parts = [_headline(first)]
+    parts = [failure_line(first)]
     if first.traceback:
         parts.append(first.traceback)
     if first.last_lines:
         parts.append("Its last lines:\n" + "\n".join(f"  {line}" for line in first.last_lines))
-    others = _others(first, [failure for failure in failures if failure is not first])
-    if others:
+    if others := other_failures(first, failures, _MOST_OTHERS):
         parts.append("\n".join(others))
     if first.advice:
         parts.append(f"What to do: {first.advice}")
@@ -105,38 +104,41 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -
     return cleaned("\n\n".join(parts), None)
 
 
-def _headline(failure: Failure, width: int = _WIDE) -> str:
-    if failure.exit_code is not None:
-        return f"rank {failure.rank} ended with {failure.type}: {failure.message}"
-    return f"rank {failure.rank} stopped with {failure.type}: {_first_line(failure.message, width)}"
+def failure_line(failure: Failure, width: int = _WIDE) -> str:
+    """
+    A failure in one line of about `width` characters at most.
+
+    >>> failure_line(Failure(1, "KeyError", "'lr'", traceback="", time=0.0))
+    "rank 1 stopped with KeyError: 'lr'"
+    """
+    ended = "ended with" if failure.exit_code is not None else "stopped with"
+    message = plain(failure.message.partition("\n")[0])
+    line = f"rank {failure.rank} {ended} {plain(failure.type)}{': ' if message else ''}{message}"
+    return line if len(line) <= width else f"{line[:width]} …"
 
 
-def _others(first: Failure, failures: Sequence[Failure]) -> list[str]:
-    """The lines on the other failures: one for each rank that failed by itself, and one for all that only followed."""
-    ended = [failure.rank for failure in failures if failure.ended_by_us]
-    lost = [failure.rank for failure in failures if failure.lost_connection and not failure.ended_by_us]
-    independent = [failure for failure in failures if not (failure.lost_connection or failure.ended_by_us)]
+def other_failures(first: Failure, failures: Sequence[Failure], most: int) -> list[str]:
+    """The lines on the failures beside the first: one for each rank that failed by itself, `most` at most, and one for all that followed."""
+    others = [failure for failure in failures if failure is not first]
+    ended = [failure.rank for failure in others if failure.ended_by_us]
+    lost = [failure.rank for failure in others if failure.lost_connection and not failure.ended_by_us]
+    independent = [failure for failure in others if not (failure.lost_connection or failure.ended_by_us)]
     same = [failure.rank for failure in independent if _is_like(failure, first)]
-    others = [_headline(failure, _SHORT) for failure in independent if not _is_like(failure, first)]
-    lines = [f"{of_ranks(same, listed)} stopped with the same"] if same else []
-    lines += others[:_MOST_OTHERS]
-    if more := others[_MOST_OTHERS:]:
-        lines.append(f"and {len(more)} more failed by themselves")
+    different = [failure for failure in independent if not _is_like(failure, first)]
+    lines = [f"{of_ranks(same)} stopped with the same"] if same else []
+    lines += [failure_line(failure, _SHORT) for failure in different[:most]]
+    if more := [failure.rank for failure in different[most:]]:
+        lines.append(f"{of_ranks(more)} failed by {'itself' if len(more) == 1 else 'themselves'}, too")
     if lost:
-        lines.append(f"{of_ranks(lost, listed)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
+        lines.append(f"{of_ranks(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
     if ended:
-        lines.append(f"{of_ranks(ended, listed)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+        lines.append(f"{of_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
     return lines
 
 
 def _is_like(failure: Failure, other: Failure) -> bool:
     """Whether two ranks failed in the same place with the same words."""
     return (failure.type, failure.message, failure.traceback) == (other.type, other.message, other.traceback)
-
-
-def _first_line(text: str, width: int) -> str:
-    line = text.partition("\n")[0]
-    return line if len(line) <= width else line[:width] + " …"
 
 
 def _as_type_of(original: BaseException | None) -> WorkerError:

@@ -19,7 +19,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.worker_error import hang_error, hang_reason, stopped_error, worker_error
+from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_reason, stopped_error, worker_error
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
@@ -27,7 +27,6 @@ from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartA
 from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.run_context import Outcomes, RunContext, Stop, WorkerGroupLike, stronger
 from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
-from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import RankMessage

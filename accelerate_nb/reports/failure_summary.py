@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.model import Failure, Frame, Hang, Restart, cause
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.text_format import counted, narrowed, ranks_text, shortened
+from accelerate_nb.failures.worker_error import failure_line, other_failures
+from accelerate_nb.reports.text_format import counted, narrowed, shortened
 
-_MOST_OTHERS = 8
+MOST_OTHERS = 8
 _WIDEST_LINE = 300
 
 
@@ -53,14 +53,14 @@ def cause_of(failures: Sequence[Failure], size_limit: int) -> FailureCause | Non
     foreign = any(not frame.own for frame in first.frames)
     return FailureCause(
         rank=first.rank,
-        headline=narrowed(_headline(first), _WIDEST_LINE),
+        headline=failure_line(first),
         calls=() if chained else (*shortened(plain("\n".join(folded)), size_limit).split("\n"),) if folded else (),
         every=(*shortened(plain("\n".join(_lines(first.frames))), size_limit).split("\n"),) if foreign else (),
         exception_text=shortened(plain(f"{first.type}: {first.message}" if first.message else first.type), size_limit),
         traceback=shortened(plain(first.traceback), size_limit),
         advice=shortened(plain(first.advice), 2000),
         last_lines=tuple(narrowed(plain(line), 1000) for line in first.last_lines[-20:]),
-        others=(*others_of([failure for failure in failures if failure is not first]),),
+        others=(*other_failures(first, failures, MOST_OTHERS),),
     )
 
 
@@ -91,11 +91,6 @@ def hang_headline(hang: Hang) -> str:
     return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
 
 
-def failure_line(failure: Failure) -> str:
-    """A failure in one line."""
-    return narrowed(_headline(failure), _WIDEST_LINE)
-
-
 def restart_line(restart: Restart) -> str:
     """
     A restart in one line, with why the attempt before it ended.
@@ -107,12 +102,6 @@ def restart_line(restart: Restart) -> str:
     return narrowed(
         f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE
     )
-
-
-def _headline(failure: Failure) -> str:
-    message = plain(failure.message.partition("\n")[0])
-    ended = "ended with" if failure.exit_code is not None else "stopped with"
-    return f"rank {failure.rank} {ended} {plain(failure.type)}{': ' if message else ''}{message}"
 
 
 def _folded(frames: Sequence[Frame]) -> Iterator[str]:
@@ -130,19 +119,3 @@ def _lines(frames: Sequence[Frame]) -> Iterator[str]:
         yield f"  {frame.place}, in {frame.function}"
         if frame.source:
             yield f"    {frame.source}"
-
-
-def others_of(failures: Sequence[Failure]) -> Iterator[str]:
-    """A line for each rank that failed by itself, and one for all that only followed."""
-    independent = [failure for failure in failures if not (failure.lost_connection or failure.ended_by_us)]
-    yield from (failure_line(failure) for failure in independent[:_MOST_OTHERS])
-    if more := independent[_MOST_OTHERS:]:
-        yield f"{_named(more)} failed by {'itself' if len(more) == 1 else 'themselves'}, too"
-    if lost := [failure for failure in failures if failure.lost_connection and not failure.ended_by_us]:
-        yield f"{_named(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}"
-    if ended := [failure for failure in failures if failure.ended_by_us]:
-        yield f"{_named(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it"
-
-
-def _named(failures: Sequence[Failure]) -> str:
-    return of_ranks([failure.rank for failure in failures], ranks_text)

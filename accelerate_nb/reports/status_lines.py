@@ -10,7 +10,8 @@ from accelerate_nb.events.model import IdleWarning, NodeRanks
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
-from accelerate_nb.reports.failure_summary import failure_line, restart_line
+from accelerate_nb.failures.worker_error import failure_line
+from accelerate_nb.reports.failure_summary import restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
 from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.reports.summary import curve_text, newest_profile, profile_line, ranks_of_nodes, row_of, unread_text

@@ -213,10 +213,3 @@ def test_a_process_that_was_killed_or_touched_memory_that_is_not_there_is_answer
     assert "memory may be full" in advice_on_death("SIGKILL", [])
     assert "/dev/shm" in advice_on_death("SIGBUS", [])
     assert advice_on_death("SIGSEGV", ["hello"]) == ""
-
-
-def test_ranks_of_one_process_that_came_to_different_steps_are_answered():
-    lines = [
-        "F rendezvous.cc:116] Termination timeout for all reduce RendezvousKey{run_id=RunId: 3} of 10 seconds exceeded."
-    ]
-    assert "share a process" in advice_on_death("SIGABRT", lines)

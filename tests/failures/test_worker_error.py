@@ -119,7 +119,7 @@ def test_every_rank_is_reported_and_those_that_only_followed_in_one_line():
     text = str(worker_error(rank_results, FOLDER))
     assert text.startswith("rank 1 stopped with KeyError: 'cause'")
     assert "rank 0 lost its connection" in text
-    assert "ranks 2, 3 were ended because of it" in text
+    assert "ranks 2-3 were ended because of it" in text
     assert "rank 4 stopped with ValueError: own 4" in text
     assert "rank 11" not in text
     assert len(text.splitlines()) < 20
@@ -129,7 +129,7 @@ def test_ranks_that_failed_alike_are_one_line():
     same = [raised(rank, ValueError("alike"), float(rank)) for rank in range(4)]
     text = str(worker_error([*same, raised(4, ValueError("other"), 9.0)], FOLDER))
     assert text.count("alike") == 1
-    assert "ranks 1, 2, 3 stopped with the same\nrank 4 stopped with ValueError: other" in text
+    assert "ranks 1-3 stopped with the same\nrank 4 stopped with ValueError: other" in text
 
 
 def test_advice_stands_before_the_folder():

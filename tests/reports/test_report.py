@@ -107,7 +107,7 @@ ESSENTIAL = [
     "loss = criterion(model(x), y)",
     "2 calls folded",
     "pass drop_last=True",
-    "ranks 0, 2–3 lost their connections",
+    "ranks 0,2-3 lost their connections",
     "151/300",
     "cuda:3 87%",
     "40.0 ms: data 62 %, backward 25 %, forward 12 %",

@@ -32,7 +32,8 @@ from accelerate_nb.events.model import (
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
+from accelerate_nb.failures.worker_error import other_failures
+from accelerate_nb.reports.failure_summary import MOST_OTHERS, hang_headline, restart_line
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.step_causes import PHASES, step_causes
 from accelerate_nb.reports.summary import coordinates_text, memory_parts, memory_text
@@ -341,7 +342,6 @@ class RankFactsFeed:
 def failure_message(failures: Sequence[Failure]) -> Message:
     """The failure that led to the others, and what became of those."""
     first = cause(failures)
-    others = [failure for failure in failures if failure is not first]
     return {
         "rank": first.rank,
         "type": first.type,
@@ -350,7 +350,7 @@ def failure_message(failures: Sequence[Failure]) -> Message:
         "frames": [[*frame] for frame in first.frames],
         "traceback": first.traceback[-_LONGEST_TEXT:],
         "last_lines": [*first.last_lines],
-        "others": [*others_of(others)],
+        "others": other_failures(first, failures, MOST_OTHERS),
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from accelerate_nb.events.model import TaskDone
+from accelerate_nb.failures.exception_copy import reachable
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_hold import current_step_hold
@@ -257,7 +258,9 @@ class TaskLoop:
             error.filename = sources.name(error.filename)
         frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
         failure = failure_of(error.with_traceback(below(error.__traceback__, sources)), self._rank, sources)
-        _clear_frames(error)
+        for link in reachable(error):
+            # a cell that filled a GPU holds nothing of it
+            traceback.clear_frames(link.__traceback__)
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
         if in_collective and self._gone and not failure.advice:
             failure = structs.replace(failure, advice=_GONE)
@@ -305,18 +308,6 @@ def _names(shell: Any) -> tuple[str, ...]:
     """The person's variables."""
     names = list(shell.user_ns)
     return tuple(sorted(name for name in names if not name.startswith("_") and name not in shell.user_ns_hidden))
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Take their variables from the frames of an exception, and of those before it: a cell that filled a GPU holds nothing of it."""
-    cleared: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        found = waiting.pop()
-        if found is not None and id(found) not in cleared:
-            cleared.add(id(found))
-            traceback.clear_frames(found.__traceback__)
-            waiting += (found.__cause__, found.__context__)
 
 
 def below(trace: TracebackType | None, sources: CellSources) -> TracebackType | None:
