@@ -14,7 +14,7 @@ MOST_LINKS = 100
 _OF_EVERY_EXCEPTION = frozenset(dir(BaseException))
 
 
-def reachable(error: BaseException) -> list[BaseException]:
+def linked_exceptions(error: BaseException) -> list[BaseException]:
     """The exception and those that led to it, nearest first."""
     found = {id(error): error}
     waiting = deque([error])
@@ -27,12 +27,12 @@ def reachable(error: BaseException) -> list[BaseException]:
     return list(found.values())
 
 
-def held(error: BaseException) -> dict[str, Any]:
+def exception_values(error: BaseException) -> dict[str, Any]:
     """The values of an exception beside its arguments: its attributes, and the fields of its class (`errno`, `code`, ...)."""
     return {**_fields(error), **vars(error)}
 
 
-def remade(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str, Any]) -> BaseException:
+def rebuilt_exception(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str, Any]) -> BaseException:
     """A `kind` with these arguments and values; no constructor written in Python is called."""
     error: BaseException = _builtin(kind).__new__(kind, *args)
     for name, value in {"args": args, **values}.items():
@@ -42,13 +42,13 @@ def remade(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str
     return error
 
 
-def reduced(error: BaseException) -> tuple[Any, ...] | None:
+def exception_reduction(error: BaseException) -> tuple[Any, ...] | None:
     """The reduction of an exception for pickle, where pickle's own would call a constructor with the wrong arguments."""
     kind = type(error)
     in_python = (isinstance(way, FunctionType) for way in (kind.__reduce__, kind.__reduce_ex__))
     if not isinstance(kind.__init__, FunctionType) or any(in_python):
         return None
-    return remade, (kind, error.args, held(error))
+    return rebuilt_exception, (kind, error.args, exception_values(error))
 
 
 def raise_as_it_is(error: BaseException) -> NoReturn:

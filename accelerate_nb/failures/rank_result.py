@@ -39,7 +39,7 @@ def left_out_text(name: str, left_out: Mapping[int, str], instead: str = "None s
     )
 
 
-def died(
+def death_failure(
     rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool, crash: str = ""
 ) -> Failure:
     """A failure for a process that ended without reporting why; `crash` is where it was, as far as it is known."""
@@ -57,7 +57,7 @@ def died(
     )
 
 
-def lost_with_node(rank: int, *, last_lines: Sequence[str], time: float) -> Failure:
+def node_loss_failure(rank: int, *, last_lines: Sequence[str], time: float) -> Failure:
     """A failure for a process of which nothing is known but that its node was lost."""
     message = "it was lost with its node"
     return Failure(rank, "NodeLost", message, traceback="", time=time, last_lines=tuple(last_lines))

@@ -13,7 +13,7 @@ from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, Work
 from accelerate_nb.events.model import Failure, Hang, cause
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.terminal_lines import cleaned, plain
-from accelerate_nb.failures.exception_copy import held, reachable, remade
+from accelerate_nb.failures.exception_copy import exception_values, linked_exceptions, rebuilt_exception
 from accelerate_nb.failures.rank_result import RankResult
 
 # How many failures are listed beside the one that leads.
@@ -148,7 +148,7 @@ def _as_type_of(original: BaseException | None) -> WorkerError:
         return _bare()
     kind = type(original)
     try:
-        error = remade(_combined(kind), original.args, held(original))
+        error = rebuilt_exception(_combined(kind), original.args, exception_values(original))
     except TypeError:
         # a class that allows no subclass, or whose memory can't be laid out together with another's
         error = _bare()
@@ -159,7 +159,7 @@ def _as_type_of(original: BaseException | None) -> WorkerError:
 
 def _take_links(error: BaseException, original: BaseException) -> None:
     """Give an exception what led to the one that it stands for; a cycle leads back to it."""
-    for link in reachable(original):
+    for link in linked_exceptions(original):
         cause, context = (error if inner is original else inner for inner in (link.__cause__, link.__context__))
         relink(error if link is original else link, cause, context, link.__suppress_context__)
 

@@ -27,7 +27,7 @@ from accelerate_nb.events.model import (
 )
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work, waits_for_returned
-from accelerate_nb.failures.rank_result import RankResult, died, lost_with_node
+from accelerate_nb.failures.rank_result import RankResult, death_failure, node_loss_failure
 from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT, Agent, AgentLoop, Report
 from accelerate_nb.launching.planning.placement import LaunchPlan, host_store, rendezvous_socket
@@ -393,9 +393,9 @@ class GroupRunner:
         by_us = self._group.was_killed_by_us(rank)
         when = self._group.reported.get(rank, time.time())
         if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
-            return lost_with_node(rank, last_lines=last, time=when)
+            return node_loss_failure(rank, last_lines=last, time=when)
         crash = crash_text(self._crash_dumps.get(rank, ""), self._run_context.sources)
-        return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
+        return death_failure(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
     def _last_words(self, rank: int) -> list[str]:
         since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]

@@ -24,24 +24,24 @@ class _BackgroundTasks:
     """The tasks of this process that have begun and are not over."""
 
     def __init__(self) -> None:
-        self.begun: list[_BackgroundTask] = []
+        self.going: list[_BackgroundTask] = []
 
 
 _tasks = _BackgroundTasks()
 
 
-def begun(wait: Wait, salvage: Wait | None = None) -> None:
+def register(wait: Wait, salvage: Wait | None = None) -> None:
     """
     Register a task in the background; `wait` returns when it is done, and raises if it failed.
 
     `salvage` is called instead where the function has failed: it does what can be done of it without the other ranks.
     """
-    _tasks.begun.append(_BackgroundTask(wait, salvage))
+    _tasks.going.append(_BackgroundTask(wait, salvage))
 
 
-def done(wait: Wait) -> None:
-    """Forget a task that was `begun`, since it is over, or has been waited for."""
-    going = _tasks.begun
+def forget(wait: Wait) -> None:
+    """Forget a registered task, since it is over, or has been waited for."""
+    going = _tasks.going
     for task in going:
         if task.wait == wait:
             going.remove(task)
@@ -50,7 +50,7 @@ def done(wait: Wait) -> None:
 
 def finish() -> None:
     """Wait until all is done that was begun; raises what failed first."""
-    going = _tasks.begun
+    going = _tasks.going
     while going:
         going.pop(0).wait()
 
@@ -61,7 +61,7 @@ def salvage(timeout: float = _TIMEOUT) -> None:
 
     The failure that is to be reported after it is more important.
     """
-    calls = [task.salvage for task in _tasks.begun if task.salvage is not None]
+    calls = [task.salvage for task in _tasks.going if task.salvage is not None]
     if not calls:
         return
     # in a thread, since who waits for a device can't be called back

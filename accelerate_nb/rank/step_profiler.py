@@ -163,12 +163,12 @@ class StepProfiler:
             emit(recording.request.without_profile("no whole optimizer step was seen before the profile had to end"))
             return
         if self._export is not None:
-            background_tasks.done(self._export.join)
+            background_tasks.forget(self._export.join)
         self._export = threading.Thread(
             target=_export, args=(recording, seconds), name="accelerate_nb profile", daemon=True
         )
         self._export.start()
-        background_tasks.begun(self._export.join)
+        background_tasks.register(self._export.join)
 
     # ----------------------------------------------------------------------------------------------- the thread that watches
 

@@ -244,7 +244,7 @@ class Supervisor:
             if not group.workers:
                 del self._groups[run]
 
-    def _start_worker(self, request: ForkWorker, arrived: Sequence[int]) -> None:
+    def _start_worker(self, request: ForkWorker, descriptors: Sequence[int]) -> None:
         group = self._groups.get(request.run)
         if group is not None and not group.is_left:
             # its kernel may have left it meanwhile: then nothing is forked for it any more
@@ -255,10 +255,10 @@ class Supervisor:
                 self._report(request.run, WorkerExited(rank, -number))
             else:
                 try:
-                    pid = self._prefork_pool.use(request.worker, arrived) or self._fork(request.worker, arrived)
+                    pid = self._prefork_pool.use(request.worker, descriptors) or self._fork(request.worker, descriptors)
                 except OSError as error:
                     self._report(request.run, ForkFailed(rank, error.errno or 0))
-        for descriptor in arrived:
+        for descriptor in descriptors:
             os.close(descriptor)
         if group is None or not pid:
             return
@@ -277,12 +277,12 @@ class Supervisor:
             Supervisor(self._control).serve()
         os.close(control)
 
-    def _fork(self, worker: LocalWorker, arrived: Sequence[int]) -> int:
+    def _fork(self, worker: LocalWorker, descriptors: Sequence[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            work(worker.arrived(arrived), parent)
+            work(worker.with_descriptors(descriptors), parent)
         return pid
 
     def _forget(self) -> None:
@@ -479,7 +479,7 @@ def _wait(channel: Channel, parent: int) -> NoReturn:
         received = channel.receive()
         if received is not None and isinstance(received.message, BeginWorker):
             channel.close()
-            work(received.message.worker.arrived(received.descriptors), parent)
+            work(received.message.worker.with_descriptors(received.descriptors), parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
 from accelerate_nb.errors import UnpicklableError, relink
-from accelerate_nb.failures.exception_copy import message_of, reachable, remade
+from accelerate_nb.failures.exception_copy import linked_exceptions, message_of, rebuilt_exception
 from accelerate_nb.failures.traceback_format import below_ours, without_middle
 from accelerate_nb.transport.serializer import dump_homeward, load
 
@@ -63,7 +63,7 @@ def portable(error: BaseException, known: frozenset[str] | None = None) -> Any:
     An exception that can't be pickled comes without its attributes, and with a note about it; where not even its class and
     message can, an `UnpicklableError` takes its place.
     """
-    chain = reachable(error)
+    chain = linked_exceptions(error)
     positions = {id(link): index for index, link in enumerate(chain)}
     return ExceptionChain(tuple(_link(link, chain, positions, known) for link in chain))
 
@@ -134,7 +134,7 @@ def _pickled(
     for args in (error.args, (message_of(error),)):
         try:
             notes = [*getattr(error, "__notes__", ()), f"Its attributes stayed in the worker ({reason})."]
-            return pickled(remade(type(error), args, {"__notes__": notes})), ""
+            return pickled(rebuilt_exception(type(error), args, {"__notes__": notes})), ""
         except Exception:  # noqa: BLE001 - anybody's code, as above; an exception group wants its exceptions
             continue
     return (), f"could not be pickled: {reason}"

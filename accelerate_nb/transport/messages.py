@@ -12,7 +12,7 @@ from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
-VERSION = 9
+VERSION = 10
 # How often each end of an agent's channel says that it is there while workers run, in seconds.
 HEARTBEAT_INTERVAL = 1.0
 
@@ -492,7 +492,7 @@ class RunRefused(Message, frozen=True):
 
 
 class RequestStop(Message, frozen=True):
-    """Stop the whole run, on all nodes."""
+    """Stop the whole run, on all nodes (`Run.request_stop`); an attached process sends it to a run host, too, whose reply is a `LiveState`."""
 
     how: Literal["finish", "interrupt", "kill"]
 
@@ -525,17 +525,17 @@ class MembershipGranted(Message, frozen=True):
 # --------------------------------------------------------------- a run host that starts, to the process that started it
 
 
-class HostNotice(Message, frozen=True):
+class ShowText(Message, frozen=True):
     """Show a text on standard error."""
 
     text: str
 
 
-class HostReady(Message, frozen=True):
+class RunStarted(Message, frozen=True):
     """Processes can attach to the run, which begins."""
 
 
-class HostFailed(Message, frozen=True):
+class LaunchFailed(Message, frozen=True):
     """There is no run, for an error of this package, by the name of its class."""
 
     error_kind: str
@@ -543,12 +543,6 @@ class HostFailed(Message, frozen=True):
 
 
 # ------------------------------------------------------------------------------------ an attached process to a run host
-
-
-class StopRun(Message, frozen=True):
-    """Request the end of the run (`Run.request_stop`); the reply is a `LiveState`."""
-
-    how: Literal["finish", "interrupt", "kill"]
 
 
 class ChangeKnob(Message, frozen=True):

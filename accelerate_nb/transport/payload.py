@@ -25,14 +25,14 @@ class TransferredFd:
     """A descriptor that goes along with a payload; in the worker, `detach()` gives the worker's own."""
 
     # the worker's descriptors, in the order of their indices
-    arrived: tuple[int, ...] = ()
+    descriptors: tuple[int, ...] = ()
 
     def __init__(self, index: int) -> None:
         self._index = index
 
     def detach(self) -> int:
         """A descriptor of one's own; the caller closes it."""
-        return os.dup(type(self).arrived[self._index])
+        return os.dup(type(self).descriptors[self._index])
 
 
 class FdCollector:
@@ -57,7 +57,7 @@ class FdCollector:
 
 
 @contextmanager
-def collecting() -> Iterator[FdCollector]:
+def collect_descriptors() -> Iterator[FdCollector]:
     """While something is pickled for workers, multiprocessing's objects see a process being spawned."""
     before = get_spawning_popen()
     collector = FdCollector()
@@ -166,7 +166,7 @@ class PackedCall:
         """The call, its arrays and tensors in the file's own memory."""
         _, *pickled = map_entries(self.descriptor)
         self.sources.install()
-        TransferredFd.arrived = self.more
+        TransferredFd.descriptors = self.more
         states, logging_state, call, names = load(pickled)
         install_main(names)
         states.install()
@@ -184,7 +184,7 @@ class PackedCall:
 Payload: TypeAlias = InheritedCall | PackedCall
 
 
-def arrived(descriptor: int, more: Sequence[int]) -> PackedCall:
+def received_payload(descriptor: int, more: Sequence[int]) -> PackedCall:
     """The payload behind a worker's descriptors."""
     head = map_entries(descriptor)[0]
     return PackedCall(descriptor, tuple(more), CellSources(**json.loads(bytes(head))))
@@ -203,7 +203,7 @@ def pack(call: FunctionCall) -> PackedCall:
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     sources = current_sources()
-    with collecting() as collector:
+    with collect_descriptors() as collector:
         try:
             names: dict[str, Any] = {}
             entries = dump((current_random_states(), current_logging(), call, names), names)

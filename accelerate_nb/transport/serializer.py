@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from accelerate_nb.errors import AccelerateNbError, NeedsForkError, PayloadError
-from accelerate_nb.failures.exception_copy import reduced
+from accelerate_nb.failures.exception_copy import exception_reduction
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.memory_file import Bytes
 
@@ -105,7 +105,7 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if "IPython" in sys.modules and isinstance(obj, _shell_class()):
             # a function that mentions get_ipython would drag the whole shell along, its history's database first
             return _no_shell, ()
-        if isinstance(obj, BaseException) and (apart := reduced(obj)) is not None:
+        if isinstance(obj, BaseException) and (apart := exception_reduction(obj)) is not None:
             return apart
         if (handle := _reduce_handle(obj)) is not None:
             return handle

@@ -179,16 +179,11 @@ class LocalWorker:
         """Its rank."""
         return self.spec.rank_info.rank
 
-    def arrived(self, descriptors: Iterable[int]) -> LocalWorker:
-        """The worker where its descriptors have arrived, under other numbers, in the order of `WorkerDescriptors.all()`."""
-        return replace(self, descriptors=numbered(self.descriptors, descriptors))
-
-
-def numbered(descriptors: WorkerDescriptors, arrived: Iterable[int]) -> WorkerDescriptors:
-    """The descriptors under their numbers in this process; they arrive in the order of `WorkerDescriptors.all()`."""
-    rest = list(arrived)
-    fixed = {
-        name: rest.pop(0) if getattr(descriptors, name) >= 0 else -1
-        for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
-    }
-    return WorkerDescriptors(**fixed, more=tuple(rest))
+    def with_descriptors(self, received: Iterable[int]) -> LocalWorker:
+        """The worker with the numbers that its descriptors have in this process; they come in the order of `WorkerDescriptors.all()`."""
+        rest = list(received)
+        fixed = {
+            name: rest.pop(0) if getattr(self.descriptors, name) >= 0 else -1
+            for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
+        }
+        return replace(self, descriptors=WorkerDescriptors(**fixed, more=tuple(rest)))

@@ -18,7 +18,7 @@ from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.sources.installed_packages import loaded_since
 from accelerate_nb.transport.outcome import failure_of, write_result
-from accelerate_nb.transport.payload import Payload, arrived
+from accelerate_nb.transport.payload import Payload, received_payload
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import control_channel, stdio
 
@@ -34,7 +34,7 @@ class RankConnection:
 
     def __init__(self, worker: LocalWorker, payload: Payload | None = None) -> None:
         self._worker = worker
-        self._payload = payload or arrived(worker.descriptors.payload, worker.descriptors.more)
+        self._payload = payload or received_payload(worker.descriptors.payload, worker.descriptors.more)
         self._before = len(sys.modules)
         self._call: Callable[[], Any]
         self._is_interrupted = False

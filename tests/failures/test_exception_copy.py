@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from accelerate_nb.failures.exception_copy import held, raise_as_it_is, reduced, remade
+from accelerate_nb.failures.exception_copy import (
+    exception_reduction,
+    exception_values,
+    raise_as_it_is,
+    rebuilt_exception,
+)
 
 
 class Wants(Exception):
@@ -72,24 +77,24 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_exception_made_anew_is_the_same(error):
-    found = remade(type(error), error.args, held(error))
+    found = rebuilt_exception(type(error), error.args, exception_values(error))
     assert type(found) is type(error)
     assert found.args == error.args
     assert str(found) == str(error)
-    assert held(found) == held(error)
+    assert exception_values(found) == exception_values(error)
 
 
 def test_what_c_keeps_is_held_too():
-    assert held(OSError(2, "not here", "a.txt"))["filename"] == "a.txt"
-    assert held(SystemExit(3))["code"] == 3
-    assert held(Slotted([1]))["extra"] == [1]
-    assert held(KeyError("x")) == {}
+    assert exception_values(OSError(2, "not here", "a.txt"))["filename"] == "a.txt"
+    assert exception_values(SystemExit(3))["code"] == 3
+    assert exception_values(Slotted([1]))["extra"] == [1]
+    assert exception_values(KeyError("x")) == {}
 
 
 def test_only_constructors_in_python_need_another_way_than_pickle_s_own():
-    assert reduced(KeyError("x")) is None
-    assert reduced(json.JSONDecodeError("bad", "doc", 1)) is None
-    assert reduced(Wants(1, second=2)) is not None
+    assert exception_reduction(KeyError("x")) is None
+    assert exception_reduction(json.JSONDecodeError("bad", "doc", 1)) is None
+    assert exception_reduction(Wants(1, second=2)) is not None
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=lambda error: type(error).__name__)

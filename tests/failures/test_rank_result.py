@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.failures.rank_result import died
+from accelerate_nb.failures.rank_result import death_failure
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ from accelerate_nb.failures.rank_result import died
     ],
 )
 def test_a_death_names_its_code_or_signal_and_what_that_means(code, name, word):
-    found = died(2, code, last_lines=["a", "b"], time=1.0, ended_by_us=False)
+    found = death_failure(2, code, last_lines=["a", "b"], time=1.0, ended_by_us=False)
     assert (found.rank, found.type, found.exit_code, found.last_lines) == (2, name, code, ("a", "b"))
     assert word in found.message

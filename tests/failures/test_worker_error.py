@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.model import Failure
-from accelerate_nb.failures.rank_result import RankResult, died
+from accelerate_nb.failures.rank_result import RankResult, death_failure
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 
 FOLDER = Path("/runs/one")
@@ -147,7 +147,7 @@ def test_a_run_that_was_stopped_reports_after_which_step():
 
 
 def test_a_death_reports_the_last_lines():
-    failure = died(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
+    failure = death_failure(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
     found = worker_error([RankResult(0, value=None), RankResult(1, failure=failure)], FOLDER)
     assert str(found).startswith("rank 1 ended with SIGSEGV")
     assert "  a\n  b" in str(found)
@@ -161,7 +161,7 @@ def test_a_headline_is_one_short_line():
 def test_a_hang_reports_who_had_returned_and_where_the_others_were():
     rank_results = [
         RankResult(0, value=1),
-        RankResult(1, failure=died(1, -9, last_lines=[], time=1.0, ended_by_us=True)),
+        RankResult(1, failure=death_failure(1, -9, last_lines=[], time=1.0, ended_by_us=True)),
     ]
     found = hang_error(2.5, "rank 1:\n  here", rank_results, FOLDER)
     assert isinstance(found, HangError)

@@ -19,7 +19,7 @@ def test_what_was_begun_is_waited_for_once_in_its_order():
     calls = []
     waits = [lambda: calls.append("first"), lambda: calls.append("second")]
     for wait in waits:
-        background_tasks.begun(wait)
+        background_tasks.register(wait)
     background_tasks.finish()
     background_tasks.finish()
     assert calls == ["first", "second"]
@@ -31,9 +31,9 @@ def test_what_is_over_is_not_waited_for():
     def wait():
         calls.append("waited")
 
-    background_tasks.begun(wait)
-    background_tasks.done(wait)
-    background_tasks.done(wait)
+    background_tasks.register(wait)
+    background_tasks.forget(wait)
+    background_tasks.forget(wait)
     background_tasks.finish()
     assert calls == []
 
@@ -44,8 +44,8 @@ def test_a_failure_is_raised_and_the_rest_still_stands():
     def fails():
         raise OSError("disk full")
 
-    background_tasks.begun(fails)
-    background_tasks.begun(lambda: calls.append("other"))
+    background_tasks.register(fails)
+    background_tasks.register(lambda: calls.append("other"))
     with pytest.raises(OSError, match="disk full"):
         background_tasks.finish()
     background_tasks.finish()
@@ -64,9 +64,9 @@ def test_after_a_failure_what_can_be_saved_is_and_the_rest_is_not_waited_for(not
     def fails():
         raise OSError("lost")
 
-    background_tasks.begun(lambda: calls.append("waited"))
-    background_tasks.begun(lambda: calls.append("waited"), fails)
-    background_tasks.begun(lambda: calls.append("waited"), lambda: calls.append("saved"))
+    background_tasks.register(lambda: calls.append("waited"))
+    background_tasks.register(lambda: calls.append("waited"), fails)
+    background_tasks.register(lambda: calls.append("waited"), lambda: calls.append("saved"))
     background_tasks.salvage()
     assert calls == ["saved"]
 
@@ -79,7 +79,7 @@ def test_what_can_t_be_saved_in_time_holds_no_failure_back(nothing_begun):
         never.wait(60)
         ended.set()
 
-    background_tasks.begun(waits, waits)
+    background_tasks.register(waits, waits)
     background_tasks.salvage(timeout=0.01)
     assert not ended.is_set()
     never.set()

@@ -11,7 +11,7 @@ import torch
 
 from accelerate_nb import launch
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.transport.payload import FunctionCall, arrived, collecting, pack
+from accelerate_nb.transport.payload import FunctionCall, collect_descriptors, pack, received_payload
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -24,7 +24,7 @@ def test_shared_tensors_are_the_same_memory_after_their_way():
     before = open_descriptors()
     shared, private = torch.zeros(4).share_memory_(), torch.zeros(4)
     packed = pack(FunctionCall(list, ((shared, shared[1:], private),)))
-    found = arrived(packed.descriptor, packed.more).unpack()()
+    found = received_payload(packed.descriptor, packed.more).unpack()()
     found[0][2] = 5
     found[2][2] = 5
     assert shared[2] == 5
@@ -37,7 +37,7 @@ def test_shared_tensors_are_the_same_memory_after_their_way():
 
 def test_nothing_is_collected_outside_of_the_block():
     assert get_spawning_popen() is None
-    with pytest.raises(KeyError), collecting():
+    with pytest.raises(KeyError), collect_descriptors():
         assert get_spawning_popen() is not None
         raise KeyError
     assert get_spawning_popen() is None

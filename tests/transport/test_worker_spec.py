@@ -1,4 +1,4 @@
-"""What a worker is told arrives as it was said, and its seat is torchrun's contract."""
+"""A worker's spec arrives as it was sent, and its rank's variables are those of torchrun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from accelerate_nb.transport.worker_spec import (
     WorkerDescriptors,
     WorkerSpec,
     current_environment,
-    numbered,
 )
 
 SPEC = WorkerSpec(
@@ -47,9 +46,11 @@ def test_a_spec_arrives_as_it_was_sent():
 
 def test_a_worker_arrives_with_its_descriptors_under_other_numbers():
     assert WORKER.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
-    arrived = WORKER.arrived(range(100, 108))
+    arrived = WORKER.with_descriptors(range(100, 108))
     assert arrived.spec == WORKER.spec
     assert arrived.descriptors == WorkerDescriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
+    without_payload = replace(WORKER, descriptors=WorkerDescriptors(3, 4, 5, 6, 7))
+    assert without_payload.with_descriptors(range(1, 6)).descriptors == WorkerDescriptors(1, 2, 3, 4, 5)
 
 
 def test_the_environment_is_taken_over_as_it_was(tmp_path):
@@ -130,10 +131,3 @@ def test_a_rank_info_holds_every_variable_that_torchrun_sets():
         item for item in theirs if item.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_", "WORLD_"))
     }
     assert wanted - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"} <= set(SPEC.rank_info.environ())
-
-
-def test_descriptors_are_numbered_anew_in_the_order_in_which_they_travel():
-    assert WORKER.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
-    found = numbered(WORKER.descriptors, [30, 40, 50, 60, 70, 80, 90, 100])
-    assert found == WorkerDescriptors(30, 40, 50, 60, 70, payload=80, store=-1, more=(90, 100))
-    assert numbered(WorkerDescriptors(3, 4, 5, 6, 7), [1, 2, 3, 4, 5]) == WorkerDescriptors(1, 2, 3, 4, 5)

@@ -28,8 +28,8 @@ from accelerate_nb.transport.messages import (
     QueryLiveState,
     QueryStacks,
     RequestProfile,
+    RequestStop,
     StacksReply,
-    StopRun,
 )
 
 _NAME = "control.sock"
@@ -207,7 +207,7 @@ class ControlServer:
 
     def _reply(self, message: Message) -> Message | None:
         match message:
-            case StopRun(how):
+            case RequestStop(how):
                 self._run.request_stop(how)
             case ChangeKnob(name, value):
                 # the attached process has checked it; a run that has ended meanwhile changes nothing

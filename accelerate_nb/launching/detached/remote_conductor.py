@@ -27,8 +27,8 @@ from accelerate_nb.transport.messages import (
     QueryLiveState,
     QueryStacks,
     RequestProfile,
+    RequestStop,
     StacksReply,
-    StopRun,
 )
 
 # How often the folder is read for what is new, and the run host is asked for what is not in it.
@@ -121,7 +121,7 @@ class RemoteConductor:
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
         if not self.over.is_set():
-            self._request(StopRun(how))
+            self._request(RequestStop(how))
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, without waiting for it."""

@@ -32,9 +32,9 @@ from accelerate_nb.launching.planning.placement import devices_of
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.messages import (
-    HostFailed,
-    HostNotice,
-    HostReady,
+    LaunchFailed,
+    RunStarted,
+    ShowText,
 )
 from accelerate_nb.transport.serializer import load
 
@@ -77,7 +77,7 @@ class _NoticeStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Send a text, or write it."""
-        return len(text) if self._launcher.try_send(HostNotice(text)) else self._log.write(text)
+        return len(text) if self._launcher.try_send(ShowText(text)) else self._log.write(text)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def reported_start(sock: socket.socket) -> Iterator[Channel]:
         with redirect_stderr(_NoticeStream(launcher, sys.stderr)):
             yield launcher
     except AccelerateNbError as error:
-        launcher.try_send(HostFailed(error_kind(error), str(error)))
+        launcher.try_send(LaunchFailed(error_kind(error), str(error)))
         raise
     finally:
         over.set()
@@ -123,10 +123,10 @@ def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) 
                 f"{request.name} was to be launched detached, and nothing can be written into {request.folder}: is its disk full? Name "
                 "another folder: folder='PATH', or the variable ACCELERATE_NB_FOLDER."
             )
-            launcher.try_send(HostFailed(error_kind(error), str(error)))
+            launcher.try_send(LaunchFailed(error_kind(error), str(error)))
             raise error
         # raises where nobody waits for it any more
-        launcher.send(HostReady())
+        launcher.send(RunStarted())
         launcher.close()
         if offer is not None:
             supervisor.adopt(offer)

@@ -23,7 +23,7 @@ from accelerate_nb.launching.nodes.node_engine import HandedMachine
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, write_entries
-from accelerate_nb.transport.messages import HostFailed, HostNotice, HostReady
+from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText
 from accelerate_nb.transport.serializer import dump
 
 _TIMEOUT = 60.0
@@ -117,12 +117,12 @@ def _is_ready(host: Channel, timeout: float) -> bool:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     while (received := host.receive(timeout)) is not None:
         match received.message:
-            case HostReady():
+            case RunStarted():
                 return True
-            case HostNotice(text):
+            case ShowText(text):
                 sys.stderr.write(text)
                 sys.stderr.flush()
-            case HostFailed(kind, text):
+            case LaunchFailed(kind, text):
                 raise error_class(kind)(text)
             case _:
                 host.refuse(received)

@@ -42,7 +42,6 @@ from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (
     ConnectToPeers,
-    HostNotice,
     JoinRun,
     ListenToPeers,
     Message,
@@ -51,6 +50,7 @@ from accelerate_nb.transport.messages import (
     NodeReady,
     RunJoined,
     RunRefused,
+    ShowText,
 )
 from accelerate_nb.transport.worker_spec import MasterAddress
 
@@ -190,7 +190,7 @@ class HostNodes(LaunchedNodes):
                     return
                 self._waiting[number] = request
                 if self._joined is not None:
-                    self._log.post(HostNotice(_LATE if self._may_grow else _UNDER_WAY), number)
+                    self._log.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
             case NodeReady(attempt):
                 self._ready[number] = attempt
         super()._on_entry(entry, message)
@@ -433,7 +433,7 @@ class MemberNodes(LaunchedNodes):
                     raise LaunchError(
                         f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}."
                     )
-                case 0, HostNotice(text):
+                case 0, ShowText(text):
                     why = text
                     notice.say(f"{why}; waiting at {settings.endpoint} up to {settings.timeout:g} s")
                 case 0, NodeLeft(reason):

@@ -172,14 +172,14 @@ class BackgroundWrite:
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="accelerate_nb checkpoint writer", daemon=False)
         atexit.register(self._print_failure)
-        background_tasks.begun(self.wait)
+        background_tasks.register(self.wait)
         self.thread.start()
 
     def wait(self) -> None:
         """Wait until the checkpoint is in its folder; a `CheckpointError` names the reason why it is not."""
         self.thread.join()
         atexit.unregister(self._print_failure)
-        background_tasks.done(self.wait)
+        background_tasks.forget(self.wait)
         if self._error is not None:
             raise CheckpointError(
                 f"The checkpoint that was written in the background did not come about: {self._error} "
@@ -224,7 +224,7 @@ class SaveChannel:
         self.group = 0
         report_end = partial(_report_end, weakref.ref(self))
         # the first is for a launched function; the second for scripts, and for children of multiprocessing, which have no atexit
-        background_tasks.begun(report_end)
+        background_tasks.register(report_end)
         Finalize(None, report_end, exitpriority=0)
 
     # The store

@@ -45,7 +45,7 @@ class DeferredQueue:
             return
         if not self._waiting:
             xla.before_sync(self.turn)
-            background_tasks.begun(self.finish, self.salvage)
+            background_tasks.register(self.finish, self.salvage)
         context = copy_context()
         self._waiting.append(
             _DeferredValue(lambda item: context.run(callback, item), mapped(_as_it_is, values, records=True))
@@ -88,7 +88,7 @@ class DeferredQueue:
     def _report_next(self) -> None:
         value = self._waiting.popleft()
         if not self._waiting:
-            background_tasks.done(self.finish)
+            background_tasks.forget(self.finish)
         value.callback(mapped(_read, value.values, records=True))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from accelerate_nb.events.model import TaskDone
-from accelerate_nb.failures.exception_copy import reachable
+from accelerate_nb.failures.exception_copy import linked_exceptions
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_hold import current_step_hold
@@ -258,7 +258,7 @@ class TaskLoop:
             error.filename = sources.name(error.filename)
         frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
         failure = failure_of(error.with_traceback(below(error.__traceback__, sources)), self._rank, sources)
-        for link in reachable(error):
+        for link in linked_exceptions(error):
             # a cell that filled a GPU holds nothing of it
             traceback.clear_frames(link.__traceback__)
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
