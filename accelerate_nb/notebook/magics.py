@@ -26,7 +26,7 @@ from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.transport.session_tasks import RunCell
-from accelerate_nb.worker.session.detached_cell import DetachedCell
+from accelerate_nb.worker.session.task_loop import DetachedCell
 
 NAME = "accelerate"
 _HELP = frozenset({"-h", "--help", "help"})

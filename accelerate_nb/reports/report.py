@@ -15,12 +15,12 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports.failure_summary import FailureCause
 from accelerate_nb.reports.metric_curves import coarsened, picture
-from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.summary import (
     PROFILE_COLUMNS,
     SIGNS,
     LogTail,
     ProfileTable,
+    RunFacts,
     RunSummary,
     SummaryRow,
     curve_cells,

@@ -19,7 +19,7 @@ from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import display, logging_hooks, stdio, tqdm_hook
+from accelerate_nb.worker import logging_hooks, stdio, tqdm_hook
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
 from accelerate_nb.worker.rank import RankConnection
@@ -84,7 +84,7 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     # fault of memory before long
     faulthandler.register(SIGNAL, file=worker.descriptors.stacks, all_threads=False, chain=False)
     worker.spec.process_environment.take_over()
-    display.install()
+    stdio.replace_screen_and_keyboard()
     tqdm_hook.install()
     logging_hooks.install()
     step_profiler.watch_steps()

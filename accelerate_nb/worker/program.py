@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.sources.run_source import SourcePart, arguments_part, script_part, word_lines
-from accelerate_nb.worker.display import allow_prompts
+from accelerate_nb.worker.stdio import allow_prompts
 
 _NAME = "__main__"
 # Their hooks for exceptions print; `exceptiongroup` is what Python 3.10 has exception groups from.

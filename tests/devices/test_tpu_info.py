@@ -15,7 +15,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 from tests.devices.chips import GIB, Chips, has_grpc, served
 from tests.waiting import until
 

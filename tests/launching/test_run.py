@@ -14,7 +14,7 @@ from accelerate_nb import HangError, launch
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60}
 

@@ -25,7 +25,7 @@ from accelerate_nb import (
     runs,
 )
 from accelerate_nb.errors import AccelerateNbError, LaunchError, NotYetError
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 
 VARIABLES = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 

@@ -18,7 +18,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
 )
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 
 STARTED = 1_800_000_000.0
 GB = 10**9

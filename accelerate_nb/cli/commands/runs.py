@@ -270,7 +270,7 @@ def _show_report(arguments: argparse.Namespace) -> int:
     from accelerate_nb.events.run_reader import view_of
     from accelerate_nb.events.terminal_lines import plain
     from accelerate_nb.reports.report import run_report
-    from accelerate_nb.reports.run_info import RunFacts
+    from accelerate_nb.reports.summary import RunFacts
 
     found = _found_run(arguments)
     view = view_of(found)

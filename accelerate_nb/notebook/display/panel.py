@@ -21,7 +21,7 @@ from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
 from accelerate_nb.notebook.page import bundle as joining
 from accelerate_nb.reports.report import report_id
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 
 # A message to pages, with the bytes that it carries.
 Reply: TypeAlias = tuple[Message, list[bytes]]

@@ -19,7 +19,7 @@ from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_now
 from accelerate_nb.notebook.display.text_output import CellSink
 from accelerate_nb.reports.report import run_report
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 from accelerate_nb.user_warnings import warn_user
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from accelerate_nb.launching.front_end import BackgroundRefresh, RunHandle, keep
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
-from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.status_lines import (
     StatusLine,
     StatusLines,
@@ -25,7 +24,7 @@ from accelerate_nb.reports.status_lines import (
     summary,
     undrawn,
 )
-from accelerate_nb.reports.summary import SIGNS
+from accelerate_nb.reports.summary import SIGNS, RunFacts
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -22,7 +22,7 @@ from accelerate_nb.events.model import Display
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.sources.cells import name_in_warnings
 from accelerate_nb.transport.session_tasks import RunCell
-from accelerate_nb.worker.display import as_plain
+from accelerate_nb.worker.stdio import as_plain
 
 _FIGURES = "module://matplotlib_inline.backend_inline"
 

@@ -1,4 +1,4 @@
-"""The loop of a session's worker: one task after the other, until the session is closed."""
+"""The loop of a session's worker, one task after the other until the session is closed; and a cell that runs outside of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.sources.cells import CellSources, sources_of
+from accelerate_nb.sources.run_source import SourcePart
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
 from accelerate_nb.transport.messages import (
@@ -316,3 +317,37 @@ def below(trace: TracebackType | None, sources: CellSources) -> TracebackType | 
     while first is not None and first.tb_frame.f_code.co_filename not in sources.lines:
         first = first.tb_next
     return first or trace
+
+
+@dataclass(frozen=True)
+class DetachedCell:
+    """
+    Runs a cell on a rank, with `accelerator`, `rank`, `world_size` and `device`.
+
+    `values` are the notebook's variables that the cell names; what its last expression is worth is shown, and not returned.
+    """
+
+    cell: RunCell
+    values: Mapping[str, Any]
+    __name__: str
+
+    def source_parts(self) -> tuple[SourcePart, ...]:
+        """The cell's text, which its run's folder keeps."""
+        return (SourcePart("function", self.__name__, self.cell.source.lstrip("\n")),)
+
+    def __call__(self) -> None:
+        from accelerate_nb.worker.session.shell import new_shell, show
+
+        main = sys.modules["__main__"]
+        if not isinstance(main, ModuleType):
+            main = sys.modules["__main__"] = ModuleType("__main__")
+        shell = new_shell(main)
+        shell.compile._filename_map[self.cell.filename] = self.cell.number
+        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(main))
+        vars(main).update(self.values)
+        bundle, metadata, error = shell.run(self.cell)
+        if error is not None and not is_no_failure(error):
+            raise error.with_traceback(below(error.__traceback__, sources_of(shell.compile._filename_map)))
+        background_tasks.finish()
+        if bundle is not None and vars(main)["rank"] == 0:
+            show(bundle, metadata)

@@ -27,7 +27,7 @@ from accelerate_nb.events.model import (
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.message_feed import MessageFeed, failure_message
-from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import RunFacts
 
 FACTS = RunFacts(name="train", why="2 on the CPU", folder="/runs/1", started=5.0, size=2)
 
