@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from typing import NamedTuple
 
 from accelerate_nb.events.model import LogLine, Meaning
 from accelerate_nb.events.rank_state import logged_names
@@ -22,7 +23,6 @@ from accelerate_nb.reports.summary import (
     ProfileTable,
     RunFacts,
     RunSummary,
-    SummaryRow,
     curve_cells,
     curve_text,
     digest_of,
@@ -167,10 +167,19 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
     >>> run_report(facts, run.view)["text/plain"]
     """
     digest = digest_of(facts, view, live=live, error_limit=_ERROR)
-    html = "\n".join(_live_html(digest) if live else _kept_html(digest))
-    text = "\n\n".join(_live_text(digest) if live else _kept_text(digest))
+    blocks = [*_upper_blocks(digest)]
+    if live:
+        blocks += _newest_lines(digest)
+        html, text = [block.html for block in blocks], [block.text for block in blocks]
+    else:
+        foot = [_folder_block(digest.folder)] if digest.folder else []
+        html_left = _HTML - sum(saved_size(block.html) for block in [*blocks, *foot])
+        text_left = _TEXT - sum(saved_size(block.text) + 10 for block in [*blocks, *foot])
+        html = [*(block.html for block in blocks), *_html_tails(digest, max(html_left, _LEAST_LINES))]
+        text = [*(block.text for block in blocks), *_text_tails(digest, max(text_left, _LEAST_LINES))]
+        html, text = [*html, *(block.html for block in foot)], [*text, *(block.text for block in foot)]
     named = "" if live else f' id="{report_id(facts)}"'
-    return {"text/html": f"<div{named}>\n{html}\n</div>\n", "text/plain": text}
+    return {"text/html": f"<div{named}>\n{chr(10).join(html)}\n</div>\n", "text/plain": "\n\n".join(text)}
 
 
 def report_id(facts: RunFacts) -> str:
@@ -179,66 +188,130 @@ def report_id(facts: RunFacts) -> str:
     return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
 
 
-def _newest_lines(digest: RunSummary) -> list[LogLine]:
-    """The newest lines of all ranks together, of a run that goes on."""
-    return sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
-
-
 def _count_text(tail: LogTail, shown: Sequence[str]) -> str:
     if len(shown) == tail.count:
         return f"rank {tail.rank}: {counted(tail.count, 'line')}"
     return f"rank {tail.rank}: the last {len(shown)} of {tail.count:,} lines"
 
 
-# ------------------------------------------------------------------------------------------------------------------ HTML
+# ---------------------------------------------------------------------------------------------------------------- blocks
 
 
-def _live_html(digest: RunSummary) -> Iterator[str]:
-    """The report while the run goes on: what is new last, nothing that a reader could unfold."""
-    yield from _upper_html(digest)
-    if lines := _newest_lines(digest):
-        label = "[{}] " if len(digest.tails) > 1 else ""
-        shown = newest_fitting(lines, 20_000, lambda line: _html_line(line, label))
-        yield f"<pre>{chr(10).join(shown)}</pre>"
+class _Block(NamedTuple):
+    """A part of a report, as HTML and as text."""
+
+    html: str
+    text: str
 
 
-def _kept_html(digest: RunSummary) -> Iterator[str]:
-    parts = [*_upper_html(digest)]
-    foot = [f"<div{_GREY}>All output: {escape(narrowed(digest.folder, 500))}</div>"] if digest.folder else []
-    left = max(_HTML - sum(map(saved_size, [*parts, *foot])), _LEAST_LINES)
-    yield from [*parts, *_html_tails(digest, left), *foot]
-
-
-def _upper_html(digest: RunSummary) -> Iterator[str]:
+def _upper_blocks(digest: RunSummary) -> Iterator[_Block]:
     """All but the logs."""
-    detail = f", {escape(digest.detail)}" if digest.detail else ""
-    yield (
-        f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{detail} &nbsp; {escape(digest.facts)}</div>\n"
-        f"<div{_GREY}>{escape(digest.why)}</div>"
+    detail = f", {digest.detail}" if digest.detail else ""
+    yield _Block(
+        f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{escape(detail)} &nbsp; {escape(digest.facts)}</div>\n"
+        f"<div{_GREY}>{escape(digest.why)}</div>",
+        f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}",
     )
     if digest.restarts:
-        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.restarts))}</div>"
+        yield _lines_block(digest.restarts)
     if digest.idle_warning:
-        yield f"<pre>{escape(fitted(digest.idle_warning, _CALLS, escape))}</pre>"
+        warning = digest.idle_warning
+        yield _Block(f"<pre>{escape(fitted(warning, _CALLS, escape))}</pre>", fitted(warning, _CALLS))
     if digest.cause is not None:
-        yield from _html_cause(digest.cause)
-    yield _html_ranks(digest)
+        yield _Block("\n".join(_html_cause(digest.cause)), "\n".join(cause_lines(digest.cause)))
+    yield _ranks_block(digest)
     if digest.step_causes:
-        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.step_causes))}</div>"
+        yield _lines_block(digest.step_causes)
     if digest.profile is not None:
-        yield _html_profile(digest.profile)
+        yield _profile_block(digest.profile)
     if digest.host:
-        amounts = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
-        yield f"<div{_GAP}>{amounts}</div>"
+        amounts = [f"{name} {amount}" for name, amount in digest.host]
+        yield _Block(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
     if digest.curves:
-        names = ("metric", "over time", "min", "max", "last", "")
-        rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
-        yield _html_table(names, rows, _CURVES)
-        if digest.unshown:
-            yield f"<div>… {escape(digest.unshown)}</div>"
-        if drawn := _pictures(digest):
-            pictures = "\n".join(drawn)
-            yield f"<div{_GAP}>\n{pictures}\n</div>"
+        yield _curves_block(digest)
+
+
+def _newest_lines(digest: RunSummary) -> Iterator[_Block]:
+    """The newest lines of all ranks together, of a run that goes on."""
+    lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
+    label = "[{}] " if len(digest.tails) > 1 else ""
+    if lines:
+        yield _Block(
+            f"<pre>{chr(10).join(newest_fitting(lines, 20_000, lambda line: _html_line(line, label)))}</pre>",
+            "\n".join(newest_fitting(lines, 8000, lambda line: _text_line(line, label.format(line.rank)))),
+        )
+
+
+def _lines_block(lines: Sequence[str]) -> _Block:
+    return _Block(f"<div{_GAP}>{'<br>'.join(map(escape, lines))}</div>", "\n".join(lines))
+
+
+def _folder_block(folder: str) -> _Block:
+    text = f"All output: {narrowed(folder, 500)}"
+    return _Block(f"<div{_GREY}>{escape(text)}</div>", text)
+
+
+def _ranks_block(digest: RunSummary) -> _Block:
+    """A row for each rank; what no rank has gets no column."""
+    every = ("node", "rank", "state", "progress", *digest.columns, "device", "step")
+    rows = [
+        (
+            (row.node,),
+            (row.ranks,),
+            (row.state,),
+            row.progress,
+            *((value,) for value in row.values),
+            row.devices[:4],
+            (row.steps,),
+        )
+        for row in digest.rows
+    ]
+    filled = [index for index in range(len(every)) if any(any(row[index]) for row in rows)]
+    names, state = [every[index] for index in filled], every.index("state")
+
+    def html(row: Sequence[Sequence[str]], index: int) -> str:
+        return _state(row[index][0]) if index == state else "<br>".join(_coloured(escape(part)) for part in row[index])
+
+    def text(row: Sequence[Sequence[str]], index: int) -> str:
+        return f"{SIGNS[row[index][0]]} {row[index][0]}" if index == state else ", ".join(row[index])
+
+    lines = aligned([names, *([text(row, index) for index in filled] for row in rows)])
+    html_rows = [[html(row, index) for index in filled] for row in rows]
+    return _Block(_html_table([*map(escape, names)], html_rows, _TABLE), "\n".join(first_fitting(lines, _TABLE)))
+
+
+def _profile_block(profile: ProfileTable) -> _Block:
+    trace = f"Its trace, for Perfetto: {profile.trace}" if profile.trace else ""
+    rows = [[*map(escape, row)] for row in profile.rows]
+    return _Block(
+        "\n".join(
+            [
+                f"<div{_GAP}>{escape(profile.head)}</div>",
+                *([_html_table(PROFILE_COLUMNS, rows, _TABLE)] if rows else []),
+                *([f"<div{_GREY}>{escape(trace)}</div>"] if trace else []),
+            ]
+        ),
+        "\n".join(
+            [profile.head, *(aligned([PROFILE_COLUMNS, *profile.rows]) if rows else []), *([trace] if trace else [])]
+        ),
+    )
+
+
+def _curves_block(digest: RunSummary) -> _Block:
+    """A row for each metric, and in HTML its curve."""
+    rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
+    html = [_html_table(("metric", "over time", "min", "max", "last", ""), rows, _CURVES)]
+    text = first_fitting(aligned([*map(curve_text, digest.curves)]), _CURVES)
+    if digest.unshown:
+        html.append(f"<div>… {escape(digest.unshown)}</div>")
+        text.append(f"… {digest.unshown}")
+    if drawn := _pictures(digest):
+        pictures = "\n".join(drawn)
+        html.append(f"<div{_GAP}>\n{pictures}\n</div>")
+    return _Block("\n".join(html), "\n".join(text))
+
+
+# ------------------------------------------------------------------------------------------------------------------ HTML
 
 
 def _pictures(digest: RunSummary) -> list[str]:
@@ -253,40 +326,6 @@ def _pictures(digest: RunSummary) -> list[str]:
 
 def _state(state: str) -> str:
     return f'<b style="color:{_STATE_COLOURS[state]}">{SIGNS[state]} {state}</b>'
-
-
-def _html_ranks(digest: RunSummary) -> str:
-    """A row for each rank; what no rank has gets no column."""
-    has = {name: any(getattr(row, name) for row in digest.rows) for name in ("node", "progress", "devices", "steps")}
-
-    def cells(row: SummaryRow) -> Iterator[str]:
-        if has["node"]:
-            yield escape(row.node)
-        yield escape(row.ranks)
-        yield _state(row.state)
-        if has["progress"]:
-            yield "<br>".join(_coloured(escape(bar)) for bar in row.progress)
-        yield from map(escape, row.values)
-        if has["devices"]:
-            yield "<br>".join(map(escape, row.devices[:4]))
-        if has["steps"]:
-            yield escape(row.steps)
-
-    names = [
-        *(["node"] if has["node"] else []),
-        *("rank", "state"),
-        *(["progress"] if has["progress"] else []),
-        *map(escape, digest.columns),
-        *(["device"] if has["devices"] else []),
-        *(["step"] if has["steps"] else []),
-    ]
-    return _html_table(names, [[*cells(row)] for row in digest.rows], _TABLE)
-
-
-def _html_profile(profile: ProfileTable) -> str:
-    table = _html_table(PROFILE_COLUMNS, [[*map(escape, row)] for row in profile.rows], _TABLE) if profile.rows else ""
-    trace = f"<div{_GREY}>Its trace, for Perfetto: {escape(profile.trace)}</div>" if profile.trace else ""
-    return "\n".join(filter(None, (f"<div{_GAP}>{escape(profile.head)}</div>", table, trace)))
 
 
 def _coloured(text: str) -> str:
@@ -351,67 +390,14 @@ def _folded(title: str, html: str, *, is_open: bool = False) -> str:
 # ------------------------------------------------------------------------------------------------------------------ text
 
 
-def _live_text(digest: RunSummary) -> Iterator[str]:
-    yield from _upper_text(digest)
-    label = "[{}] " if len(digest.tails) > 1 else ""
-    if shown := newest_fitting([_text_line(line, label.format(line.rank)) for line in _newest_lines(digest)], 8000):
-        yield "\n".join(shown)
-
-
-def _kept_text(digest: RunSummary) -> Iterator[str]:
-    parts = [*_upper_text(digest)]
-    foot = [f"All output: {narrowed(digest.folder, 500)}"] if digest.folder else []
-    left = max(_TEXT - sum(saved_size(part) + 10 for part in [*parts, *foot]), _LEAST_LINES)
-    tails = []
+def _text_tails(digest: RunSummary, size_limit: int) -> Iterator[str]:
+    """The last lines of each rank, which share `size_limit`."""
     for number, tail in enumerate(digest.tails):
-        share = left // (len(digest.tails) - number) - 100
+        share = size_limit // (len(digest.tails) - number) - 100
         shown = newest_fitting(tail.lines[-_LAST_LINES:], share, _text_line)
-        tails.append("\n".join([_count_text(tail, shown), *shown]))
-        left -= saved_size(tails[-1]) + 10
-    yield from [*parts, *tails, *foot]
-
-
-def _upper_text(digest: RunSummary) -> Iterator[str]:
-    """All but the logs."""
-    detail = f", {digest.detail}" if digest.detail else ""
-    yield f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}"
-    if digest.restarts:
-        yield "\n".join(digest.restarts)
-    if digest.idle_warning:
-        yield fitted(digest.idle_warning, _CALLS)
-    if digest.cause is not None:
-        yield "\n".join(cause_lines(digest.cause))
-    yield "\n".join(first_fitting(_text_ranks(digest), _TABLE))
-    if digest.step_causes:
-        yield "\n".join(digest.step_causes)
-    if digest.profile is not None:
-        profile = digest.profile
-        trace = [f"Its trace, for Perfetto: {profile.trace}"] if profile.trace else []
-        yield "\n".join([profile.head, *(aligned([PROFILE_COLUMNS, *profile.rows]) if profile.rows else []), *trace])
-    if digest.host:
-        yield "  ".join(f"{name} {amount}" for name, amount in digest.host)
-    if digest.curves:
-        more = [f"… {digest.unshown}"] if digest.unshown else []
-        yield "\n".join([*first_fitting(aligned([*map(curve_text, digest.curves)]), _CURVES), *more])
-
-
-def _text_ranks(digest: RunSummary) -> list[str]:
-    """A line for each rank; what no rank has gets no column."""
-    head = ["node", "rank", "state", "progress", *digest.columns, "device", "step"]
-    rows = [
-        [
-            row.node,
-            row.ranks,
-            f"{SIGNS[row.state]} {row.state}",
-            ", ".join(row.progress),
-            *row.values,
-            ", ".join(row.devices[:4]),
-            row.steps,
-        ]
-        for row in digest.rows
-    ]
-    filled = [index for index in range(len(head)) if any(row[index] for row in rows)]
-    return aligned([[row[index] for index in filled] for row in [head, *rows]])
+        text = "\n".join([_count_text(tail, shown), *shown])
+        size_limit -= saved_size(text) + 10
+        yield text
 
 
 def cause_lines(cause: FailureCause) -> Iterator[str]:
