@@ -12,7 +12,7 @@ from accelerate_nb.rank import background_tasks
 @pytest.fixture(autouse=True)
 def none_left():
     yield
-    assert background_tasks._tasks.begun == []
+    assert background_tasks._tasks.going == []
 
 
 def test_what_was_begun_is_waited_for_once_in_its_order():
@@ -55,7 +55,7 @@ def test_a_failure_is_raised_and_the_rest_still_stands():
 @pytest.fixture
 def nothing_begun():
     yield
-    background_tasks._tasks.begun.clear()
+    background_tasks._tasks.going.clear()
 
 
 def test_after_a_failure_what_can_be_saved_is_and_the_rest_is_not_waited_for(nothing_begun):
