@@ -167,17 +167,17 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
     >>> run_report(facts, run.view)["text/plain"]
     """
     digest = digest_of(facts, view, live=live, error_limit=_ERROR)
-    blocks = [*_upper_blocks(digest)]
+    parts = [*_upper_parts(digest)]
     if live:
-        blocks += _newest_lines(digest)
-        html, text = [block.html for block in blocks], [block.text for block in blocks]
+        parts += _newest_lines(digest)
+        html, text = [part.html for part in parts], [part.text for part in parts]
     else:
-        foot = [_folder_block(digest.folder)] if digest.folder else []
-        html_left = _HTML - sum(saved_size(block.html) for block in [*blocks, *foot])
-        text_left = _TEXT - sum(saved_size(block.text) + 10 for block in [*blocks, *foot])
-        html = [*(block.html for block in blocks), *_html_tails(digest, max(html_left, _LEAST_LINES))]
-        text = [*(block.text for block in blocks), *_text_tails(digest, max(text_left, _LEAST_LINES))]
-        html, text = [*html, *(block.html for block in foot)], [*text, *(block.text for block in foot)]
+        foot = [_folder_part(digest.folder)] if digest.folder else []
+        html_left = _HTML - sum(saved_size(part.html) for part in [*parts, *foot])
+        text_left = _TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot])
+        html = [*(part.html for part in parts), *_html_tails(digest, max(html_left, _LEAST_LINES))]
+        text = [*(part.text for part in parts), *_text_tails(digest, max(text_left, _LEAST_LINES))]
+        html, text = [*html, *(part.html for part in foot)], [*text, *(part.text for part in foot)]
     named = "" if live else f' id="{report_id(facts)}"'
     return {"text/html": f"<div{named}>\n{chr(10).join(html)}\n</div>\n", "text/plain": "\n\n".join(text)}
 
@@ -194,64 +194,64 @@ def _count_text(tail: LogTail, shown: Sequence[str]) -> str:
     return f"rank {tail.rank}: the last {len(shown)} of {tail.count:,} lines"
 
 
-# ---------------------------------------------------------------------------------------------------------------- blocks
+# ---------------------------------------------------------------------------------------------------------------- parts
 
 
-class _Block(NamedTuple):
+class _ReportPart(NamedTuple):
     """A part of a report, as HTML and as text."""
 
     html: str
     text: str
 
 
-def _upper_blocks(digest: RunSummary) -> Iterator[_Block]:
+def _upper_parts(digest: RunSummary) -> Iterator[_ReportPart]:
     """All but the logs."""
     detail = f", {digest.detail}" if digest.detail else ""
-    yield _Block(
+    yield _ReportPart(
         f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{escape(detail)} &nbsp; {escape(digest.facts)}</div>\n"
         f"<div{_GREY}>{escape(digest.why)}</div>",
         f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}",
     )
     if digest.restarts:
-        yield _lines_block(digest.restarts)
+        yield _lines_part(digest.restarts)
     if digest.idle_warning:
         warning = digest.idle_warning
-        yield _Block(f"<pre>{escape(fitted(warning, _CALLS, escape))}</pre>", fitted(warning, _CALLS))
+        yield _ReportPart(f"<pre>{escape(fitted(warning, _CALLS, escape))}</pre>", fitted(warning, _CALLS))
     if digest.cause is not None:
-        yield _Block("\n".join(_html_cause(digest.cause)), "\n".join(cause_lines(digest.cause)))
-    yield _ranks_block(digest)
+        yield _ReportPart("\n".join(_html_cause(digest.cause)), "\n".join(cause_lines(digest.cause)))
+    yield _ranks_part(digest)
     if digest.step_causes:
-        yield _lines_block(digest.step_causes)
+        yield _lines_part(digest.step_causes)
     if digest.profile is not None:
-        yield _profile_block(digest.profile)
+        yield _profile_part(digest.profile)
     if digest.host:
         amounts = [f"{name} {amount}" for name, amount in digest.host]
-        yield _Block(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
+        yield _ReportPart(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
     if digest.curves:
-        yield _curves_block(digest)
+        yield _curves_part(digest)
 
 
-def _newest_lines(digest: RunSummary) -> Iterator[_Block]:
+def _newest_lines(digest: RunSummary) -> Iterator[_ReportPart]:
     """The newest lines of all ranks together, of a run that goes on."""
     lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
     label = "[{}] " if len(digest.tails) > 1 else ""
     if lines:
-        yield _Block(
+        yield _ReportPart(
             f"<pre>{chr(10).join(newest_fitting(lines, 20_000, lambda line: _html_line(line, label)))}</pre>",
             "\n".join(newest_fitting(lines, 8000, lambda line: _text_line(line, label.format(line.rank)))),
         )
 
 
-def _lines_block(lines: Sequence[str]) -> _Block:
-    return _Block(f"<div{_GAP}>{'<br>'.join(map(escape, lines))}</div>", "\n".join(lines))
+def _lines_part(lines: Sequence[str]) -> _ReportPart:
+    return _ReportPart(f"<div{_GAP}>{'<br>'.join(map(escape, lines))}</div>", "\n".join(lines))
 
 
-def _folder_block(folder: str) -> _Block:
+def _folder_part(folder: str) -> _ReportPart:
     text = f"All output: {narrowed(folder, 500)}"
-    return _Block(f"<div{_GREY}>{escape(text)}</div>", text)
+    return _ReportPart(f"<div{_GREY}>{escape(text)}</div>", text)
 
 
-def _ranks_block(digest: RunSummary) -> _Block:
+def _ranks_part(digest: RunSummary) -> _ReportPart:
     """A row for each rank; what no rank has gets no column."""
     every = ("node", "rank", "state", "progress", *digest.columns, "device", "step")
     rows = [
@@ -277,13 +277,13 @@ def _ranks_block(digest: RunSummary) -> _Block:
 
     lines = aligned([names, *([text(row, index) for index in filled] for row in rows)])
     html_rows = [[html(row, index) for index in filled] for row in rows]
-    return _Block(_html_table([*map(escape, names)], html_rows, _TABLE), "\n".join(first_fitting(lines, _TABLE)))
+    return _ReportPart(_html_table([*map(escape, names)], html_rows, _TABLE), "\n".join(first_fitting(lines, _TABLE)))
 
 
-def _profile_block(profile: ProfileTable) -> _Block:
+def _profile_part(profile: ProfileTable) -> _ReportPart:
     trace = f"Its trace, for Perfetto: {profile.trace}" if profile.trace else ""
     rows = [[*map(escape, row)] for row in profile.rows]
-    return _Block(
+    return _ReportPart(
         "\n".join(
             [
                 f"<div{_GAP}>{escape(profile.head)}</div>",
@@ -297,7 +297,7 @@ def _profile_block(profile: ProfileTable) -> _Block:
     )
 
 
-def _curves_block(digest: RunSummary) -> _Block:
+def _curves_part(digest: RunSummary) -> _ReportPart:
     """A row for each metric, and in HTML its curve."""
     rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
     html = [_html_table(("metric", "over time", "min", "max", "last", ""), rows, _CURVES)]
@@ -308,7 +308,7 @@ def _curves_block(digest: RunSummary) -> _Block:
     if drawn := _pictures(digest):
         pictures = "\n".join(drawn)
         html.append(f"<div{_GAP}>\n{pictures}\n</div>")
-    return _Block("\n".join(html), "\n".join(text))
+    return _ReportPart("\n".join(html), "\n".join(text))
 
 
 # ------------------------------------------------------------------------------------------------------------------ HTML
