@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -124,24 +124,46 @@ def plain_loss(model: nn.Module, batch: Tensor) -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
 
 
+def train_plainly(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss_of: Callable[[Any, Tensor], Tensor] = plain_loss,
+    data: Sequence[Tensor] | None = None,
+    clip: float = 0.5,
+    steps: int = 1,
+    rates: Sequence[float] = (),
+) -> dict[str, list[float]]:
+    """The losses and norms of a training by hand, on one process; `rates` are those in force after each step."""
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for number, batch in enumerate(batches() if data is None else data, 1):
+        loss = loss_of(model, batch)
+        (loss / steps).backward()
+        found["losses"].append(loss.item())
+        if number % steps:
+            continue
+        found["norms"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        for group in optimizer.param_groups if rates else ():
+            group["lr"] = rates[number - 1]
+    return found
+
+
 def transformer_config(**settings: Any) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    plain = {"bias_activation_fusion": False, "masked_softmax_fusion": False, "bias_dropout_fusion": False}
-    return TransformerConfig(
-        **{
-            "num_layers": LAYERS,
-            "hidden_size": WIDTH,
-            "num_attention_heads": HEADS,
-            "use_cpu_initialization": True,
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "gradient_accumulation_fusion": False,
-            "apply_rope_fusion": False,
-            **plain,
-            **settings,
-        }
-    )
+    fusions = ("bias_activation", "masked_softmax", "bias_dropout", "gradient_accumulation", "apply_rope")
+    known = {
+        **{f"{name}_fusion": False for name in fusions},
+        "num_layers": LAYERS,
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "use_cpu_initialization": True,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    return TransformerConfig(**{**known, **settings})
 
 
 def megatron_gpt(config: Any, *, tied: bool = False, stage: int | None = None, layer_spec: Any = None) -> Any:
@@ -175,6 +197,8 @@ def own_part(batch: Tensor, replica: int, replicas: int) -> Tensor:
     return batch.chunk(replicas)[replica]
 
 
-def endless(values: list[Tensor]) -> Iterator[Tensor]:
-    while True:
-        yield from values
+def step_on(accelerator: Any, model: Any, batch: Tensor) -> Tensor:
+    """The loss of this process's part of a batch, whose gradients are computed."""
+    inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
+    loss: Tensor = accelerator.train_step(model, *inputs, loss_fn=torch.mean, **keywords)
+    return loss

@@ -13,7 +13,7 @@ from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.utils import MegatronLMPlugin
 from tests.ranks import run_on_ranks
 from tests.scale.megatron.cuda_on_cpu import pretend_cuda
-from tests.scale.megatron.gpt import batches, megatron_gpt, megatron_inputs, own_part, transformer_config
+from tests.scale.megatron.gpt import batches, megatron_gpt, step_on, transformer_config
 
 LIMIT = 100.0
 ROUNDING = 1e-6
@@ -56,8 +56,7 @@ class Training:
 
     def train(self, first: int, last: int) -> None:
         for batch in batches()[first:last]:
-            inputs, keywords = megatron_inputs(own_part(batch, *self.accelerator.strategy.data_replicas))
-            self.accelerator.train_step(self.model, *inputs, loss_fn=torch.mean, **keywords)
+            step_on(self.accelerator, self.model, batch)
             self.optimizer.step()
             self.schedule.step()
             self.optimizer.zero_grad()

@@ -21,7 +21,7 @@ from tests.scale.megatron.gpt import (
     megatron_inputs,
     own_part,
     plain_gpt,
-    plain_loss,
+    train_plainly,
     transformer_config,
 )
 from tests.scale.megatron.layers import layers_for_cut_sequences
@@ -33,20 +33,10 @@ LIMIT, MOST, ROUNDING = 100.0, 0.5, 1e-5
 def plainly(has_experts: bool) -> dict[str, Any]:
     """The training by hand, on one process."""
     model = plain_gpt(has_experts=has_experts)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    losses, norms = [], []
-    for batch in batches():
-        loss = plain_loss(model, batch)
-        loss.backward()
-        losses.append(loss.item())
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MOST).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return {
-        "state": by_megatrons_names(model.state_dict()),
-        "losses": [*losses, *losses[2:]],
-        "norms": [*norms, *norms[2:]],
-    }
+    found = train_plainly(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), clip=MOST)
+    # the second half is made twice
+    twice = {name: [*values, *values[2:]] for name, values in found.items()}
+    return {"state": by_megatrons_names(model.state_dict()), **twice}
 
 
 def trained(folder: str, settings: dict[str, Any], model_settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,17 @@ from accelerate_nb.utils import MegatronLMDummyScheduler, MegatronLMPlugin, broa
 from tests.ranks import run_on_ranks
 from tests.scale.megatron.cuda_on_cpu import pretend_cuda
 from tests.scale.megatron.described import END, PARTS, gpt2, llama, loss_of_parts, samples, tokens
-from tests.scale.megatron.gpt import BATCH, HEADS, LENGTH, VOCABULARY, WIDTH, batches, by_megatrons_names, plain_gpt
+from tests.scale.megatron.gpt import (
+    BATCH,
+    HEADS,
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    batches,
+    by_megatrons_names,
+    plain_gpt,
+    train_plainly,
+)
 
 LIMIT, ROUNDING = 100.0, 1e-5
 RATE, DECAY, CLIP, EPSILON = 0.01, 0.1, 0.5, 1e-3
@@ -117,24 +127,14 @@ def plainly() -> dict[str, Any]:
         written = tokens()[:3, :WRITTEN]
         for _ in range(WRITTEN):
             written = torch.cat([written, model(written)[:, -1:].argmax(dim=-1)], dim=1)
-    losses, norms, rates = [], [], []
-    for number, batch in enumerate(steps, 1):
-        loss = loss_of_parts(model, batch)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
-        optimizer.step()
-        rates.append(RATE * (1 - number / len(steps)))
-        for group in optimizer.param_groups:
-            group["lr"] = rates[-1]
+    rates = [RATE * (1 - number / len(steps)) for number in range(1, len(steps) + 1)]
+    found = train_plainly(model, optimizer, loss_of=loss_of_parts, data=steps, clip=CLIP, rates=rates)
     return {
         "evaluated": evaluated,
         "written": [until_the_end(row) for row in written.tolist()],
-        "losses": losses,
-        "norms": norms,
+        **found,
         "rates": rates,
-        "resumed": losses[2:],
+        "resumed": found["losses"][2:],
         "state": by_megatrons_names(model.state_dict(), True),
     }
 

@@ -25,7 +25,7 @@ from accelerate_nb.utils.megatron_lm import get_args, model_provider_func
 from tests.ranks import run_on_ranks
 from tests.scale.megatron.cuda_on_cpu import pretend_cuda
 from tests.scale.megatron.described import END, Described, gpt2, loss_of_parts, samples, tokens
-from tests.scale.megatron.gpt import BATCH, LENGTH, by_megatrons_names, plain_gpt
+from tests.scale.megatron.gpt import BATCH, LENGTH, by_megatrons_names, plain_gpt, train_plainly
 
 LIMIT, ROUNDING, RATE, EPSILON, STEPS = 100.0, 1e-5, 0.01, 1e-3, 3
 
@@ -51,15 +51,8 @@ def loader_of_samples(size: int) -> DataLoader[Any]:
 def plainly() -> list[float]:
     model = plain_gpt(True)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, eps=EPSILON, weight_decay=0.0)
-    losses = []
-    for batch in tokens().split(BATCH)[:STEPS]:
-        loss = loss_of_parts(model, batch)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return losses
+    data = tokens().split(BATCH)[:STEPS]
+    return train_plainly(model, optimizer, loss_of=loss_of_parts, data=data, clip=1.0)["losses"]
 
 
 def mean_over_tokens() -> float:

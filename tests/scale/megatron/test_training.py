@@ -22,7 +22,8 @@ from tests.scale.megatron.gpt import (
     megatron_inputs,
     own_part,
     plain_gpt,
-    plain_loss,
+    step_on,
+    train_plainly,
     transformer_config,
 )
 
@@ -32,20 +33,11 @@ ROUNDING = 1e-5
 EPSILON = 1e-3
 
 
-def plainly(tied: bool, steps: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
-    """The training by hand, on one process: weights by Megatron's names, losses, norms."""
+def plainly(tied: bool, steps: int) -> dict[str, Any]:
+    """The training by hand, with the weights by Megatron's names."""
     model = plain_gpt(tied)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    losses, norms = [], []
-    for number, batch in enumerate(batches(), 1):
-        loss = plain_loss(model, batch)
-        (loss / steps).backward()
-        losses.append(loss.item())
-        if number % steps == 0:
-            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MOST).item())
-            optimizer.step()
-            optimizer.zero_grad()
-    return by_megatrons_names(model.state_dict(), tied), losses, norms
+    found = train_plainly(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), clip=MOST, steps=steps)
+    return {"state": by_megatrons_names(model.state_dict(), tied), **found}
 
 
 def trained(
@@ -72,12 +64,12 @@ def trained(
     accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt(tied).state_dict(), tied))
     losses, norms = [], []
     for batch in batches():
-        (tokens, positions, mask), keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
         with accelerator.accumulate(model):
             if by == "train_step":
-                loss = accelerator.train_step(model, tokens, positions, mask, loss_fn=torch.mean, **keywords)
+                loss = step_on(accelerator, model, batch)
             else:
-                loss = model(tokens, positions, mask, **keywords).mean()
+                inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
+                loss = model(*inputs, **keywords).mean()
                 accelerator.backward(loss)
             losses.append(accelerator.reduce(loss.detach(), "mean").item())
             if accelerator.sync_gradients:
@@ -120,13 +112,13 @@ def test_a_training_ends_in_the_weights_of_a_plain_gpt(name: str) -> None:
     ranks, settings, model_settings, by = CASES[name]
     tied, steps = name in TIED, 2
     found = run_on_ranks(trained, ranks, settings, model_settings, tied, steps, by, limit=LIMIT)
-    state, losses, norms = plainly(tied, steps)
-    assert set(found[0]["state"]) == set(state)
-    for weight, value in state.items():
+    wanted = plainly(tied, steps)
+    assert set(found[0]["state"]) == set(wanted["state"])
+    for weight, value in wanted["state"].items():
         torch.testing.assert_close(found[0]["state"][weight], value, rtol=0, atol=ROUNDING)
     for item in found:
-        assert item["losses"] == pytest.approx(losses, abs=ROUNDING)
-        assert item["norms"] == pytest.approx(norms, abs=ROUNDING)
+        assert item["losses"] == pytest.approx(wanted["losses"], abs=ROUNDING)
+        assert item["norms"] == pytest.approx(wanted["norms"], abs=ROUNDING)
 
 
 def refused() -> list[str]:
@@ -186,29 +178,13 @@ def in_16_bits(precision: str, is_distributed: bool) -> dict[str, Any]:
     accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt().state_dict()))
     losses = []
     for batch in batches():
-        inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
-        loss = accelerator.train_step(model, *inputs, loss_fn=torch.mean, **keywords)
-        losses.append(accelerator.reduce(loss, "mean").item())
+        losses.append(accelerator.reduce(step_on(accelerator, model, batch), "mean").item())
         optimizer.step()
         optimizer.zero_grad()
     weight = next(iter(model.parameters()))
     state = {name: value.float() for name, value in accelerator.get_state_dict(model).items()}
     accelerator.end_training()
     return {"state": state, "losses": losses, "dtype": str(weight.dtype), "skipped": optimizer.step_was_skipped}
-
-
-def with_adamw() -> tuple[dict[str, torch.Tensor], list[float]]:
-    model = plain_gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON)
-    losses = []
-    for batch in batches():
-        loss = plain_loss(model, batch)
-        loss.backward()
-        losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
-        optimizer.step()
-        optimizer.zero_grad()
-    return by_megatrons_names(model.state_dict()), losses
 
 
 @pytest.mark.timeout(180)
@@ -218,10 +194,11 @@ def with_adamw() -> tuple[dict[str, torch.Tensor], list[float]]:
 )
 def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distributed: bool, rounding: float) -> None:
     found = run_on_ranks(in_16_bits, 2, precision, is_distributed, limit=LIMIT)
-    state, losses = with_adamw()
+    model = plain_gpt()
+    wanted = train_plainly(model, torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON), clip=MOST)
     for item in found:
-        assert item["losses"] == pytest.approx(losses, abs=rounding)
+        assert item["losses"] == pytest.approx(wanted["losses"], abs=rounding)
         assert item["dtype"] == ("torch.float32" if precision == "no" else "torch.bfloat16")
         assert not item["skipped"]
-    for name, value in state.items():
+    for name, value in by_megatrons_names(model.state_dict()).items():
         torch.testing.assert_close(found[0]["state"][name], value, rtol=0, atol=rounding)
