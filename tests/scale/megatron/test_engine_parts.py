@@ -157,8 +157,9 @@ def of_data_sets(folder: Path) -> dict[str, Any]:
 
 
 def in_bf16() -> dict[str, Any]:
-    optimizer = {"use_distributed_optimizer": True}
-    accelerator, model, _, loader = prepared(gpt2(), loader_of_samples(4), precision="bf16", **optimizer)
+    settings = {"use_distributed_optimizer": True, "lr_warmup_iters": 2}
+    accelerator, model, _, loader = prepared(gpt2(), loader_of_samples(4), precision="bf16", **settings)
+    warmup = get_args().lr_warmup_iters
     dtype = str(next(model.parameters()).dtype)
     averaged = avg_losses_across_data_parallel_group(
         [torch.tensor(float(accelerator.process_index)), torch.tensor(1.0)]
@@ -169,6 +170,7 @@ def in_bf16() -> dict[str, Any]:
         "dtype": dtype,
         "averaged": averaged.tolist(),
         "gathered": gathered,
+        "warmup": warmup,
     }
 
 
@@ -193,6 +195,8 @@ def test_the_engine_takes_functions_data_sets_and_precisions(tmp_path: Path) -> 
         assert bf16["dtype"] == "torch.bfloat16"
         assert bf16["averaged"] == [0.5, 1.0]
         assert bf16["gathered"] == [0, 1]
+        # also where no placeholder of a schedule was given
+        assert bf16["warmup"] == 2
 
 
 def in_parts_of_stages() -> list[float]:

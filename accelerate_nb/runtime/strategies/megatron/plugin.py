@@ -20,17 +20,11 @@ _ARGUMENTS = {
     "gradient_clipping": "clip_grad",
 }
 _PASSED_ON = (
-    *("tp_degree", "pp_degree", "pipeline_model_parallel_split_rank", "num_layers_per_virtual_pipeline_stage"),
-    *("DDP_impl", "use_distributed_optimizer", "sequence_parallelism", "gradient_clipping", "num_micro_batches"),
-    *("consumed_samples", "no_wd_decay_cond", "scale_lr_cond", "lr_mult", "megatron_dataset_flag", "eval_iters"),
-    *("eval_interval", "use_custom_fsdp", "no_load_optim", "eod_mask_loss", "no_save_optim", "optimizer_cpu_offload"),
-    *("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer", "decoder_last_pipeline_num_layers"),
-    *("recompute_granularity", "recompute_method", "recompute_num_layers", "attention_backend"),
-    *("expert_model_parallel_size", "context_parallel_size", "attention_dropout", "hidden_dropout"),
-    *("attention_softmax_in_fp32", "expert_tensor_parallel_size", "calculate_per_token_loss"),
-    "use_rotary_position_embeddings",
+    *(option.name for option in fields(megatron.MegatronOptions) if option.name != "recompute_activations"),
+    *("DDP_impl", "pipeline_model_parallel_split_rank", "num_layers_per_virtual_pipeline_stage", "consumed_samples"),
+    *("no_wd_decay_cond", "scale_lr_cond", "lr_mult", "megatron_dataset_flag", "eval_iters", "eval_interval"),
 )
-_OF_SCHEDULES = (
+OF_SCHEDULES = (
     *("train_iters", "lr_warmup_iters", "train_samples", "lr_warmup_samples", "lr_decay_iters", "lr_decay_samples"),
     *("lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style", "start_weight_decay", "end_weight_decay"),
     "min_lr",
@@ -179,7 +173,7 @@ class MegatronLMPlugin(megatron.MegatronOptions):
                     "Ignoring `lr_warmup_samples` as `lr_warmup_iters` based on scheduler is being used for training. Pass one of them."
                 )
             self.lr_warmup_samples = 0
-        for name in _OF_SCHEDULES:
+        for name in OF_SCHEDULES:
             self.megatron_lm_default_args[name] = getattr(self, name)
 
     def set_tensorboard_logging_options(self) -> None:

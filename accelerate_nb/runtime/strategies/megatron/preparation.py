@@ -22,7 +22,7 @@ from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, Eng
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
 from accelerate_nb.runtime.strategies.megatron.model import check
-from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
+from accelerate_nb.runtime.strategies.megatron.plugin import OF_SCHEDULES, refuse_unused
 from accelerate_nb.runtime.strategies.megatron.train_steps import chunks, get_args, initialize, innermost
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
@@ -348,10 +348,6 @@ def first_batch(loaders: Iterable[Any]) -> Any:
     return None
 
 
-# Settings of schedules that a plugin has, also where no placeholder of a schedule is given.
-_OF_SCHEDULES = ("train_iters", "train_samples", "lr_decay_style", "lr_decay_iters", "lr_decay_samples", "min_lr")
-
-
 class EngineObjects:
     """
     A transformers model with what else one call of `prepare` has, and the engine that becomes of them.
@@ -443,7 +439,7 @@ class EngineObjects:
 
     def _arguments(self) -> dict[str, Any]:
         plugin: Any = self._plugin
-        of_schedules = {name: getattr(plugin, name) for name in _OF_SCHEDULES}
+        of_schedules = {name: getattr(plugin, name) for name in OF_SCHEDULES}
         is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in self._call.objects)
         config = self._model.config
         architecture = architecture_of(config)
