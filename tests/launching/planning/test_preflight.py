@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 
 import pytest
+import torch
 
 from accelerate_nb.config.run_config import resolve
+from accelerate_nb.devices.nvml import Driver, Gpu
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.launching.planning import preflight
 from accelerate_nb.launching.planning.placement import choose
-from accelerate_nb.launching.planning.preflight import run_preflight
 
 TWO_GPUS = AvailableDevices("cuda", "GPU", 2, 16)
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 
 
-def preflight(settings, devices=LAPTOP, can_fork=True):
-    return run_preflight(settings, devices, can_fork)
+def ready(settings, devices=LAPTOP, can_fork=True):
+    return preflight.run_preflight(settings, devices, can_fork)
 
 
 def test_what_fits_is_ready_to_be_launched():
-    outlook = preflight({"num_processes": 2, "mixed_precision": "bf16"}, TWO_GPUS)
+    outlook = ready({"num_processes": 2, "mixed_precision": "bf16"}, TWO_GPUS)
     assert outlook.possible
     assert outlook.objections == ()
     assert outlook.config == resolve({"num_processes": 2, "mixed_precision": "bf16"}, {})
@@ -41,7 +45,7 @@ def test_what_fits_is_ready_to_be_launched():
     ],
 )
 def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_launch(settings, name, text):
-    outlook = preflight(settings, TWO_GPUS if name != "engine" else LAPTOP)
+    outlook = ready(settings, TWO_GPUS if name != "engine" else LAPTOP)
     assert not outlook.possible
     (objection,) = outlook.objections
     assert objection.name == name
@@ -52,24 +56,24 @@ def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_laun
 
 
 def test_settings_that_fit_only_together_are_ready():
-    assert preflight({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
+    assert ready({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
 
 
 def test_processes_that_machines_can_not_share_are_reported():
-    (objection,) = preflight({"num_nodes": 2, "num_processes": 3}, TWO_GPUS).objections
+    (objection,) = ready({"num_nodes": 2, "num_processes": 3}, TWO_GPUS).objections
     assert objection.name == "num_processes"
     assert "can't share them evenly" in objection.text
 
 
 def test_several_wrong_settings_are_each_reported():
-    assert [objection.name for objection in preflight({"num_processes": 0, "timeout": -1}).objections] == [
+    assert [objection.name for objection in ready({"num_processes": 0, "timeout": -1}).objections] == [
         "num_processes",
         "timeout",
     ]
 
 
 def test_a_system_that_cannot_fork_is_an_error():
-    (objection,) = preflight({"start_method": "fork"}, can_fork=False).objections
+    (objection,) = ready({"start_method": "fork"}, can_fork=False).objections
     assert objection.name == "start_method"
 
 
@@ -77,10 +81,10 @@ def test_a_system_that_cannot_fork_is_an_error():
     ("settings", "name"), [({"num_processes": 3}, "num_processes"), ({"mixed_precision": "fp16"}, "mixed_precision")]
 )
 def test_what_works_and_is_slow_is_advice(settings, name):
-    outlook = preflight(settings)
+    outlook = ready(settings)
     assert outlook.possible
     assert [(objection.name, objection.grave) for objection in outlook.objections] == [(name, False)]
-    assert not preflight(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
+    assert not ready(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
 
 
 TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
@@ -94,22 +98,22 @@ TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
     ],
 )
 def test_what_a_tpu_can_not_do_stands_at_its_setting(settings, name):
-    (objection,) = preflight(settings, TPU).objections
+    (objection,) = ready(settings, TPU).objections
     assert (objection.name, objection.grave) == (name, True)
 
 
 def test_bf16_is_advised_on_a_tpu():
-    (objection,) = preflight({"mixed_precision": "fp16"}, TPU).objections
+    (objection,) = ready({"mixed_precision": "fp16"}, TPU).objections
     assert (objection.name, objection.grave) == ("mixed_precision", False)
     assert "bf16" in objection.text
-    assert not preflight({"mixed_precision": "bf16"}, TPU).objections
+    assert not ready({"mixed_precision": "bf16"}, TPU).objections
 
 
 def test_options_of_a_strategy_that_was_not_requested_are_reported():
     options = {"fsdp_config": {"fsdp_offload_params": True}}
-    (objection,) = preflight(options, TWO_GPUS).objections
+    (objection,) = ready(options, TWO_GPUS).objections
     assert (objection.name, objection.grave) == ("fsdp_config", False)
-    assert not preflight({**options, "strategy": "fsdp"}, TWO_GPUS).objections
+    assert not ready({**options, "strategy": "fsdp"}, TWO_GPUS).objections
 
 
 @pytest.mark.parametrize(
@@ -125,11 +129,146 @@ def test_options_of_a_strategy_that_was_not_requested_are_reported():
     ],
 )
 def test_what_a_strategy_can_not_do_stands_at_its_setting(settings, devices, name, words):
-    (objection,) = preflight(settings, devices).objections
+    (objection,) = ready(settings, devices).objections
     assert (objection.name, objection.grave) == (name, True)
     assert re.search(words, objection.text)
 
 
 def test_degrees_that_make_the_number_of_processes_are_fine():
     for degrees in ({"dp_shard_size": 2}, {"dp_replicate_size": 2}, {"dp_shard_size": 1}):
-        assert not preflight({"parallelism_config": degrees}, TWO_GPUS).objections
+        assert not ready({"parallelism_config": degrees}, TWO_GPUS).objections
+
+
+# What would get in a training's way is seen before there is a worker, with what to do about it.
+
+
+MIB = 1 << 20
+CPU = AvailableDevices("cpu", "CPU", 0, 2)
+GPUS = AvailableDevices("cuda", "GPU", 2, 8)
+NVIDIA = Driver("570.1", "12.8", (Gpu("H100", 80 << 30), Gpu("H100", 80 << 30)))
+
+
+def test_this_machine_is_looked_at(tmp_path):
+    reported = []
+    config = resolve({"cpu": True, "num_processes": 2, "folder": str(tmp_path / "runs")}, {})
+    found = preflight.run_checks(config, os.environ, reported.append)
+    assert reported == found
+    assert [item.name for item in found] == [
+        "environment",
+        "settings",
+        "torch",
+        "shared memory",
+        "open files",
+        "folder",
+    ]
+    assert {item.state for item in found} == {"passed"}, found
+    assert all(item.text for item in found)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "advice"),
+    [
+        ({}, "passed", ""),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "failed", "unset RANK WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "passed", "unset RANK WORLD_SIZE"),
+        ({"MASTER_PORT": "29500"}, "passed", "unset MASTER_PORT"),
+    ],
+)
+def test_variables_that_a_launch_left_are_seen(environment, state, advice):
+    check = preflight.of_environment(environment)
+    assert (check.state, check.advice) == (state, advice)
+    assert all(f"{name}={value}" in check.text for name, value in environment.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "state", "text"),
+    [
+        ({}, GPUS, "passed", "2 of 2 GPUs"),
+        ({"num_processes": 3}, GPUS, "failed", "num_processes=3 was requested, but this machine has 2 GPUs"),
+        ({"num_processes": 3}, CPU, "passed", "3 processes would share 2 CPU cores"),
+        ({"cpu": True, "mixed_precision": "fp16"}, CPU, "passed", "bf16"),
+    ],
+)
+def test_settings_that_do_not_fit_the_machine_are_seen(settings, devices, state, text):
+    check = preflight.of_settings(resolve(settings, {}), devices)
+    assert check.state == state
+    assert text in check.text + check.advice
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
+def test_a_torch_that_cannot_use_the_gpus_is_seen():
+    check = preflight.of_torch(CPU, NVIDIA, {})
+    assert check.state == "failed"
+    assert "2 NVIDIA GPUs, and torch was built without CUDA" in check.text
+    assert "pytorch.org" in check.advice
+
+
+def test_gpus_that_are_hidden_are_noted(monkeypatch):
+    monkeypatch.setattr(preflight, "torch_is_built_for", lambda name: name == "cuda")
+    check = preflight.of_torch(CPU, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
+    assert check.state == "passed"
+    assert "CUDA_VISIBLE_DEVICES='' hides them" in check.text
+    assert preflight.of_torch(GPUS, NVIDIA, {}).advice == ""
+
+
+def through(device, count, trouble=""):
+    found = XlaDevices(device, count, trouble=trouble)
+    return AvailableDevices("xla", found.label, count, 96, xla=found)
+
+
+def test_a_tpu_is_ready_if_nobody_holds_its_chips():
+    check = preflight.of_xla(through("TPU", 4), [])
+    assert (check.state, check.text) == ("passed", "it computes on 4 TPU chips")
+    check = preflight.of_xla(through("TPU", 4), [11, 12])
+    assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
+    assert "Restart the notebook's kernel" in check.advice
+    assert preflight.of_xla(through("CPU", 1), [11]).text == "it computes on 1 XLA CPU device"
+
+
+def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
+    check = preflight.of_xla(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
+    assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "advises"),
+    [(None, "passed", False), (0, "failed", True), (64 * MIB, "passed", True), (8 << 30, "passed", False)],
+)
+def test_little_shared_memory_is_seen(free, state, advises):
+    check = preflight.of_shared_memory(free)
+    assert check.state == state
+    assert ("--shm-size" in check.advice) == advises
+
+
+@pytest.mark.parametrize(("limit", "advises"), [(None, False), (256, True), (20_000, False)])
+def test_a_low_limit_of_open_files_is_noted(limit, advises):
+    check = preflight.of_open_files(limit)
+    assert check.state == "passed"
+    assert ("ulimit -n" in check.advice) == advises
+
+
+def test_a_folder_that_cannot_be_written_to_is_seen(tmp_path):
+    (tmp_path / "file").touch()
+    check = preflight.of_folder(tmp_path / "file" / "runs")
+    assert check.state == "failed"
+    assert "--folder" in check.advice
+
+
+def test_a_full_disk_is_seen(tmp_path, monkeypatch):
+    usage = preflight.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    check = preflight.of_folder(tmp_path)
+    assert (check.state, check.advice.split(",")[0]) == ("failed", "Make space")
+
+
+def test_a_port_that_is_taken_is_seen_with_who_has_it():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check = preflight.of_port(port)
+        assert check.state == "failed"
+        assert f"{port} can't be used" in check.text
+        assert f"process {os.getpid()}" in check.text
+    assert preflight.of_port(port).state == "passed"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from msgspec import structs
 
-from accelerate_nb.events.model import LogLine, Progress, StateChange
+from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress, StateChange
 from accelerate_nb.launching.node_agent.agent import AgentLoop
-from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, ReportSender
+from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, NodeSampler, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.transport.channel import (
     Channel,
@@ -21,11 +21,13 @@ from accelerate_nb.transport.channel import (
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     Message,
+    NodeLoad,
     RankEvent,
     RankOutcome,
     RankOutput,
     RankReports,
 )
+from accelerate_nb.transport.worker_spec import MasterAddress, RankInfo, WorkerSpec, current_environment
 
 
 def output(number: int, text: str = "line") -> RankOutput:
@@ -148,3 +150,31 @@ def test_in_a_large_world_a_rank_s_lines_are_one_report_and_go_less_often(ends: 
     ends.tick()
     lines = (LogLine(0, "stdout", "a", 1.0), LogLine(0, "stdout", "b", 1.0))
     assert ends.came() == [[RankOutput(0, 2, b"ab", lines), progress, output(4), gap]]
+
+
+# The load of a node is sent by a thread, which nobody waits for without a limit.
+
+
+@pytest.mark.timeout(20)
+def test_a_reader_that_does_not_read_holds_up_no_close() -> None:
+    reads, is_sending = threading.Event(), threading.Event()
+    sent: list[NodeLoad] = []
+
+    def send(load: NodeLoad) -> None:
+        sent.append(load)
+        is_sending.set()
+        reads.wait()
+
+    rank_info = RankInfo(7, 8, 0, 1, MasterAddress("", 0), "run", node_rank=3)
+    environment = current_environment({"ACCELERATE_USE_CPU": "true"}, None)
+    sampler = NodeSampler(send, [WorkerSpec(rank_info, environment)], lambda: {7: os.getpid()}, first=0.0)
+    assert is_sending.wait(10)
+    sampler.close(timeout=0.1)
+    reads.set()
+    (load,) = sent
+    assert isinstance(load.sample, HostSample)
+    assert load.sample.node == 3
+    (device,) = load.devices
+    assert isinstance(device, DeviceSample)
+    assert (device.rank, device.device, device.memory_total) == (7, "cpu", load.sample.memory[1])
+    assert device.memory_used
