@@ -37,6 +37,10 @@ class AvailableDevices:
         """Why no worker could compute on them, and what to do; empty where they can be computed on."""
         return self.xla.trouble if self.xla is not None and self.kind == "xla" else ""
 
+    def holders(self) -> list[int]:
+        """The processes that hold a TPU's chips, which belong to one at a time; none for other devices."""
+        return xla.holders() if self.xla is not None and self.xla.device == "TPU" else []
+
     def missing(self, ids: str) -> tuple[str, ...]:
         """Those of `ids` (`all`, or as in `0,2`) that this machine does not have; names of devices are not checked."""
         numbers = [(entry, entry.partition(".")[0]) for entry in _entries(ids)]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from accelerate_nb.config.environment import TPU_VARIABLES, requests_tpu
 from accelerate_nb.devices.torch_build import torch_version
@@ -184,6 +185,32 @@ def holders(processes: Path = Path("/proc")) -> list[int]:
     return sorted(int(path.name) for path in processes.glob("[0-9]*") if _holds_a_chip(path))
 
 
+def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The devices that torch_xla would use, or the reason why it can't; nothing where there is neither it nor a TPU."""
+    installed, found, chips = installation(), detect_devices(environment), tpu_chips()
+    if not installed.torch_xla and found is None and not chips:
+        return {}
+    from accelerate_nb.devices.tpu_info import generation
+
+    facts: dict[str, Any] = {
+        "torch_xla": installed.torch_xla or None,
+        "libtpu": _version("libtpu") or (installed.libtpu or None),
+        "tpu_info": _version("tpu-info"),
+        "tpu_chips": len(chips),
+        "generation": generation(),
+    }
+    if found is not None:
+        facts |= {
+            "device": found.device,
+            "count": found.count,
+            "asked_for": found.requested,
+            "trouble": found.trouble or None,
+        }
+    if chips:
+        facts["held_by"] = [{"process": pid, "name": _name_of(pid)} for pid in holders()]
+    return facts
+
+
 def read_environment_again() -> None:
     """
     In a process that was forked with torch_xla loaded: have it write what it adds to the environment, which is a new one now.
@@ -332,3 +359,13 @@ def _generation(folder: Path) -> str:
     except OSError:
         return ""
     return _GENERATIONS.get(device, "") if vendor == _GOOGLE else ""
+
+
+def _name_of(pid: int) -> str | None:
+    """The command of a process, where it may be seen."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return None

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from accelerate_nb.config.environment import USE_CPU, attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig, origin, setting_named
-from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
@@ -170,8 +169,7 @@ def conductor_of(
 ) -> Conductor:
     """The conductor of a request in this process, ready to be started; `on_event` and `outcomes` are the conductor's."""
     choice, plan = request.placement, request.plan
-    if choice.kind == "xla":
-        supervisor.preload(xla.MODULES)
+    supervisor.preload(choice.preloaded)
     engine = _engine(choice, plan.payload, request.config.launching)
     nodes = request.nodes
 
@@ -252,8 +250,7 @@ def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | No
         choice, more = nodes.placement_here(choice), nodes.variables()
     threads = worker_threads(config.launching, choice)
     process_environment = current_environment({**environment(config, choice, threads), **more}, threads)
-    fitting = xla.for_workers if choice.kind == "xla" else xla.for_others
-    return replace(process_environment, environ=fitting(process_environment.environ))
+    return replace(process_environment, environ=choice.fitting(process_environment.environ))
 
 
 def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool) -> tuple[Payload, Placement]:
@@ -264,8 +261,7 @@ def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool
     try:
         return pack(call), choice
     except NeedsForkError:
-        # a torch_xla runtime that is awake in this process would be dead in a fork of it
-        if is_method_requested or (choice.kind == "xla" and xla.is_awake()):
+        if is_method_requested or not choice.outlives_fork:
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
     return inherit(call), replace(choice, start="fork", why=why)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.devices import xla
+from accelerate_nb.devices.xla import random_state, set_random_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class RandomStates:
     """
     Python's state, and numpy's and torch's (CPU) where the notebook has imported them.
 
-    `cuda` holds those of the GPUs, `xla` that of the device of torch_xla. Without them, these begin with the last seed that
+    `cuda` holds those of the GPUs, `tpu` that of the device of torch_xla. Without them, these begin with the last seed that
     torch was given, as they do in a process that has touched none.
     """
 
@@ -23,7 +23,7 @@ class RandomStates:
     numpy: Any
     torch: Any
     cuda: Any = None
-    xla: int | None = None
+    tpu: int | None = None
 
     def install(self) -> None:
         """Continue from these states in this process."""
@@ -40,7 +40,7 @@ class RandomStates:
                 torch.cuda.manual_seed_all(torch.initial_seed())
             else:
                 torch.cuda.set_rng_state_all(self.cuda)
-            xla.set_random_state(torch.initial_seed() if self.xla is None else self.xla)
+            set_random_state(torch.initial_seed() if self.tpu is None else self.tpu)
 
 
 def current_random_states(*, gpus: bool = False) -> RandomStates:
@@ -52,5 +52,5 @@ def current_random_states(*, gpus: bool = False) -> RandomStates:
         numpy=None if numpy is None else numpy.random.get_state(),
         torch=None if torch is None else torch.get_rng_state(),
         cuda=torch.cuda.get_rng_state_all() if touched and torch is not None else None,
-        xla=xla.random_state() if gpus else None,
+        tpu=random_state() if gpus else None,
     )

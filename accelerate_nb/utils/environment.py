@@ -18,7 +18,7 @@ from accelerate_nb.runtime.compat.env_vars import (
     str_to_bool as str_to_bool,
 )
 from accelerate_nb.runtime.compat.packages import get_current_device_type as get_current_device_type
-from accelerate_nb.runtime.world.world import (
+from accelerate_nb.runtime.world.rendezvous import (
     override_numa_affinity as override_numa_affinity,
     set_numa_affinity as set_numa_affinity,
 )

@@ -30,7 +30,7 @@ import accelerate_nb.utils as ours
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.runtime.compat import packages
 from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability
-from accelerate_nb.runtime.world.world import near
+from accelerate_nb.runtime.world.rendezvous import near
 from accelerate_nb.utils import (
     constants,
     dataclasses,

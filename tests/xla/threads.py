@@ -45,8 +45,8 @@ def main(module: str, name: str, found: str) -> NoReturn:
     from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    from accelerate_nb.runtime.world.world import XlaWorld
     from accelerate_nb.runtime.xla import device as xla
+    from accelerate_nb.runtime.xla.world import XlaWorld
 
     faulthandler.enable()
     faulthandler.dump_traceback_later(LIMIT, exit=True)

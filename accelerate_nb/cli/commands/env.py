@@ -173,52 +173,16 @@ def _torch() -> Facts:
 def _devices(environment: Mapping[str, str]) -> Facts:
     from accelerate_nb.devices.nvml import driver
     from accelerate_nb.devices.probe import probe
+    from accelerate_nb.devices.xla import tpu_facts
 
     found, nvidia = probe(environment), driver()
     facts: Facts = {"kind": found.kind, "count": found.count}
     if nvidia is not None:
         gpus = [{"name": gpu.name, "memory_gib": _gib(gpu.memory)} for gpu in nvidia.gpus]
         facts["nvidia"] = {"driver": nvidia.version, "cuda": nvidia.cuda, "gpus": gpus}
-    if through_xla := _xla(environment):
-        facts["xla"] = through_xla
+    if of_tpus := tpu_facts(environment):
+        facts["xla"] = of_tpus
     return facts
-
-
-def _xla(environment: Mapping[str, str]) -> Facts:
-    """The devices that torch_xla would use, or the reason why it can't; nothing where there is neither it nor a TPU."""
-    from accelerate_nb.devices import xla
-    from accelerate_nb.devices.tpu_info import generation
-
-    installed, found, chips = xla.installation(), xla.detect_devices(environment), xla.tpu_chips()
-    if not installed.torch_xla and found is None and not chips:
-        return {}
-    facts: Facts = {
-        "torch_xla": installed.torch_xla or None,
-        "libtpu": _version("libtpu") or (installed.libtpu or None),
-        "tpu_info": _version("tpu-info"),
-        "tpu_chips": len(chips),
-        "generation": generation(),
-    }
-    if found is not None:
-        facts |= {
-            "device": found.device,
-            "count": found.count,
-            "asked_for": found.requested,
-            "trouble": found.trouble or None,
-        }
-    if chips:
-        facts["held_by"] = [{"process": pid, "name": _name_of(pid)} for pid in xla.holders()]
-    return facts
-
-
-def _name_of(pid: int) -> str | None:
-    """The command of a process, where it may be seen."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return None
 
 
 def _machine(environment: Mapping[str, str]) -> Facts:

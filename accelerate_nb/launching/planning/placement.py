@@ -15,7 +15,7 @@ from accelerate_nb.config.options import deepspeed, megatron, parallelism
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.config.value_types import parse_json
-from accelerate_nb.devices import async_io
+from accelerate_nb.devices import async_io, xla
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
@@ -39,6 +39,20 @@ class Placement:
     shows: Mapping[str, str] = field(default_factory=dict)
     # what ranks compute on, in torch's word: "cpu", "cuda", "xla"
     kind: str = "cpu"
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Modules that are worth having loaded before workers are forked."""
+        return xla.MODULES if self.kind == "xla" else ()
+
+    @property
+    def outlives_fork(self) -> bool:
+        """Whether what this process has awake works in a fork of it; a runtime of torch_xla would be dead there."""
+        return self.kind != "xla" or not xla.is_awake()
+
+    def fitting(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment, with no variables that keep workers from their devices, or would give them others."""
+        return xla.for_workers(environment) if self.kind == "xla" else xla.for_others(environment)
 
 
 def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: bool) -> Placement:

@@ -13,7 +13,6 @@ from typing import Any
 
 from accelerate_nb.config.environment import already_launched, runs_folder
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
-from accelerate_nb.devices import xla
 from accelerate_nb.devices.nvml import Driver, driver
 from accelerate_nb.devices.probe import AvailableDevices, probe
 from accelerate_nb.devices.torch_build import torch_is_built_for
@@ -134,7 +133,7 @@ def run_checks(
     found = [
         of_environment(environment),
         of_settings(config, devices),
-        of_torch(devices, driver(), environment) if devices.kind != "xla" else of_xla(devices, xla.holders()),
+        of_torch(devices, driver(), environment) if devices.kind != "xla" else of_runtime(devices, devices.holders()),
         of_shared_memory(shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None),
         of_open_files(_open_files()),
         of_folder(folder),
@@ -188,13 +187,13 @@ def of_torch(devices: AvailableDevices, nvidia: Driver | None, environment: Mapp
     return CheckResult("torch", title, "passed", text, "unset CUDA_VISIBLE_DEVICES where they should be used")
 
 
-def of_xla(devices: AvailableDevices, holders: Sequence[int]) -> CheckResult:
+def of_runtime(devices: AvailableDevices, holders: Sequence[int]) -> CheckResult:
     """Whether torch_xla has devices to compute on, and nobody else has them."""
-    name, title, found = "torch", "torch_xla", devices.xla
-    if found is None or found.trouble:
-        return CheckResult(name, title, "failed", "" if found is None else found.trouble)
+    name, title = "torch", "torch_xla"
+    if devices.trouble:
+        return CheckResult(name, title, "failed", devices.trouble)
     text = f"it computes on {devices.count} {devices.label}{'s' if devices.count > 1 else ''}"
-    if found.device != "TPU" or not holders:
+    if not holders:
         return CheckResult(name, title, "passed", text)
     who = ", ".join(map(str, holders))
     advice = "Restart the notebook's kernel, or end what computes there: chips belong to one process at a time"

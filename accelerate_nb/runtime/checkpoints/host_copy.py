@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from accelerate_nb.runtime.xla import device as xla
-from accelerate_nb.runtime.xla.device import are_computed, sync, to_cpu
+from accelerate_nb.runtime.xla.device import are_computed, number_of, sync, to_cpu
 
 T = TypeVar("T")
 
@@ -23,12 +22,12 @@ def is_apart(device: torch.device) -> bool:
 
 def address(tensor: Tensor) -> int:
     """The address of the tensor's first number; on a device without addresses, the tensor's number."""
-    return xla.number_of(tensor) if is_apart(tensor.device) else tensor.data_ptr()
+    return number_of(tensor) if is_apart(tensor.device) else tensor.data_ptr()
 
 
 def storage(tensor: Tensor) -> int:
     """The address of the memory that the tensor is a part of; on a device without addresses each has its own."""
-    return xla.number_of(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()
+    return number_of(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()
 
 
 class DeviceToHost:

@@ -23,8 +23,6 @@ _VARIABLES: dict[str, tuple[str, Any]] = {
     "dynamic": ("dynamo_use_dynamic", None),
     "use_regional_compilation": ("dynamo_use_regional_compilation", False),
 }
-# torch 2.9 and later know one backend for XLA devices, by another name
-_GONE = (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE)
 
 
 @dataclass
@@ -87,7 +85,7 @@ def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin
             f"they are {plugin} and {named(backend)!r}. Pass one of them."
         )
     found = plugin or TorchDynamoPlugin(backend=backend)
-    if found.backend in _GONE:
+    if DynamoBackend(found.backend).is_gone:
         raise ConfigurationError(
             f"The dynamo backend {named(found.backend).lower()!r} was requested, but torch does not have it any more. Choose "
             "'openxla' on XLA devices, or 'no': what is computed there is compiled in any case."

@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
-from accelerate_nb.runtime.world.world import CONTRACT, Rendezvous, World, make_default_group
+from accelerate_nb.runtime.world.rendezvous import Rendezvous
+from accelerate_nb.runtime.world.world import CONTRACT, World, make_default_group
 
 
 class _WorldState:

@@ -20,7 +20,8 @@ from accelerate_nb.runtime.compat.unsupported import refuse
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.registry import SharedState, current_world
-from accelerate_nb.runtime.world.world import Rendezvous, World
+from accelerate_nb.runtime.world.rendezvous import Rendezvous
+from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.device import is_requested
 
 _F = TypeVar("_F", bound=Callable[..., Any])

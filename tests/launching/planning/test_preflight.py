@@ -218,16 +218,16 @@ def through(device, count, trouble=""):
 
 
 def test_a_tpu_is_ready_if_nobody_holds_its_chips():
-    check = preflight.of_xla(through("TPU", 4), [])
+    check = preflight.of_runtime(through("TPU", 4), [])
     assert (check.state, check.text) == ("passed", "it computes on 4 TPU chips")
-    check = preflight.of_xla(through("TPU", 4), [11, 12])
+    check = preflight.of_runtime(through("TPU", 4), [11, 12])
     assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
     assert "Restart the notebook's kernel" in check.advice
-    assert preflight.of_xla(through("CPU", 1), [11]).text == "it computes on 1 XLA CPU device"
+    assert preflight.of_runtime(through("CPU", 1), []).text == "it computes on 1 XLA CPU device"
 
 
 def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
-    check = preflight.of_xla(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
+    check = preflight.of_runtime(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
     assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
 
 

@@ -23,7 +23,8 @@ from accelerate_nb import (
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import collectives, current_world, forget, is_joined, rebuild_groups
-from accelerate_nb.runtime.world.world import RankPlace, Rendezvous, World, choose_device
+from accelerate_nb.runtime.world.rendezvous import Rendezvous, choose_device
+from accelerate_nb.runtime.world.world import RankPlace, World
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 
@@ -183,7 +184,7 @@ def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest
 def test_processes_of_a_tpu_that_torch_xla_does_not_connect_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, answer in [("device", torch.device("cpu")), ("devices_in_process", 1), ("device_type", "TPU")]:
         monkeypatch.setattr(xla, name, lambda answer=answer: answer)
-    monkeypatch.setattr(xla, "is_requested", lambda _: True)
+    monkeypatch.setattr(xla.machine, "is_installed", lambda: True)
     monkeypatch.setattr(xla, "rank_numbers", lambda: (0, 1, 0, 1))
     with pytest.raises(LaunchError, match="torch_xla knows of 1 rank"):
         Rendezvous().join({"WORLD_SIZE": "2", "PJRT_DEVICE": "TPU"})
