@@ -5,27 +5,32 @@ from __future__ import annotations
 import hashlib
 import html
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple
 
-from accelerate_nb.events.model import LogLine, Meaning
-from accelerate_nb.events.rank_state import logged_names
+from accelerate_nb.events.model import LogLine, Meaning, StepProfile
+from accelerate_nb.events.rank_state import RankState, logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
-from accelerate_nb.reports.failure_summary import FailureCause
-from accelerate_nb.reports.metric_curves import coarsened, picture
+from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
+from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, coarsened, curves_of, names_of, picture
+from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.reports.summary import (
-    PROFILE_COLUMNS,
     SIGNS,
-    LogTail,
-    ProfileTable,
     RunFacts,
-    RunSummary,
+    SummaryRow,
     curve_cells,
     curve_text,
-    digest_of,
+    host_amounts,
+    newest_profile,
+    profile_head,
+    profile_row,
+    rows_of,
+    shown_alone,
+    unread_text,
 )
 from accelerate_nb.reports.text_format import (
     aligned,
@@ -34,7 +39,9 @@ from accelerate_nb.reports.text_format import (
     fitted,
     narrowed,
     newest_fitting,
+    ranks_text,
     saved_size,
+    time_text,
 )
 
 # Mid-tones, legible on white and on black; the bright ones are the same.
@@ -133,7 +140,10 @@ _LEAST_LINES = 3_000
 _ERROR = 10_000
 _TABLE, _CURVES, _PICTURES, _CALLS, _EVERY, _NOTES = 12_000, 10_000, 11_000, 6_000, 6_000, 2_000
 _WIDEST, _WIDEST_TEXT = 1000, 500
-_LIVE_LINES = 20
+_MOST_COLUMNS, _MOST_CURVES, _MOST_PICTURES, _MOST_RESTARTS = 6, 60, 24, 20
+# The values of metrics that are read while the run goes on, and the lines that are shown of one rank.
+_LIVE_VALUES, _LIVE_LINES = 20_000, 20
+_TAIL, _TAIL_OF_MANY = 100, 40
 _LAST_LINES = 30  # of each rank in the text, where all of them follow each other unfolded
 _STATE_COLOURS = {
     "starting": "#7f7f7f",
@@ -166,17 +176,19 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
 
     >>> run_report(facts, run.view)["text/plain"]
     """
-    digest = digest_of(facts, view, live=live, error_limit=_ERROR)
-    parts = [*_upper_parts(digest)]
+    ranks = [view.rank(rank) for rank in view.ranks]
+    cause = cause_of_hang(view.hang, _ERROR) if view.hang is not None else cause_of(view.failures, _ERROR)
+    parts = [*_upper_parts(facts, view, ranks, cause, live=live)]
     if live:
-        parts += _newest_lines(digest)
+        parts += _newest_lines([*_tails(ranks, 20)])
         html, text = [part.html for part in parts], [part.text for part in parts]
     else:
-        foot = [_folder_part(digest.folder)] if digest.folder else []
+        tails = [*_tails(ranks, _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY)]
+        foot = [_folder_part(facts.folder)] if facts.folder else []
         html_left = _HTML - sum(saved_size(part.html) for part in [*parts, *foot])
         text_left = _TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot])
-        html = [*(part.html for part in parts), *_html_tails(digest, max(html_left, _LEAST_LINES))]
-        text = [*(part.text for part in parts), *_text_tails(digest, max(text_left, _LEAST_LINES))]
+        html = [*(part.html for part in parts), *_html_tails(tails, cause, max(html_left, _LEAST_LINES))]
+        text = [*(part.text for part in parts), *_text_tails(tails, max(text_left, _LEAST_LINES))]
         html, text = [*html, *(part.html for part in foot)], [*text, *(part.text for part in foot)]
     named = "" if live else f' id="{report_id(facts)}"'
     return {"text/html": f"<div{named}>\n{chr(10).join(html)}\n</div>\n", "text/plain": "\n\n".join(text)}
@@ -188,10 +200,25 @@ def report_id(facts: RunFacts) -> str:
     return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
 
 
-def _count_text(tail: LogTail, shown: Sequence[str]) -> str:
-    if len(shown) == tail.count:
-        return f"rank {tail.rank}: {counted(tail.count, 'line')}"
-    return f"rank {tail.rank}: the last {len(shown)} of {tail.count:,} lines"
+class _LogTail(NamedTuple):
+    """The last lines of a rank, and the number of all."""
+
+    rank: int
+    lines: tuple[LogLine, ...]
+    line_count: int
+
+    def count_text(self, shown: Sequence[str]) -> str:
+        """The number of lines, of which these are shown."""
+        if len(shown) == self.line_count:
+            return f"rank {self.rank}: {counted(self.line_count, 'line')}"
+        return f"rank {self.rank}: the last {len(shown)} of {self.line_count:,} lines"
+
+
+def _tails(ranks: Sequence[RankState], most: int) -> Iterator[_LogTail]:
+    for rank in shown_alone(ranks):
+        # a line that has not ended, such as a bar, was the last that the rank wrote
+        if lines := (*rank.lines[-most:], *rank.open_lines):
+            yield _LogTail(rank.rank, lines, rank.line_count + len(rank.open_lines))
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -204,37 +231,52 @@ class _ReportPart(NamedTuple):
     text: str
 
 
-def _upper_parts(digest: RunSummary) -> Iterator[_ReportPart]:
+def _upper_parts(
+    facts: RunFacts, view: RunState, ranks: Sequence[RankState], cause: FailureCause | None, *, live: bool
+) -> Iterator[_ReportPart]:
     """All but the logs."""
-    detail = f", {digest.detail}" if digest.detail else ""
-    yield _ReportPart(
-        f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{escape(detail)} &nbsp; {escape(digest.facts)}</div>\n"
-        f"<div{_GREY}>{escape(digest.why)}</div>",
-        f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}",
-    )
-    if digest.restarts:
-        yield _lines_part(digest.restarts)
-    if digest.idle_warning:
-        warning = digest.idle_warning
+    names = names_of(ranks)
+    yield _head_part(facts, view)
+    if view.restarts:
+        yield _lines_part([*map(restart_line, view.restarts[-_MOST_RESTARTS:])])
+    if view.idle_warning is not None:
+        warning = narrowed(plain(view.idle_warning.text), 1500)
         yield _ReportPart(f"<pre>{escape(fitted(warning, _CALLS, escape))}</pre>", fitted(warning, _CALLS))
-    if digest.cause is not None:
-        yield _ReportPart("\n".join(_html_cause(digest.cause)), "\n".join(cause_lines(digest.cause)))
-    yield _ranks_part(digest)
-    if digest.step_causes:
-        yield _lines_part(digest.step_causes)
-    if digest.profile is not None:
-        yield _profile_part(digest.profile)
-    if digest.host:
-        amounts = [f"{name} {amount}" for name, amount in digest.host]
+    if cause is not None:
+        yield _ReportPart("\n".join(_html_cause(cause)), "\n".join(cause_lines(cause)))
+    yield _ranks_part([*rows_of(ranks, columns := logged_names(names)[:_MOST_COLUMNS], view.nodes)], columns)
+    if slow := step_causes(ranks, view.nodes, is_over=view.ended is not None):
+        yield _lines_part(slow)
+    if (profile := newest_profile(ranks)) is not None:
+        yield _profile_part(*profile)
+    if view.host is not None:
+        amounts = [f"{name} {amount}" for name, amount in host_amounts(view.host)]
         yield _ReportPart(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
-    if digest.curves:
-        yield _curves_part(digest)
+    if names:
+        yield _curves_part(ranks, names, live=live)
 
 
-def _newest_lines(digest: RunSummary) -> Iterator[_ReportPart]:
+def _head_part(facts: RunFacts, view: RunState) -> _ReportPart:
+    # how its processes are started stands behind the semicolon, and is in the panel's tooltip
+    name, why = narrowed(plain(facts.name), 200), narrowed(plain(facts.why.partition("; ")[0]), 300)
+    # the detail of a run that goes on is why it runs the way it does, which is shown already
+    is_shown = view.detail and view.detail != facts.why and view.ended is not None
+    detail = f", {narrowed(plain(view.detail), 300)}" if is_shown else ""
+    lasted = time_text((time.time() if view.ended is None else view.ended) - facts.started)
+    tags = f"{'tag' if len(facts.tags) == 1 else 'tags'} {', '.join(map(plain, facts.tags))}" if facts.tags else ""
+    parts = (view.precision, lasted, counted(view.line_count, "line"), *unread_text(view), tags)
+    more = ", ".join(filter(None, parts))
+    return _ReportPart(
+        f"<div><b>{escape(name)}</b> &nbsp; {_state(view.state)}{escape(detail)} &nbsp; {escape(more)}</div>\n"
+        f"<div{_GREY}>{escape(why)}</div>",
+        f"{name}  {SIGNS[view.state]} {view.state}{detail}  {more}\n{why}",
+    )
+
+
+def _newest_lines(tails: Sequence[_LogTail]) -> Iterator[_ReportPart]:
     """The newest lines of all ranks together, of a run that goes on."""
-    lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
-    label = "[{}] " if len(digest.tails) > 1 else ""
+    lines = sorted((line for tail in tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
+    label = "[{}] " if len(tails) > 1 else ""
     if lines:
         yield _ReportPart(
             f"<pre>{chr(10).join(newest_fitting(lines, 20_000, lambda line: _html_line(line, label)))}</pre>",
@@ -251,9 +293,10 @@ def _folder_part(folder: str) -> _ReportPart:
     return _ReportPart(f"<div{_GREY}>{escape(text)}</div>", text)
 
 
-def _ranks_part(digest: RunSummary) -> _ReportPart:
+def _ranks_part(table: Sequence[SummaryRow], columns: Sequence[str]) -> _ReportPart:
     """A row for each rank; what no rank has gets no column."""
-    every = ("node", "rank", "state", "progress", *digest.columns, "device", "step")
+    metrics = [narrowed(plain(name), 60) for name in columns]
+    every = ("node", "rank", "state", "progress", *metrics, "device", "step")
     rows = [
         (
             (row.node,),
@@ -264,7 +307,7 @@ def _ranks_part(digest: RunSummary) -> _ReportPart:
             row.devices[:4],
             (row.steps,),
         )
-        for row in digest.rows
+        for row in table
     ]
     filled = [index for index in range(len(every)) if any(any(row[index]) for row in rows)]
     names, state = [every[index] for index in filled], every.index("state")
@@ -280,32 +323,31 @@ def _ranks_part(digest: RunSummary) -> _ReportPart:
     return _ReportPart(_html_table([*map(escape, names)], html_rows, _TABLE), "\n".join(first_fitting(lines, _TABLE)))
 
 
-def _profile_part(profile: ProfileTable) -> _ReportPart:
-    trace = f"Its trace, for Perfetto: {profile.trace}" if profile.trace else ""
-    rows = [[*map(escape, row)] for row in profile.rows]
-    return _ReportPart(
-        "\n".join(
-            [
-                f"<div{_GAP}>{escape(profile.head)}</div>",
-                *([_html_table(PROFILE_COLUMNS, rows, _TABLE)] if rows else []),
-                *([f"<div{_GREY}>{escape(trace)}</div>"] if trace else []),
-            ]
-        ),
-        "\n".join(
-            [profile.head, *(aligned([PROFILE_COLUMNS, *profile.rows]) if rows else []), *([trace] if trace else [])]
-        ),
-    )
+def _profile_part(profile: StepProfile, profiled: Sequence[int]) -> _ReportPart:
+    """The costliest operations of the newest profile; of several ranks, those of the first."""
+    head = profile_head(profile) + (f" (profiled: ranks {ranks_text(profiled)})" if len(profiled) > 1 else "")
+    columns, rows = ("operation", "calls", "self time", "share"), [*map(profile_row, profile.operations)]
+    html, text = [f"<div{_GAP}>{escape(head)}</div>"], [head]
+    if rows:
+        html.append(_html_table(columns, [[*map(escape, row)] for row in rows], _TABLE))
+        text += aligned([columns, *rows])
+    if profile.trace:
+        text.append(f"Its trace, for Perfetto: {profile.trace}")
+        html.append(f"<div{_GREY}>{escape(text[-1])}</div>")
+    return _ReportPart("\n".join(html), "\n".join(text))
 
 
-def _curves_part(digest: RunSummary) -> _ReportPart:
+def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool) -> _ReportPart:
     """A row for each metric, and in HTML its curve."""
-    rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
+    shown = names[: 12 if live else _MOST_CURVES]
+    curves = curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES)
+    rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in curves]
     html = [_html_table(("metric", "over time", "min", "max", "last", ""), rows, _CURVES)]
-    text = first_fitting(aligned([*map(curve_text, digest.curves)]), _CURVES)
-    if digest.unshown:
-        html.append(f"<div>… {escape(digest.unshown)}</div>")
-        text.append(f"… {digest.unshown}")
-    if drawn := _pictures(digest):
+    text = first_fitting(aligned([*map(curve_text, curves)]), _CURVES)
+    if left_out := len(names) - len(shown):
+        text.append(f"… {counted(left_out, 'more metric')} not shown here")
+        html.append(f"<div>{text[-1]}</div>")
+    if drawn := _pictures(curves):
         pictures = "\n".join(drawn)
         html.append(f"<div{_GAP}>\n{pictures}\n</div>")
     return _ReportPart("\n".join(html), "\n".join(text))
@@ -314,10 +356,12 @@ def _curves_part(digest: RunSummary) -> _ReportPart:
 # ------------------------------------------------------------------------------------------------------------------ HTML
 
 
-def _pictures(digest: RunSummary) -> list[str]:
+def _pictures(every: Sequence[MetricCurve]) -> list[str]:
     """The curves of what code logged, or where it logged nothing of all; of several ranks as bands, where lines don't fit."""
-    logged = {*logged_names(curve.name for curve in digest.curves)}
-    curves = [coarsened(curve) for curve in digest.pictures if curve.name in logged or not logged]
+    logged = {*logged_names(curve.name for curve in every)}
+    # a number that was logged once has no course
+    moving = [curve for curve in every if curve.points > 1][:_MOST_PICTURES]
+    curves = [coarsened(curve) for curve in moving if curve.name in logged or not logged]
     drawn = [*map(picture, curves)]
     if sum(map(saved_size, drawn)) > _PICTURES:
         drawn = [picture(replace(curve, lines={})) if len(curve.ranks) > 1 else picture(curve) for curve in curves]
@@ -363,15 +407,15 @@ def _html_cause(cause: FailureCause) -> Iterator[str]:
         yield _folded(title, f"<pre{_PRE}>{every}</pre>")
 
 
-def _html_tails(digest: RunSummary, size_limit: int) -> Iterator[str]:
+def _html_tails(tails: Sequence[_LogTail], cause: FailureCause | None, size_limit: int) -> Iterator[str]:
     """The last lines of each rank, which share `size_limit`."""
-    unfolded = digest.cause.rank if digest.cause is not None else digest.tails[0].rank if digest.tails else 0
-    for number, tail in enumerate(digest.tails):
-        share = size_limit // (len(digest.tails) - number) - 300
+    unfolded = cause.rank if cause is not None else tails[0].rank if tails else 0
+    for number, tail in enumerate(tails):
+        share = size_limit // (len(tails) - number) - 300
         shown = newest_fitting(tail.lines, share, _html_line)
         style = _LOG if len(shown) > _UNSCROLLED else ""
         body = f"<pre{style}><span>{chr(10).join(shown)}</span></pre>"
-        text = _folded(_count_text(tail, shown), body, is_open=tail.rank == unfolded)
+        text = _folded(tail.count_text(shown), body, is_open=tail.rank == unfolded)
         size_limit -= saved_size(text)
         yield text
 
@@ -390,12 +434,12 @@ def _folded(title: str, html: str, *, is_open: bool = False) -> str:
 # ------------------------------------------------------------------------------------------------------------------ text
 
 
-def _text_tails(digest: RunSummary, size_limit: int) -> Iterator[str]:
+def _text_tails(tails: Sequence[_LogTail], size_limit: int) -> Iterator[str]:
     """The last lines of each rank, which share `size_limit`."""
-    for number, tail in enumerate(digest.tails):
-        share = size_limit // (len(digest.tails) - number) - 100
+    for number, tail in enumerate(tails):
+        share = size_limit // (len(tails) - number) - 100
         shown = newest_fitting(tail.lines[-_LAST_LINES:], share, _text_line)
-        text = "\n".join([_count_text(tail, shown), *shown])
+        text = "\n".join([tail.count_text(shown), *shown])
         size_limit -= saved_size(text) + 10
         yield text
 

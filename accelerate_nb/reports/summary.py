@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, MemoryUse, NodeRanks, Progress, StepProfile
-from accelerate_nb.events.rank_state import RankState, RankSummary, logged_names
+from accelerate_nb.events.model import DeviceSample, HostSample, MemoryUse, NodeRanks, Progress, StepProfile
+from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import SavedRun, default_name, differing_arguments, kept_runs
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import plain, plain_name
-from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
-from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
-from accelerate_nb.reports.step_causes import step_causes, step_text
+from accelerate_nb.reports.metric_curves import MetricCurve, sparkline
+from accelerate_nb.reports.step_causes import step_text
 from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, ranks_text, time_text, value_text
 
 # The parts in the order of strips; what a device can't tell is 0.
@@ -138,16 +136,9 @@ AnyRank = TypeVar("AnyRank", bound=RankSummary)
 
 # More ranks than this are shown in groups of one state.
 MOST_ROWS = 16
-_MOST_COLUMNS = 6
-_MOST_CURVES = 60
-_MOST_PICTURES = 24
-_LIVE_VALUES = 20_000
 _MOST_BARS = 2
-_MOST_RESTARTS = 20
-_TAIL, _TAIL_OF_MANY = 100, 40
 _BAR = 12
 _WIDEST_OPERATION, _MOST_OPERATIONS = 80, 3
-PROFILE_COLUMNS = ("operation", "calls", "self time", "share")
 SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "✔", "failed": "✖", "stopped": "■"}
 
 
@@ -165,103 +156,9 @@ class SummaryRow:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileTable:
-    """The newest profile of a run: its head, its costliest operations in a row each (`PROFILE_COLUMNS`), and where its trace is."""
-
-    head: str
-    rows: tuple[tuple[str, str, str, str], ...]
-    trace: str
-
-
-@dataclass(frozen=True, slots=True)
-class LogTail:
-    """The last lines of a rank, and how many came before them."""
-
-    rank: int
-    lines: tuple[LogLine, ...]
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """
-    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them, `pictures`
-    those that are drawn, `restarts` say why each former attempt ended.
-
-    `step_causes` say what makes its steps slow, `unshown` names what was left out because there is too much of it.
-    """
-
-    head: str
-    why: str
-    state: str
-    detail: str
-    facts: str
-    columns: tuple[str, ...]
-    rows: tuple[SummaryRow, ...]
-    host: tuple[tuple[str, str], ...]
-    restarts: tuple[str, ...]
-    idle_warning: str
-    curves: tuple[MetricCurve, ...]
-    pictures: tuple[MetricCurve, ...]
-    unshown: str
-    step_causes: tuple[str, ...]
-    profile: ProfileTable | None
-    cause: FailureCause | None
-    tails: tuple[LogTail, ...]
-    folder: str
-
-
-def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) -> RunSummary:
-    """The run as it is now; of one that still runs, with fewer curves and lines."""
-    ranks = [view.rank(rank) for rank in view.ranks]
-    names = names_of(ranks)
-    shown = names[: 12 if live else _MOST_CURVES]
-    columns = logged_names(names)[:_MOST_COLUMNS]
-    ended = view.ended
-    curves = curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES)
-    lasted = time_text((time.time() if ended is None else ended) - facts.started)
-    return RunSummary(
-        head=narrowed(plain(facts.name), 200),
-        # how its processes are started stands behind the semicolon, and is in the panel's tooltip
-        why=narrowed(plain(facts.why.partition("; ")[0]), 300),
-        state=view.state,
-        # the detail of a run that goes on is why it runs the way it does, which is shown already
-        detail="" if view.detail == facts.why or ended is None else narrowed(plain(view.detail), 300),
-        facts=", ".join(
-            [
-                *([view.precision] if view.precision else []),
-                lasted,
-                counted(view.line_count, "line"),
-                *unread_text(view),
-                *tags_text(facts.tags),
-            ]
-        ),
-        columns=tuple(narrowed(plain(name), 60) for name in columns),
-        rows=(*_rows(ranks, columns, view.nodes),),
-        host=(*_host(view.host),),
-        restarts=tuple(map(restart_line, view.restarts[-_MOST_RESTARTS:])),
-        idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
-        curves=curves,
-        # a number that was logged once has no course
-        pictures=tuple(curve for curve in curves if curve.points > 1)[:_MOST_PICTURES],
-        unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
-        step_causes=step_causes(ranks, view.nodes, is_over=ended is not None),
-        profile=profile_table(ranks),
-        cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
-        tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
-        folder=facts.folder,
-    )
-
-
 def unread_text(view: RunState) -> tuple[str, ...]:
     """The number of events that could not be read back, as a fact of a run, where there are any."""
     return (f"{counted(view.unread, 'event')} of its folder can't be read",) if view.unread else ()
-
-
-def tags_text(tags: Sequence[str]) -> tuple[str, ...]:
-    """The tags of a run as a fact of it, where it has any."""
-    return (f"{'tag' if len(tags) == 1 else 'tags'} {', '.join(map(plain, tags))}",) if tags else ()
 
 
 def curve_text(curve: MetricCurve) -> tuple[str, ...]:
@@ -299,7 +196,7 @@ def bar_text(bar: Progress, *, moves: bool = True) -> str:
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def _shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
+def shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     """The ranks that are shown one by one: all of them, or of many the first, those that failed, and the last."""
     if len(ranks) <= MOST_ROWS:
         return list(ranks)
@@ -308,8 +205,9 @@ def _shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     return [chosen[rank] for rank in sorted(chosen)]
 
 
-def _rows(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[NodeRanks]) -> Iterator[SummaryRow]:
-    known = {rank.rank for rank in _shown_alone(ranks)}
+def rows_of(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[NodeRanks]) -> Iterator[SummaryRow]:
+    """The rows of a table of all ranks, by node: those that are shown alone, and the others in groups of a state."""
+    known = {rank.rank for rank in shown_alone(ranks)}
     for node, members in ranks_of_nodes(ranks, nodes):
         yield from (row_of([rank], columns, node) for rank in members if rank.rank in known)
         rest = sorted((rank for rank in members if rank.rank not in known), key=lambda rank: rank.state)
@@ -399,24 +297,12 @@ def device_text(sample: DeviceSample) -> str:
     return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))
 
 
-def _host(host: HostSample | None) -> Iterator[tuple[str, str]]:
-    if host is None:
-        return
+def host_amounts(host: HostSample) -> Iterator[tuple[str, str]]:
+    """What is in use of a machine, each with its name."""
     yield "CPU", f"{host.cpu:.0f}%"
     for name, amount in (("memory", host.memory), ("disk", host.disk), ("shared memory", host.shared_memory)):
         if amount is not None:
             yield name, bytes_text(*amount)
-
-
-# ---------------------------------------------------------------------------------------------------------------- tails
-
-
-def _tails(ranks: Sequence[RankState], most: int) -> Iterator[LogTail]:
-    for rank in ranks:
-        # a line that has not ended, such as a bar, was the last that the rank wrote
-        lines = (*rank.lines[-most:], *rank.open_lines)
-        if lines:
-            yield LogTail(rank.rank, lines, rank.line_count + len(rank.open_lines))
 
 
 # --------------------------------------------------------------------------------------------------------------------- profile
@@ -431,15 +317,6 @@ def newest_profile(ranks: Sequence[RankSummary]) -> tuple[StepProfile, tuple[int
     # one with a table before those without
     newest = sorted((item for item in profiles if item.number == number), key=lambda item: bool(item.problem))
     return newest[0], tuple(sorted(item.rank for item in newest))
-
-
-def profile_table(ranks: Sequence[RankSummary]) -> ProfileTable | None:
-    """The table of the newest profile; of several ranks, the first one's."""
-    if (found := newest_profile(ranks)) is None:
-        return None
-    profile, profiled = found
-    others = f" (profiled: ranks {ranks_text(profiled)})" if len(profiled) > 1 else ""
-    return ProfileTable(profile_head(profile) + others, tuple(map(_profile_row, profile.operations)), profile.trace)
 
 
 def profile_head(profile: StepProfile) -> str:
@@ -469,6 +346,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value_text(float(f'{seconds:.3g}'))} s" if seconds >= 1 else f"{float(f'{seconds * 1e3:.3g}'):g} ms"
 
 
-def _profile_row(operation: tuple[str, int, float, float, str]) -> tuple[str, str, str, str]:
+def profile_row(operation: tuple[str, int, float, float, str]) -> tuple[str, str, str, str]:
+    """An operation in a table: its name, its calls, the seconds in itself, and their share."""
     name, calls, seconds, share, _ = operation
     return narrowed(plain(name), _WIDEST_OPERATION), f"{calls:,}", milliseconds(seconds), f"{share:.1%}"
