@@ -17,16 +17,17 @@ from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
-from accelerate_nb.failures.hang_report import snapshot_text
+from accelerate_nb.failures.hang_report import StackSnapshot, snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_reason, stopped_error, worker_error
 from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.group_runner import Outcomes, RunContext
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartAgain, decide, explanation
 from accelerate_nb.launching.run import LaunchFacts
-from accelerate_nb.launching.run_context import Outcomes, RunContext, Stop, WorkerGroupLike, stronger
 from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
+from accelerate_nb.launching.worker_group import Stop, stronger
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import RankMessage
@@ -47,6 +48,46 @@ class Launch:
     sources: CellSources
     folder: Path
     facts: Mapping[str, Any]
+
+
+class WorkerGroupLike(Protocol):
+    """One group of workers; a run has another after a restart."""
+
+    timed_out: StackSnapshot | None
+
+    @property
+    def lost(self) -> str | None:
+        """The reason why workers can't be observed any more."""
+
+    @property
+    def lost_ranks(self) -> Collection[int]:
+        """The ranks of nodes that were lost."""
+
+    @property
+    def began(self) -> bool:
+        """Whether the function has begun on some rank."""
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The point at which ranks stopped on request."""
+
+    def follow(self) -> tuple[RankResult, ...]:
+        """Run to the end."""
+
+    def stop(self, how: Stop) -> None:
+        """Request the end, from any thread."""
+
+    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker's inbox, where the worker is there."""
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
+
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, which warns after so many seconds."""
+
+    def snapshot(self) -> StackSnapshot:
+        """The stacks and collectives of every rank now."""
 
 
 class ChangingNodes(Protocol):
@@ -187,9 +228,10 @@ class Conductor:
         """The rank whose value is the run's result: the first one of this process's node."""
         return min(self._nodes.ranks_here or (0,))
 
-    def flush(self) -> None:
-        """Have all that ranks wrote in the run's folder."""
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
         self._run_context.record.flush()
+        return self.facts.folder / f"rank_{rank}.log"
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from accelerate_nb.launching.conductor import Conductor
-from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.launching.worker_group import Stop
 
 # The exit code of a process whose run a signal stopped after a step that all ranks share, where they could save: run it again, and
 # it goes on. EX_TEMPFAIL of sysexits.h ("try again later"); 143 would not distinguish it from a run that was killed by SIGTERM.

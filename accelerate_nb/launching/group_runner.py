@@ -1,4 +1,4 @@
-"""The runner of one group of workers: it stands between the group's state machine, its agents, and the run."""
+"""The runner of one group of workers, between the group's state machine, its agents, and the run's context, which all groups of a run share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from msgspec import structs
@@ -25,14 +25,15 @@ from accelerate_nb.events.model import (
     StateChange,
     TaskDone,
 )
-from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES
+from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, RunRecorder
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work, waits_for_returned
 from accelerate_nb.failures.rank_result import RankResult, death_failure, node_loss_failure
 from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT, Agent, AgentLoop, Report
 from accelerate_nb.launching.planning.placement import LaunchPlan, host_store, rendezvous_socket
-from accelerate_nb.launching.run_context import RunContext, Stop
-from accelerate_nb.launching.worker_group import Decision, WorkerGroup
+from accelerate_nb.launching.worker_group import Decision, Stop, WorkerGroup
+from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import (
     Message,
     NodeLoad,
@@ -47,6 +48,7 @@ from accelerate_nb.transport.messages import (
     StartWorkers,
     ToRank,
 )
+from accelerate_nb.transport.outcome import read_result
 from accelerate_nb.transport.worker_spec import MasterAddress
 
 # How many lines a process that died without an exception is quoted with.
@@ -56,6 +58,48 @@ _MANY_RANKS = 64
 
 # Makes the agent of one node, which reports to the runner from its loop.
 AgentFactory: TypeAlias = Callable[[AgentLoop, Report], Agent]
+
+
+class Outcomes:
+    """The outcomes of a run, read into this process; those of a detached run are kept in its folder (`SavedOutcomes`)."""
+
+    def read(self, _rank: int, descriptor: int) -> RankResult | None:
+        """A rank's result, from the file in which its worker left it."""
+        return read_result(descriptor)
+
+    def save(self, _error: BaseException | None) -> bool:
+        """Keep what ended the run for other processes; whether that was possible."""
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that the run's status has for other processes."""
+        return {}
+
+
+@dataclass(slots=True)
+class RunContext:
+    """The context that a run's worker groups share: the state and record of its events, the notebook's lines, and the limits of time."""
+
+    view: RunState
+    record: RunRecorder
+    sources: CellSources
+    deadline: float | None
+    stop_grace_period: float
+    hang_warning_after: float = 0.0
+    wake: Callable[[], None] = lambda: None
+    on_event: Callable[[Event], None] = lambda _: None
+    # of a session: the ranks that have returned from its tasks, and the end of those that wait for them; whether there are such
+    returned_from_task: Callable[[], Collection[int]] = tuple
+    end_task: Callable[[StackSnapshot], bool] = lambda _: False
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, event: Event) -> None:
+        """Keep an event, from any thread."""
+        with self._lock:
+            self.view.apply(event)
+            self.record.event(event)
+        self.on_event(event)
 
 
 @dataclass(slots=True)

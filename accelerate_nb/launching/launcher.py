@@ -24,7 +24,7 @@ from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
-from accelerate_nb.launching.group_runner import GroupRunner
+from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
@@ -32,7 +32,6 @@ from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
-from accelerate_nb.launching.run_context import Outcomes, RunContext
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack

@@ -11,9 +11,8 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import Run, RunHandle
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from accelerate_nb.events.model import OVER, Event, Failure, HeldAt, State, StateChange
-from accelerate_nb.launching.run_context import Stop, stronger
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.transport.messages import (
@@ -34,12 +33,20 @@ _END_AFTER_FAILURE = 0.6
 # How long workers may take to end once all have returned.
 _PARTING = 2.5
 
+# Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
+Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
+_FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
 # Running; ending by an interrupt; released, until every process has ended; and over.
 Phase: TypeAlias = Literal["running", "ending", "leaving", "over"]
 # A message for the agents, or an event that belongs to the run.
 Decision: TypeAlias = Message | Event
 # Reports of a rank, which are numbered.
 _RankReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
+
+
+def stronger(before: Stop | None, how: Stop) -> Stop:
+    """Of two ways to end a run the one with more force."""
+    return how if _FORCE.index(how) > _FORCE.index(before) else before or how
 
 
 class WorkerGroup:

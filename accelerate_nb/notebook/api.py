@@ -20,8 +20,7 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching import launcher as launching
 from accelerate_nb.launching.detached.start import launch_detached
-from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.notebook.cells.launcher_completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host

@@ -13,7 +13,7 @@ import pytest
 
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.run import RunHandle
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
 

@@ -13,9 +13,8 @@ import torch
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
-from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import NoFrontEnd, Run
 from accelerate_nb.rank.step_hold import STOP, StepHold, StopPoint, current_step_hold
 from accelerate_nb.runtime.training.local_sgd import LocalSGD
 from tests.waiting import until

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import NoFrontEnd, Run
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.sources import run_source
 from accelerate_nb.sources.cells import CellSources

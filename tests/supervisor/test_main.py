@@ -12,7 +12,7 @@ import pytest
 from accelerate_nb import LaunchError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor as engine
 from accelerate_nb.launching.engines.supervisor import SupervisorHandle
-from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.supervisor.main import FOREIGN
 from accelerate_nb.transport import channel
 from accelerate_nb.transport.channel import frame

@@ -14,9 +14,8 @@ import pytest
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, WorkerError
-from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import NoFrontEnd, Run
 from accelerate_nb.worker.program import (
     Executable,
     Program,

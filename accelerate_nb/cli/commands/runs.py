@@ -195,8 +195,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     """Stop a detached run, and wait until it has ended; gives the exit code."""
     from accelerate_nb.events.run_folder import shown_path
     from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
-    from accelerate_nb.launching.front_end import NoFrontEnd
-    from accelerate_nb.launching.run import Run
+    from accelerate_nb.launching.run import NoFrontEnd, Run
 
     saved = _found_run(arguments)
     if saved.is_over:

@@ -17,8 +17,8 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.control import ControlClient, apply_live, check_owner, tunnel_command
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
 from accelerate_nb.launching.run import LaunchFacts
-from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.step_requests import checked_ranks
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.rank.step_hold import checked_change
 from accelerate_nb.transport.messages import (
     ChangeKnob,
@@ -100,8 +100,9 @@ class RemoteConductor:
         """Whether it may still end by itself."""
         return not self.over.is_set()
 
-    def flush(self) -> None:
-        """The run host does it."""
+    def log_file(self, rank: int) -> Path:
+        """The file that holds what a rank wrote, as far as the run host has written it."""
+        return self.facts.folder / f"rank_{rank}.log"
 
     def stacks(self) -> str:
         """The position of every rank that still runs."""

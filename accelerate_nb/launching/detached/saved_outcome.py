@@ -15,7 +15,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
-from accelerate_nb.launching.run_context import Outcomes
+from accelerate_nb.launching.group_runner import Outcomes
 from accelerate_nb.transport.outcome import read_result
 
 _ERROR = "error.json"

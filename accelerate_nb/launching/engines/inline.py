@@ -14,8 +14,9 @@ from accelerate_nb.config.environment import set_variables
 from accelerate_nb.events.model import Event, FirstStep, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.launching.group_runner import RunContext
 from accelerate_nb.launching.step_requests import StopNegotiation
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 from accelerate_nb.rank.step_hold import STOP, change_after, current_step_hold

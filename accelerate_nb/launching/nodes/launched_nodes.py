@@ -21,7 +21,7 @@ from accelerate_nb.events.model import Failure, HeldAt, NodeRanks, StateChange, 
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines.children import Engine
-from accelerate_nb.launching.group_runner import GroupRunner
+from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
@@ -32,8 +32,7 @@ from accelerate_nb.launching.nodes.rendezvous_settings import (
     interface_variables,
 )
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
-from accelerate_nb.launching.run_context import RunContext, Stop, stronger
-from accelerate_nb.launching.worker_group import Decision
+from accelerate_nb.launching.worker_group import Decision, Stop, stronger
 from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.transport.messages import (
     AgentLost,

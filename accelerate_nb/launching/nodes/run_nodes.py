@@ -18,7 +18,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError, PayloadError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.launching.engines.children import Engine
-from accelerate_nb.launching.group_runner import GroupRunner
+from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.launching.nodes.node_engine import (
@@ -48,7 +48,7 @@ from accelerate_nb.launching.nodes.node_placement import (
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, check_training
-from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, current_environment

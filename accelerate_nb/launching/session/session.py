@@ -13,14 +13,13 @@ from typing import Any
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StateError
+from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run_context import Stop
-from accelerate_nb.launching.session.cell_run import CellRun
-from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
+from accelerate_nb.launching.session.cell_run import FREEING, CellRun, TaskDispatcher
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import (
     CloseSession,
@@ -86,15 +85,15 @@ class Session:
         launching_config = replace(
             config.launching, timeout=None, max_restarts=0, hang_warning_after=0.0, results="main"
         )
-        self._run: Conductor = prepare(
+        self._conductor: Conductor = prepare(
             task_loop.session, (), replace(config, launching=launching_config), self._on_event
         )
-        self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck, self._run.view.ranks)
-        self._run.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
+        self._tasks = TaskDispatcher(self._conductor, config, self._end_stuck, self._conductor.view.ranks)
+        self._conductor.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        self._run.start()
+        self._conductor.start()
         try:
             while not self._begun.wait(_BETWEEN_REFRESHES):
                 refresh()
@@ -103,7 +102,9 @@ class Session:
             self._gone.wait(self._tasks.config.launching.stop_grace_period + 5)
             raise
         if self._gone.is_set():
-            raise self._run.error or LaunchError("The session's workers ended before they were ready. Start it again.")
+            raise self._conductor.error or LaunchError(
+                "The session's workers ended before they were ready. Start it again."
+            )
         known = (glance for glance in self.view.glances() if glance.detail.isdigit() and glance.rank in self.ranks)
         self._tasks.pids = {glance.rank: int(glance.detail) for glance in known}
         atexit.register(self.close)
@@ -116,7 +117,7 @@ class Session:
     @property
     def name(self) -> str:
         """The name that a person calls it."""
-        return self._run.facts.name
+        return self._conductor.facts.name
 
     @property
     def size(self) -> int:
@@ -131,22 +132,22 @@ class Session:
     @property
     def view(self) -> RunState:
         """Everything that has happened so far."""
-        return self._run.view
+        return self._conductor.view
 
     @property
     def folder(self) -> Path:
         """The folder with every rank's output, the metrics and the events."""
-        return self._run.facts.folder
+        return self._conductor.facts.folder
 
     @property
     def why(self) -> str:
         """The number of workers, what placed them, and why."""
-        return self._run.facts.why
+        return self._conductor.facts.why
 
     @property
     def started(self) -> float:
         """When the session began, in seconds since 1970."""
-        return self._run.facts.started
+        return self._conductor.facts.started
 
     @property
     def alive(self) -> bool:
@@ -200,10 +201,10 @@ class Session:
         count = next(self._cells)
         number = count if number is None else number
         text = "\n" * (first_line - 1) + source
-        filename = filename or f"<cell {number} of session {self._run.facts.folder.name}, {count}>"
+        filename = filename or f"<cell {number} of session {self._conductor.facts.folder.name}, {count}>"
         sources = CellSources({filename: [line + "\n" for line in text.split("\n")]}, {filename: number})
         sources.install()
-        self._run.add_sources(sources)
+        self._conductor.add_sources(sources)
         cell = RunCell(text, filename, number, silent)
         return self._dispatcher().begin(cell, ranks, name or f"Cell In[{number}]", timeout)
 
@@ -258,9 +259,7 @@ class Session:
 
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells; takes up to some seconds where something runs."""
-        if not self.busy:
-            return "Every rank waits for a cell." if self.alive else ""
-        return self._run.stacks()
+        return self._tasks.stacks()
 
     def adjust(self, **launching: Any) -> None:
         """
@@ -270,23 +269,19 @@ class Session:
         """
         self._tasks.config = replace(self._tasks.config, launching=replace(self._tasks.config.launching, **launching))
         if not launching.keys().isdisjoint({"name", "tags"}):
-            self._run.rename(self.config.launching.name, self.config.launching.tags)
+            self._conductor.rename(self.config.launching.name, self.config.launching.tags)
 
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it."""
-        self._run.request_stop(how)
+        self._conductor.request_stop(how)
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
-        if not self.busy:
-            raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
-        self._run.set_knob(name, value)
+        self._tasks.set_knob(name, value)
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """Have ranks, by default all, profile their next optimizer steps (`Run.profile`)."""
-        if not self.busy:
-            raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
-        self._run.profile(steps, ranks)
+        self._tasks.profile(steps, ranks)
 
     def close(self) -> None:
         """End the workers, cleanly where they can, on all machines: cells that run are interrupted; returns when all have ended."""
@@ -295,22 +290,11 @@ class Session:
         for cell in self._tasks.busy:
             self._tasks.interrupt(cell)
         for rank in self.ranks:
-            self._run.send(rank, CloseSession())
+            self._conductor.send(rank, CloseSession())
         if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
-            self._run.request_stop("kill")
+            self._conductor.request_stop("kill")
         # a next session may need its port
-        self._run.over.wait(5)
-
-    # ------------------------------------------------------------------------------------------ what cells call
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        self._run.flush()
-        return self.folder / f"rank_{rank}.log"
-
-    def interrupt(self, cell: CellRun) -> None:
-        """Interrupt a cell on every rank that has not ended it; a rank that does not come back ends the session."""
-        self._tasks.interrupt(cell)
+        self._conductor.over.wait(5)
 
     def _dispatcher(self) -> TaskDispatcher:
         """What takes tasks; raises a `LaunchError` where the session has ended."""
@@ -338,7 +322,7 @@ class Session:
         """The workers have ended, whatever the reason."""
         with self._tasks.lock:
             if self._error is None and not self._closing:
-                self._error = self._run.error
+                self._error = self._conductor.error
             self._gone.set()
             self._begun.set()
         atexit.unregister(self.close)

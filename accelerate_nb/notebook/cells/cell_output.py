@@ -11,10 +11,10 @@ from accelerate_nb.errors import HangError
 from accelerate_nb.events.model import Display, IdleWarning, Progress, State, StateChange
 from accelerate_nb.events.rank_state import Fact, RankSummary
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.launching.run import FrontEnd
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import TextSink
 

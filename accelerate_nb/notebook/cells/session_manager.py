@@ -15,7 +15,7 @@ from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError, mark_in_panel
-from accelerate_nb.launching.front_end import keep_drawing
+from accelerate_nb.launching.run import keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session, check_not_launched
 from accelerate_nb.notebook.api import resolved

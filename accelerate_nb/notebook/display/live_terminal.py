@@ -20,7 +20,7 @@ from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.model import NodeRanks, Stream
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.run import RunHandle
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink
 from accelerate_nb.reports.summary import SIGNS, SummaryRow, ranks_of_nodes, row_of
 from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, time_text

@@ -15,7 +15,7 @@ import anywidget
 import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.run import RunHandle
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id

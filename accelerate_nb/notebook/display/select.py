@@ -13,7 +13,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.front_end import FrontEnd, RunHandle, keep_drawing
+from accelerate_nb.launching.run import FrontEnd, RunHandle, keep_drawing
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.user_warnings import warn_user

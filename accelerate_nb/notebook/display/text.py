@@ -12,7 +12,7 @@ from accelerate_nb.events.model import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.front_end import BackgroundRefresh, RunHandle, keep_drawing
+from accelerate_nb.launching.run import BackgroundRefresh, RunHandle, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report

@@ -26,7 +26,7 @@ from accelerate_nb.reports.text_format import first_within, saved_size
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from accelerate_nb.launching.front_end import RunHandle
+    from accelerate_nb.launching.run import RunHandle
 
 LineStyle: TypeAlias = Meaning | Literal["title", "finished", "failed", "stopped"]
 

@@ -23,12 +23,11 @@ from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, SupervisorWorkers
-from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner
+from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan
-from accelerate_nb.launching.run_context import RunContext
-from accelerate_nb.launching.session.task_dispatcher import read_reply, write_request
+from accelerate_nb.launching.session.cell_run import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (

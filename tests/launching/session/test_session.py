@@ -216,7 +216,7 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
-    (agent,), pause = session._run._worker_group._agents, threading.Event()
+    (agent,), pause = session._conductor._worker_group._agents, threading.Event()
     while not agent._loop.is_registered(agent._output.fileno()):
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("write_now.set()", ranks=[0]).wait()
