@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from accelerate_nb.config.formats import literal
 from accelerate_nb.config.magic_args import names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
 
@@ -335,7 +336,7 @@ class _CellTranslator:
                 problems.append(Remark(call.first, str(why)))
             written[call.first - 1 : call.last] = self._placed(call, text)
         source = "\n".join(written)
-        problems = problems or [*_wrong_python(source)]
+        problems = problems or [*wrong_python(source)]
         return PlainCell(source, tuple(notes), tuple(problems), on_ranks=tuple(self._of_session))
 
     def _placed(self, call: SyntaxPiece, text: str | None) -> list[str]:
@@ -383,7 +384,7 @@ class _CellTranslator:
             self._check_install(f"%{name} {text}", f"{name} {text}")
         if name == "time" and (problems := plain(text, keep_installs=self._keep_installs).problems):
             raise _Refused(problems[0].text)
-        return f"nb_shell.line({_quoted(name)}, {_quoted(text)})"
+        return f"nb_shell.line({literal(name)}, {literal(text)})"
 
     def _check_accelerate(self, call: SyntaxPiece) -> None:
         """Keep a line of `%accelerate` that a script has a use for."""
@@ -401,7 +402,7 @@ class _CellTranslator:
                 raise _LeftOut(f"{shown} was left out{f': {why}' if why else ''}.")
             if command.word in {"push", "pull"}:
                 names_of(" ".join(read(rest, command.flags, shown)[1]), f"%{ACCELERATE} {command.word}")
-            if command.word == "run" and not (_is_call(rest)):
+            if command.word == "run" and not _is_call(rest):
                 raise _Refused(f"%{ACCELERATE} run was given {rest!r}, which is no call.")
             if command.word == "restart":
                 where = f"%{ACCELERATE} restart"
@@ -416,14 +417,14 @@ class _CellTranslator:
         """`!command`, or `x = !command`, which gives the lines that it prints."""
         self._check_install(f"!{command.strip()}", command)
         if is_captured:
-            return f"nb_shell.capture({_quoted(command)})"
+            return f"nb_shell.capture({literal(command)})"
         if re.fullmatch(r"\s*cd\b[^&|;\n]*", command):
             why = "it changes the folder of its own shell only; %cd changes the script's."
             raise _LeftOut(f"!{command.strip()} was left out: {why}")
         if pip := _PIP.fullmatch(command):
             # of the Python that runs the script
-            return f'nb_shell.line("pip", {_quoted(pip["arguments"])})'
-        return f"nb_shell.run({_quoted(command)})"
+            return f'nb_shell.line("pip", {literal(pip["arguments"])})'
+        return f"nb_shell.run({literal(command)})"
 
     def _check_install(self, shown: str, command: str) -> None:
         """Leave a command out of whose parts each installs packages."""
@@ -456,7 +457,7 @@ class _CellTranslator:
             # nothing is left of it
             return PlainCell("\n".join([*comments[: magic.first], inner.source]), notes=notes)
         opening, closing = _text_over_lines(inner.source)
-        opening = f"nb_shell.cell({_quoted(magic.name)}, {_quoted(magic.text)}, {opening}"
+        opening = f"nb_shell.cell({literal(magic.name)}, {literal(magic.text)}, {opening}"
         source = "\n".join([*above, opening, f"{closing})"])
         lines_of_session = tuple(replace(item, line=item.line + magic.first) for item in inner.on_ranks)
         if magic.name == ACCELERATE:
@@ -482,7 +483,7 @@ class _CellTranslator:
         notes = self._notes_on_flags(magic) if magic.name == ACCELERATE else ()
         inner = plain(text, keep_installs=self._keep_installs, on_ranks=self._on_ranks or magic.name == ACCELERATE)
         return replace(
-            inner, notes=(*notes, *inner.notes), problems=inner.problems or tuple(_wrong_python(inner.source))
+            inner, notes=(*notes, *inner.notes), problems=inner.problems or tuple(wrong_python(inner.source))
         )
 
     def _notes_on_flags(self, magic: SyntaxPiece) -> tuple[Remark, ...]:
@@ -501,22 +502,10 @@ class _CellTranslator:
 
 def _is_call(text: str) -> bool:
     tree = parsed(text)
-    return tree is not None and len(tree.body) == 1 and isinstance(getattr(tree.body[0], "value", None), ast.Call)
+    return tree is not None and [type(getattr(node, "value", None)) for node in tree.body] == [ast.Call]
 
 
 _OTHERWISE = "Tag the cell `skip-script`, or write it as Python."
-
-
-def _quoted(text: str) -> str:
-    r"""
-    A text as it is written in Python.
-
-    >>> print(_quoted('say "a"'), _quoted("it's"))
-    'say "a"' "it's"
-    """
-    mark = "'" if '"' in text and "'" not in text else '"'
-    escaped = text.replace("\\", "\\\\").replace(mark, f"\\{mark}")
-    return mark + "".join(item if item.isprintable() else repr(item)[1:-1] for item in escaped) + mark
 
 
 def _text_over_lines(text: str) -> tuple[str, str]:
@@ -534,18 +523,21 @@ def _text_over_lines(text: str) -> tuple[str, str]:
     return '"""\\', f'{escaped}"""'
 
 
-def _wrong_python(source: str) -> Iterator[Remark]:
+def wrong_python(source: str) -> Iterator[Remark]:
     """The syntax error of a cell, with a suggestion."""
     if is_too_deep(source):
         yield _TOO_DEEP
         return
     try:
-        ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+            compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
-        line = (error.text or "").strip()
+        number = error.lineno or 1
+        line = source.split("\n")[number - 1].strip()
         word = re.match(r"\w+", line)
         suggestion = f" `{word[0]}` is a magic: write `%{line}`." if word and word[0] in MAGICS else ""
         short = line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
-        yield Remark(error.lineno or 1, f"`{short}` is no Python: {error.msg.rstrip('.?')}.{suggestion}")
+        yield Remark(number, f"`{short}` is no Python: {error.msg.rstrip('.?')}.{suggestion}")
     except ValueError as error:
         yield Remark(1, f"the cell is no Python: {error}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -180,8 +179,13 @@ def showing(result: ast.Expr, function: str) -> list[Edit]:
     """The edits that make `function(...)` of an expression."""
     # `shown(a, b)` would be two arguments
     opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
-    start, end = (result.lineno, result.col_offset), end_of(result)
-    return [Edit(start, start, function + opening), Edit(end, end, closing)]
+    return around(result, function + opening, closing)
+
+
+def around(node: ast.expr | ast.stmt, opening: str, closing: str) -> list[Edit]:
+    """The edits that put these texts before and after a node."""
+    start, end = (node.lineno, node.col_offset), end_of(node)
+    return [Edit(start, start, opening), Edit(end, end, closing)]
 
 
 def _is_silent(value: ast.expr) -> bool:
@@ -212,6 +216,7 @@ def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
 # --------------------------------------------------------------------------------------- what is run by the script alone
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Pass)
+_OF_NAMES = (ast.Name, ast.Tuple, ast.List, ast.expr_context)
 # Calls that make a value of what they are given, and do nothing else.
 _MAKERS = frozenset(
     f"{home}{name}"
@@ -249,7 +254,9 @@ class DefinitionFinder:
         names = ModuleNames(nodes)
         needed = names.read.union(self._within(names.called))
         defines = all(node is not shown and _defines(node) for node in nodes) and self.guarded.isdisjoint(needed)
-        self.guarded = self.guarded - names.bound if defines else self.guarded | names.bound
+        # imports that share a line with what is guarded are written above it once more
+        there = names.bound if defines else ModuleNames(_imports(nodes)).bound
+        self.guarded = (self.guarded | names.bound) - there
         for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self._inside[node.name] = mentioned(node)
@@ -271,26 +278,17 @@ def _defines(node: ast.stmt) -> bool:
         return True
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(map(_is_name, targets)) and (node.value is None or _is_at_hand(node.value))
+        are_names = all(isinstance(part, _OF_NAMES) for target in targets for part in ast.walk(target))
+        return are_names and (node.value is None or _is_at_hand(node.value))
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.If):
         is_guard = any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
-        return _is_at_hand(node.test) and not is_guard and _all_define(node.body, node.orelse)
+        return _is_at_hand(node.test) and not is_guard and all(map(_defines, (*node.body, *node.orelse)))
     if isinstance(node, ast.Try):
-        handlers = [handler.body for handler in node.handlers]
-        return _all_define(node.body, *handlers, node.orelse, node.finalbody)
+        handled = (part for handler in node.handlers for part in handler.body)
+        return all(map(_defines, (*node.body, *handled, *node.orelse, *node.finalbody)))
     return False
-
-
-def _all_define(*bodies: Sequence[ast.stmt]) -> bool:
-    return all(_defines(node) for body in bodies for node in body)
-
-
-def _is_name(target: ast.expr) -> bool:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return all(map(_is_name, target.elts))
-    return isinstance(target, ast.Name)
 
 
 def _is_at_hand(value: ast.expr) -> bool:
@@ -319,37 +317,30 @@ def is_async(nodes: Sequence[ast.stmt]) -> bool:
     >>> is_async(ast.parse("results = [result async for result in stream()]").body)
     True
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-        code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return bool(code.co_flags & inspect.CO_COROUTINE) or any(part in _NEEDS_LOOP for part in _called(nodes))
 
 
-def without_annotations(source: str) -> str:
-    """An asynchronous cell that annotates no variables: what a function declares global can't be annotated in it."""
+def with_global_annotations(source: str) -> str:
+    """
+    An asynchronous cell with parentheses around annotated names: a function can't annotate what it declares global otherwise.
+
+    >>> with_global_annotations("x: int = await f()")
+    '(x): int = await f()'
+    """
     body = ast.parse(source).body
     if not any(is_async([node]) for node in body):
         return source
-    lines = source.split("\n")
-    return edited(source, [edit for node in body for edit in _unannotated(node, lines)])
+    return edited(source, [edit for node in body for edit in _parentheses(node)])
 
 
-def _unannotated(node: ast.AST, lines: Sequence[str]) -> Iterator[Edit]:
+def _parentheses(node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
         return
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        yield _plain_assignment(node, node.target, lines)
+    if isinstance(node, ast.AnnAssign) and node.simple:
+        yield from around(node.target, "(", ")")
     for child in ast.iter_child_nodes(node):
-        yield from _unannotated(child, lines)
-
-
-def _plain_assignment(node: ast.AnnAssign, target: ast.Name, lines: Sequence[str]) -> Edit:
-    if node.value is None:
-        return instead_of(node, "pass")
-    line, column = end_of(node.annotation)
-    while (sign := lines[line - 1].encode().find(b"=", column)) < 0:
-        line, column = line + 1, 0
-    return Edit(end_of(target), (line, sign), " " + "\\\n" * (line - target.lineno))
+        yield from _parentheses(child)
 
 
 def _called(nodes: Sequence[ast.stmt]) -> Iterator[str]:
@@ -365,21 +356,6 @@ GUARD = 'if __name__ == "__main__":'
 INDENT = "    "
 
 
-@dataclass(frozen=True, slots=True)
-class StatementGroup:
-    """Statements that share lines; lines count from 1, and decorators belong to what they decorate."""
-
-    nodes: tuple[ast.stmt, ...]
-    first: int
-    last: int
-    defines: bool
-
-    @property
-    def imports(self) -> list[ast.stmt]:
-        """Its imports, which definitions below it may need."""
-        return [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-
-
 def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: bool = False) -> list[str]:
     r"""
     The lines of a script for a cell's source.
@@ -391,35 +367,34 @@ def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: b
     """
     layout = _ScriptLayout(source, number)
     body = layout.tree.body
-    groups = _groups(body, definitions, body[-1] if shown and body else None)
-    for defines, run in groupby(groups, key=lambda group: group.defines):
+    last = body[-1] if shown and body else None
+    for defines, run in groupby(_groups(body), key=lambda nodes: definitions.only_define(nodes, shown=last)):
         if defines:
-            layout.write([*run][-1].last)
+            layout.write(end_of([*run][-1][-1])[0])
         else:
             layout.write_guarded([*run])
     layout.write(len(layout.lines))
     return layout.written
 
 
-def _groups(
-    body: Sequence[ast.stmt], definitions: DefinitionFinder, shown: ast.stmt | None
-) -> Iterator[StatementGroup]:
+def _groups(body: Sequence[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """The statements that share lines, together."""
     together: list[ast.stmt] = []
     for node, following in zip_longest(body, body[1:]):
         together.append(node)
-        last = end_of(node)[0]
-        if following is None or _first(following) > last:
-            defines = definitions.only_define(together, shown=shown)
-            group = StatementGroup(tuple(together), _first(together[0]), last, defines)
-            # imports that share a line with what is guarded are written above it once more
-            definitions.guarded -= ModuleNames(group.imports).bound
-            yield group
+        if following is None or _first(following) > end_of(node)[0]:
+            yield together
             together = []
 
 
 def _first(node: ast.stmt) -> int:
+    """The line where a statement begins, with its decorators."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _imports(nodes: Iterable[ast.stmt]) -> list[ast.stmt]:
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 class _ScriptLayout:
@@ -446,18 +421,19 @@ class _ScriptLayout:
             self.written.append(text if line in self._end_in_text else kept(text))
         self._done = max(self._done, last)
 
-    def write_guarded(self, run: Sequence[StatementGroup]) -> None:
+    def write_guarded(self, run: Sequence[Sequence[ast.stmt]]) -> None:
         """Write statements, with the comments right above them, below a guard."""
-        line = run[0].first - 1
+        line = _first(run[0][0]) - 1
         while line > self._done and self.lines[line - 1].lstrip().startswith("#"):
             line -= 1
         self.write(line)
-        nodes = [node for group in run for node in group.nodes]
-        for group in run:
-            self.written += [added(ast.unparse(node)) for node in group.imports]
+        nodes = [node for group in run for node in group]
+        last = end_of(nodes[-1])[0]
+        # definitions below may need these
+        self.written += [added(ast.unparse(node)) for node in _imports(nodes)]
         if not is_async(nodes):
             self.written.append(added(GUARD))
-            self.write(run[-1].last, INDENT)
+            self.write(last, INDENT)
             return
         self._functions += 1
         function = f"_cell_{self._number}" + (f"_{self._functions}" if self._functions > 1 else "")
@@ -465,7 +441,7 @@ class _ScriptLayout:
         # it assigns names of the script
         if names := ModuleNames(nodes).bound:
             self.written.append(added(f"{INDENT}global {', '.join(sorted(names))}"))
-        self.write(run[-1].last, INDENT)
+        self.write(last, INDENT)
         self.written += [added(GUARD), added(f"{INDENT}nb_shell.wait({function}())")]
 
 

@@ -15,7 +15,7 @@ from accelerate_nb.config.formats import literal
 from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError, ExportError
-from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain
+from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain, wrong_python
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, Parameters, parameters_of
 from accelerate_nb.export.python_source import (
@@ -29,7 +29,7 @@ from accelerate_nb.export.python_source import (
     mentioned,
     result_of,
     showing,
-    without_annotations,
+    with_global_annotations,
 )
 from accelerate_nb.sources.cells import added, first_line, marker, table
 
@@ -62,6 +62,12 @@ def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScr
 
     >>> as_script(read("train.ipynb")).text
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+        return _as_script(notebook, keep_installs)
+
+
+def _as_script(notebook: Notebook, keep_installs: bool) -> ExportedScript:
     name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
     cells = [replace(cell, source=cell.source.rstrip()) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS]
     translation = NotebookTranslation(name, cells, keep_installs=keep_installs)
@@ -86,9 +92,7 @@ def _described(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str
 def _check(text: str, name: str) -> None:
     """The script is Python: what only goes wrong once cells stand together is found before anyone runs it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-            compile(text, name, "exec", dont_inherit=True)
+        compile(text, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
         raise ExportError(
@@ -195,7 +199,7 @@ class NotebookTranslation:
             # gives None where there is no notebook, as the notebook's own does not
             yield "from IPython import get_ipython"
         yield "from accelerate_nb.script import shell as nb_shell"
-        if self._uses_display():
+        if any("display" in mentioned(cell.tree) for cell in cells):
             yield "from accelerate_nb.script.shell import display"
         if options := [option for cell in cells for option in cell.parameters]:
             # a wrong option is an error before the script begins, and in the processes that import it for its data loaders
@@ -230,15 +234,6 @@ class NotebookTranslation:
             source = edited(source, showing(result, "nb_shell.shown"))
         return guarded(source, item.number, self._definitions, shown=result is not None)
 
-    def _uses_display(self) -> bool:
-        """Whether a cell uses `display`, which every notebook has, before any cell imports it."""
-        for cell in self.cells.values():
-            if "display" in ModuleNames(cell.tree.body).bound:
-                return False
-            if "display" in mentioned(cell.tree):
-                return True
-        return False
-
 
 def _commented(text: str) -> Iterator[str]:
     return (f"# {line}".rstrip() for line in text.split("\n"))
@@ -251,13 +246,12 @@ def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
     found = plain(cell.source, keep_installs=keep_installs)
     if found.left_out or found.problems:
         return TranslatedCell(cell, found)
-    try:
-        return _checked(cell, found)
-    except SyntaxError as error:
-        line = error.lineno or 1
-        text = found.source.split("\n")[line - 1].strip()
-        problem = Remark(line, f"`{text}` is no Python: {error.msg}.")
-        return TranslatedCell(cell, replace(found, problems=(problem,)))
+    source, futures = hoisted(found.source)
+    if problems := tuple(wrong_python(source)):
+        return TranslatedCell(cell, replace(found, problems=problems))
+    source = with_global_annotations(source)
+    options = parameters_of(source) if TAG in cell.tags else Parameters()
+    return TranslatedCell(cell, replace(found, source=source, problems=options.problems), futures, options.found)
 
 
 def _session_of(cells: Iterable[TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
@@ -303,18 +297,6 @@ def _session_of(cells: Iterable[TranslatedCell]) -> tuple[dict[str, Any] | None,
             why = why or str(error)
         problems += [(number, Remark(line.line, why))] if why else []
     return settings, tuple(problems)
-
-
-def _checked(cell: NotebookCell, found: PlainCell) -> TranslatedCell:
-    """The cell as the script has it; `SyntaxError` where Python could not run it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-        source, futures = hoisted(found.source)
-        compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        source = without_annotations(source)
-        options = parameters_of(source) if TAG in cell.tags else Parameters()
-    problems = (*found.problems, *options.problems)
-    return TranslatedCell(cell, replace(found, source=source, problems=problems), futures, options.found)
 
 
 def _position(remark: tuple[int, Remark]) -> tuple[int, int]:

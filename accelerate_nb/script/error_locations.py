@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Functions of a script, and the package that they run cells in.
 _RUNNERS = {
-    _RUNTIME + "cells.py": os.sep + "asyncio" + os.sep,
+    _RUNTIME + "top_level_await.py": os.sep + "asyncio" + os.sep,
     _RUNTIME + "shell.py": os.sep + "IPython" + os.sep,
     _RUNTIME + "ipython.py": os.sep + "IPython" + os.sep,
 }

@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.script.cells import wait
 from accelerate_nb.script.commands import expanded, system
+from accelerate_nb.script.top_level_await import wait
 
 # Magics below whose line stands code of the script.
 _OF_CODE = frozenset({"time", "capture"})

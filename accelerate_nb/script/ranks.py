@@ -24,7 +24,7 @@ from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
-from accelerate_nb.script.cells import execute
+from accelerate_nb.script.top_level_await import execute
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.serializer import dump, dump_homeward, explain, load

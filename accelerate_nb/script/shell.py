@@ -11,12 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.script.cells import display, shown, wait
 from accelerate_nb.script.commands import expanded, once_on_machine, system
+from accelerate_nb.script.display import display, shown
 from accelerate_nb.script.error_locations import name_in_tracebacks
 from accelerate_nb.script.options import parameters
 from accelerate_nb.script.ranks import begin, current_ranks
 from accelerate_nb.script.shared_seed import alike
+from accelerate_nb.script.top_level_await import wait
 
 if TYPE_CHECKING:
     from IPython.utils.text import SList

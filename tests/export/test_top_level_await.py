@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.python_source import DefinitionFinder, guarded, is_async, without_annotations
+from accelerate_nb.export.python_source import DefinitionFinder, guarded, is_async, with_global_annotations
 
 
 def ran(source: str) -> dict[str, Any]:
     """The names that a cell leaves behind."""
     names: dict[str, Any] = {"__name__": "__main__", "nb_shell": SimpleNamespace(wait=asyncio.run)}
-    lines = guarded(without_annotations(source), 1, DefinitionFinder())
+    lines = guarded(with_global_annotations(source), 1, DefinitionFinder())
     assert [line.strip() for line in lines if not line.endswith("  # +")]
     exec("\n".join(lines), names)
     return {name: value for name, value in names.items() if isinstance(value, (int, str, list))}
@@ -59,10 +59,10 @@ def test_a_cell_leaves_the_same_names_as_in_a_notebook(source, names):
 
 def test_a_cell_keeps_its_lines():
     source = "await f()\nx: dict[\n    str, int,\n] = g()\ny: int\nprint(x)"
-    plain = without_annotations(source)
+    plain = with_global_annotations(source)
     assert plain.split("\n")[0] == "await f()"
     assert len(plain.split("\n")) == len(source.split("\n"))
-    assert without_annotations("x: int = f()") == "x: int = f()"
+    assert with_global_annotations("x: int = f()") == "x: int = f()"
 
 
 def test_what_awaits_only_in_functions_is_not_asynchronous():

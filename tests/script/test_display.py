@@ -1,8 +1,7 @@
-"""What cells show is the text that IPython writes, and what they await runs on one loop, to the end of the script."""
+"""What a notebook shows is text outside of one, the same text that IPython writes."""
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import collections
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from accelerate_nb.script.cells import display, shown, text_of, wait
+from accelerate_nb.script.display import display, shown, text_of
 
 
 @pytest.fixture(autouse=True)
@@ -93,47 +92,6 @@ def test_where_something_else_shows_it_does(monkeypatch, capsys):
 
 
 def test_numbers_and_texts_need_no_ipython():
-    program = "import sys\nfrom accelerate_nb.script.cells import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
+    program = "import sys\nfrom accelerate_nb.script.display import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[1, {'a': 2.5}]\nFalse\n"
-
-
-def test_tasks_of_one_cell_go_on_while_a_later_one_waits():
-    async def begins():
-        return asyncio.get_running_loop().create_task(asyncio.sleep(0, "done"))
-
-    async def goes_on(task):
-        return await task
-
-    assert wait(goes_on(wait(begins()))) == "done"
-
-
-def test_exceptions_are_the_cells_own():
-    async def fails():
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        wait(fails())
-
-
-def test_what_still_runs_at_the_end_is_cancelled_without_a_warning():
-    program = """
-import asyncio
-from accelerate_nb.script.cells import wait
-
-async def forever():
-    try:
-        await asyncio.Event().wait()
-    finally:
-        print("cancelled")
-
-async def cell():
-    global task
-    task = asyncio.create_task(forever())
-    await asyncio.sleep(0)
-
-wait(cell())
-print("the end")
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("the end\ncancelled\n", "", 0)
