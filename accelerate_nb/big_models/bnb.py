@@ -1,18 +1,14 @@
-"""Weights of 4 and 8 bits with bitsandbytes, which transformers offers and this package does not yet."""
+"""The storage of weights of 4 and 8 bits by bitsandbytes."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.nn import Module
 
-from accelerate_nb.big_models.memory import Memory
-from accelerate_nb.big_models.tensors import DeviceMap
-from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import CustomDtype
 from accelerate_nb.user_warnings import warn_user
 
@@ -61,27 +57,6 @@ def _type(name: str, value: Any) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ConfigurationError(f"{name}={value!r} must be one of {list(_TYPES)} or a torch.dtype.")
     return found
-
-
-def load_and_quantize_model(
-    model: Module,  # noqa: ARG001 - Accelerate's parameters, for the day when they are used
-    bnb_quantization_config: BnbQuantizationConfig,  # noqa: ARG001 - the same
-    weights_location: str | os.PathLike[str] | None = None,  # noqa: ARG001 - the same
-    device_map: DeviceMap | None = None,  # noqa: ARG001 - the same
-    no_split_module_classes: list[str] | None = None,  # noqa: ARG001 - the same
-    max_memory: Memory | None = None,  # noqa: ARG001 - the same
-    offload_folder: str | os.PathLike[str] | None = None,  # noqa: ARG001 - the same
-    offload_state_dict: bool = False,  # noqa: ARG001 - the same
-) -> Module:
-    """Not offered yet: raises `MissingExtraError` without bitsandbytes, else a `NotYetError` that names an alternative."""
-    if find_spec("bitsandbytes") is None:
-        raise MissingExtraError(
-            "load_and_quantize_model needs bitsandbytes, which is not installed: pip install bitsandbytes"
-        )
-    raise NotYetError(
-        "load_and_quantize_model is not offered here yet. Let transformers load the model: "
-        "`from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))`."
-    )
 
 
 def has_4bit_bnb_layers(model: Module) -> bool:

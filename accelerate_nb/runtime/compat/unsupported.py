@@ -43,6 +43,24 @@ _other_model = _unsupported(
 )
 _traced = _unsupported("a traced pipeline", "Use `prepare_pippy`, which splits a model without tracing it.")
 
+_quantized = _unsupported(
+    "bitsandbytes",
+    "Let transformers load the model: `from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))`.",
+)
+
+
+@_quantized
+def load_and_quantize_model(
+    model: Module,
+    bnb_quantization_config: Any,
+    weights_location: Any = None,
+    device_map: Any = None,
+    no_split_module_classes: list[str] | None = None,
+    max_memory: Any = None,
+    offload_folder: Any = None,
+    offload_state_dict: bool = False,
+) -> Any: ...
+
 
 @_fsdp1
 def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any: ...

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
-from accelerate_nb.runtime.compat.enums import DynamoBackend
 from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
@@ -390,10 +389,6 @@ class EngineObjects:
             raise ConfigurationError(
                 "gradient_accumulation_steps was requested with Megatron's engine, where model(**batch) makes a whole step. Pass "
                 "MegatronLMPlugin(num_micro_batches=...) in its place."
-            )
-        if self._accelerator.compiling.backend != DynamoBackend.NO:
-            raise ConfigurationError(
-                "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
             )
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:

@@ -148,6 +148,10 @@ class MegatronParallel(Strategy):
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """The models and optimizers of one call, in their order; optimizers that update their weights step as Megatron's do."""
+        if any(request.compiling.backend != DynamoBackend.NO for request in requests):
+            raise ConfigurationError(
+                "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
+            )
         if self._of_engine is not None:
             return self._of_engine.prepare(requests)
         prepared = super().prepare(requests)
@@ -160,10 +164,6 @@ class MegatronParallel(Strategy):
         refuse_unused(self.megatron_lm_plugin)
         parts = parts_of(request.value)
         check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
-        if request.compiling.backend != DynamoBackend.NO:
-            raise ConfigurationError(
-                "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
-            )
         chunks = self.trained_chunks(parts, is_placed=request.is_placed, is_trained=request.is_trained)
         return self.adopt(MegatronModel(request.value, chunks, self.megatron_lm_plugin.num_micro_batches))
 
