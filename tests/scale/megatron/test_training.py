@@ -143,7 +143,11 @@ def refused() -> list[str]:
     with torch.no_grad():
         found.append(str(tuple(model(*inputs).shape)))
     accelerator.end_training()
-    return found
+    compiling = Accelerator(cpu=True, dynamo_backend="eager", megatron_lm_plugin=MegatronLMPlugin(pp_degree=2))
+    with pytest.raises(ConfigurationError) as compiled:
+        compiling.prepare(megatron_gpt(transformer_config(**staged)))
+    compiling.end_training()
+    return [*found, str(compiled.value)]
 
 
 def test_what_megatron_does_not_do_is_refused_by_name() -> None:
@@ -152,7 +156,7 @@ def test_what_megatron_does_not_do_is_refused_by_name() -> None:
         "overlap_p2p_comm=True",
         "accelerator.train_step",
     ]
-    texts.append(str((BATCH, LENGTH, VOCABULARY)))
+    texts += [str((BATCH, LENGTH, VOCABULARY)), "dynamo_backend was requested with Megatron"]
     for found in run_on_ranks(refused, 2, limit=LIMIT):
         assert all(text in message for text, message in zip(texts, found, strict=True)), found
 
