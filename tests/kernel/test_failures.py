@@ -95,15 +95,6 @@ def test_a_failure_shows_its_type_to_the_debugger(kernel: Kernel) -> None:
     assert kernel.value("__import__('sys').last_type.__name__") == "ZeroDivisionError"
 
 
-DEATHS = {
-    "an exit code": ("os._exit(3)", "rank 1 ended with exit code 3"),
-    "a kill": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 ended with SIGKILL"),
-    "a segfault": ("ctypes.string_at(0)", "rank 1 ended with SIGSEGV"),
-    "an abort": ("os.abort()", "rank 1 ended with SIGABRT"),
-    "a termination": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "rank 1 ended with SIGTERM"),
-}
-
-
 def test_a_rank_that_dies_in_a_collective_leads(kernel: Kernel) -> None:
     cell = kernel.run("""
     import os, torch, torch.distributed as dist

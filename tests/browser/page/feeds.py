@@ -11,7 +11,6 @@ Message = dict[str, Any]
 
 GIB = 2**30
 PAGE = Path(__file__).parents[3] / "accelerate_nb" / "notebook" / "page"
-NOTEBOOK_CSS = PAGE / "panel.css"
 STARTED = 1_790_000_000.0
 SECONDS = 74.0
 
