@@ -36,10 +36,10 @@ def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
     until_it_runs(run)
     gone, its = os.pipe()
     os.close(gone)
-    run.send(0, QueryCollectives(), [its])
+    run._control.send(0, QueryCollectives(), [its])
     os.close(its)
     mine, its = os.pipe()
-    run.send(0, QueryCollectives(), [its])
+    run._control.send(0, QueryCollectives(), [its])
     os.close(its)
     with open(mine, "rb") as reply_file:
         assert message_of(reply_file.read()) == CollectivesReply(())
