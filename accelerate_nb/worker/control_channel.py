@@ -68,16 +68,11 @@ class ControlChannel:
         self._leave.wait()
 
     def _receive(self) -> None:
-        while (received := self._next()) is not None:
-            self._take(received)
+        # the notebook's process may go, and then this one is about to be ended
+        with suppress(OSError):
+            while (received := self._channel.receive()) is not None:
+                self._take(received)
         self._leave.set()
-
-    def _next(self) -> ReceivedMessage | None:
-        try:
-            return self._channel.receive()
-        except OSError:
-            # the notebook's process has gone, and this one is about to be ended
-            return None
 
     def _take(self, received: ReceivedMessage) -> None:
         if isinstance(received.message, LeaveGroup):

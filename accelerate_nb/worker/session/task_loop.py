@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -75,15 +75,12 @@ def session() -> None:
     task_loop.work()
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingTask:
-    """A task that has come: its number, the descriptors of request and reply, and the name under which groups are rebuilt first."""
+class _PendingTask(NamedTuple):
+    """A task that has come, and the descriptors of its request and its reply."""
 
-    number: int
+    message: BeginTask
     request: int
     reply: int
-    renewal: str | None
-    others: Sequence[int]
 
 
 class TaskLoop:
@@ -109,10 +106,9 @@ class TaskLoop:
 
     def on_task(self, message: BeginTask, descriptors: Sequence[int]) -> None:
         """Take a task that has come."""
-        request, reply = descriptors
         # a profile that is requested right after it is meant for this task
         current_step_profiler().begin_function()
-        self._due.put(_PendingTask(message.number, request, reply, message.renewal, message.others))
+        self._due.put(_PendingTask(message, *descriptors))
 
     def on_interrupt(self, message: InterruptTask, _: Sequence[int]) -> None:
         """Interrupt a task, if it is the one that is being done."""
@@ -178,7 +174,7 @@ class TaskLoop:
         current_step_hold().restart()
         current_step_profiler().begin_function()
         with self._freeing, self._lock:
-            self._number, self._is_interrupted = due.number, due.number in self._early
+            self._number, self._is_interrupted = due.message.number, due.message.number in self._early
         try:
             self._can_be_stopped = True
             reply = self._reply(due) if not self._is_interrupted else self._failed(KeyboardInterrupt())
@@ -194,19 +190,19 @@ class TaskLoop:
         with self._lock:
             self._number = None
             # tasks that have come since then wait still
-            self._early = {number for number in self._early if number > due.number}
+            self._early = {number for number in self._early if number > due.message.number}
         self._done.set()
         seconds = time.monotonic() - began
         self._leave(due, replace(reply, seconds=seconds, groups=_collectives(), names=_names(self._shell)))
 
     def _reply(self, due: _PendingTask) -> TaskReply:
         try:
-            if due.renewal is not None:
-                cut_connections(due.others, store_port=int(os.environ["MASTER_PORT"]))
+            if due.message.renewal is not None:
+                cut_connections(due.message.others, store_port=int(os.environ["MASTER_PORT"]))
                 from accelerate_nb.runtime.world.registry import rebuild_groups
 
-                self._gone += rebuild_groups(due.renewal)
-                begin_generation(due.renewal)
+                self._gone += rebuild_groups(due.message.renewal)
+                begin_generation(due.message.renewal)
             request: TaskRequest = load(map_entries(due.request))
             self._known = request.known
             self._learn(request)
@@ -278,7 +274,7 @@ class TaskLoop:
             os.close(due.reply)
             os.close(due.request)
         stdio.flush()
-        emit(TaskDone(self._rank, due.number))
+        emit(TaskDone(self._rank, due.message.number))
 
     def _packed(self, reply: TaskReply) -> list[Bytes]:
         try:
