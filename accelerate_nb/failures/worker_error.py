@@ -70,11 +70,16 @@ def hang_error(timeout: float | None, stacks: str, rank_results: Sequence[RankRe
     return error
 
 
-def hang_reason(hang: Hang) -> str:
-    """The reason for which a hang was ended, in one line."""
+def hang_headline(hang: Hang) -> str:
+    """
+    A hang in one line.
+
+    >>> hang_headline(Hang(3.0, "rank 0 waits in all_reduce", "", 0.0))
+    'timeout=3: the run had not ended after 3 s, and was stopped'
+    """
     if hang.timeout is None:
-        return "ranks waited for others that had returned"
-    return f"it had not ended after timeout={hang.timeout:g} s"
+        return "ranks waited for others that had returned, and the run was stopped"
+    return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
 
 
 def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], folder: Path) -> StoppedError:

@@ -19,7 +19,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.hang_report import StackSnapshot, snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_reason, stopped_error, worker_error
+from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_headline, stopped_error, worker_error
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.group_runner import Outcomes, RunContext
 from accelerate_nb.launching.planning.placement import Placement
@@ -499,7 +499,7 @@ class Conductor:
         if self.error is None:
             return "finished", ""
         if isinstance(self.error, HangError) and self.error.hang is not None:
-            return "failed", hang_reason(self.error.hang)
+            return "failed", hang_headline(self.error.hang)
         if self._why_given_up:
             return "failed", f"not started again: {self._why_given_up}"
         lost = self._worker_group.lost if self._worker_group is not None else None

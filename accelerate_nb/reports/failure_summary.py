@@ -8,7 +8,7 @@ from itertools import groupby
 
 from accelerate_nb.events.model import Failure, Frame, Hang, Restart, cause
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.failures.worker_error import failure_line, other_failures
+from accelerate_nb.failures.worker_error import failure_line, hang_headline, other_failures
 from accelerate_nb.reports.text_format import counted, narrowed, shortened
 
 MOST_OTHERS = 8
@@ -77,18 +77,6 @@ def cause_of_hang(hang: Hang, size_limit: int) -> FailureCause:
         last_lines=(),
         others=(),
     )
-
-
-def hang_headline(hang: Hang) -> str:
-    """
-    A hang in one line.
-
-    >>> hang_headline(Hang(3.0, "rank 0 waits in all_reduce", "", 0.0))
-    'timeout=3: the run had not ended after 3 s, and was stopped'
-    """
-    if hang.timeout is None:
-        return "ranks waited for others that had returned, and the run was stopped"
-    return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
 
 
 def restart_line(restart: Restart) -> str:

@@ -222,7 +222,7 @@ def test_ranks_that_wait_for_one_that_has_returned_are_ended_at_the_warning(name
         caught.value
     )
     assert caught.value.hang is not None
-    assert run.view.detail == "ranks waited for others that had returned"
+    assert run.view.detail == "ranks waited for others that had returned, and the run was stopped"
 
 
 def test_ranks_that_need_no_returned_one_go_on(tmp_path):

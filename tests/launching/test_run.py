@@ -94,4 +94,4 @@ def test_a_run_whose_time_is_over_reports_which_ranks_waited_where(tmp_path):
         assert re.search(r"rank 0 is at .*: time\.sleep\(60\)", text_of_hang)
         assert re.search(r"rank 1 is at .*: time\.sleep\(61\)", text_of_hang)
     assert "in waits_for_ever" in last["failure"]["traceback"]
-    assert last["state"]["detail"] == "it had not ended after timeout=4 s"
+    assert last["state"]["detail"] == "timeout=4: the run had not ended after 4 s, and was stopped"
