@@ -428,14 +428,14 @@ class GroupClosed(Message, frozen=True):
     """All of a group's workers have ended, and all that they left was reported."""
 
 
-# ------------------------------------- between nodes on each of which a run is launched, through their rendezvous's store
+# ------------------------------------------- between nodes on each of which a run is launched, by way of node 0
 
 
 class NodeLogEntry(Message, frozen=True):
     """
-    An entry of the log that these nodes share: the message in `body` (`encode`), for the node `to`, or for all.
+    The message in `body` (`encode`) for the node `to`, or for all; node 0 says who sends it, and passes it on.
 
-    Nodes are numbered in the order in which they came to the store. What ranks report is of an attempt of the run.
+    Nodes are numbered in the order in which they came to node 0. What ranks report is of an attempt of the run.
     """
 
     sender: int
@@ -467,7 +467,7 @@ class NodeReady(Message, frozen=True):
 
 class RunJoined(Message, frozen=True):
     """
-    All nodes of an attempt have come: the receiver's rank among them, and each one's number in the log, name, and number of ranks.
+    All nodes of an attempt have come: the receiver's rank among them, and each one's number, name, and number of ranks.
 
     The ranks find each other at `port` of node 0, whose settings hold for all. `text` is what has changed since the last attempt.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import signal
 import socket
@@ -17,15 +18,16 @@ from typing import Any
 
 from msgspec import structs
 
+from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.model import Failure, HeldAt, NodeRanks, StateChange, StepProfile
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, probe_connection
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
-from accelerate_nb.launching.nodes.node_log import NodeLog
 from accelerate_nb.launching.nodes.node_placement import NodeRoster, ranks_of_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import (
     RendezvousSettings,
@@ -34,10 +36,12 @@ from accelerate_nb.launching.nodes.rendezvous_settings import (
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
 from accelerate_nb.launching.worker_group import Decision, Stop, stronger
 from accelerate_nb.rank.step_hold import STOP
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, decode, encode
 from accelerate_nb.transport.messages import (
     AgentLost,
     ChangeKnobAfter,
     ConnectToPeers,
+    Heartbeat,
     HoldAtStep,
     KillGroup,
     ListenToPeers,
@@ -62,8 +66,13 @@ from accelerate_nb.transport.worker_spec import MasterAddress
 
 # Between two looks at what is waited for, in seconds.
 _PAUSE = 0.25
-# How long node 0 keeps the log for others whose run ends, in seconds.
-_LINGER = 5.0
+# How long node 0 waits for others whose run ends, and they for it to have read what they sent, in seconds.
+_LINGER, _CLOSE_TIMEOUT = 5.0, 2.0
+# How long what listens at the endpoint may take to say that it is a node, in seconds.
+_GREETING_TIMEOUT = 10.0
+# A node from which nothing comes for so long is lost, in seconds. Its notebook may compute meanwhile, which holds back what it sends:
+# a process that has ended shows at once, and a machine that is off or cut off within 4 seconds, by the system's own probes.
+_SILENCE_LIMIT = 30.0
 # The events of ranks that concern other nodes, and what is passed on to a rank elsewhere: nothing that would run code there.
 _SHARED_EVENTS = (StateChange, Failure, HeldAt, StepProfile)
 _PASSED_ON = (HoldAtStep, ChangeKnobAfter, ProfileSteps)
@@ -72,16 +81,151 @@ _LAST = 1 << 60
 # What ranks report that concerns other nodes.
 RankReport = RankEvent | RankExited | AgentLost | ToRank | RunTimedOut
 
+# Takes an entry of another node, and the number of a node that has gone with the reason, in the thread that reads.
+OnEntry = Callable[[NodeLogEntry, Message], None]
+OnLoss = Callable[[int, str], None]
+
+
+class NodeExchange:
+    """
+    Messages between the nodes of a run: each has a channel to node 0, which passes on what is for others, in one order.
+
+    Nodes are numbered in the order in which they came to node 0. Whoever reaches its port can send; nothing that comes is unpickled.
+
+    >>> exchange = NodeExchange.joined("10.0.0.1", 29500, timeout=5.0)
+    >>> exchange.start(on_entry, on_loss)
+    >>> exchange.post(RequestStop("finish"))
+    """
+
+    def __init__(self, listener: socket.socket | None = None, sock: socket.socket | None = None) -> None:
+        self._listener, self._socket = listener, sock
+        self._channels: dict[int, Channel] = {}
+        self._reader, self._lock = ChannelReader(), threading.Lock()
+        self._is_closed = False
+        # this node's address, as the others reach it, and that of node 0
+        self.address = self.host = ""
+
+    @classmethod
+    def joined(cls, host: str, port: int, timeout: float) -> NodeExchange:
+        """That of the node which listens there; raises `OSError` where none does, and `LaunchError` for another release."""
+        exchange = cls(sock=(sock := socket.create_connection((host, port), timeout)))
+        sock.settimeout(None)
+        probe_connection(sock)
+        exchange.address, exchange.host = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        exchange._channels[0] = channel = Channel(sock, passes_descriptors=False)
+        with suppress(TimeoutError):
+            if channel.receive(_GREETING_TIMEOUT) is not None:
+                return exchange
+        channel.close()
+        if channel.error is not None and channel.error.refusal == "version":
+            raise LaunchError(
+                f"The run at {host}:{port} was to be joined, and node 0 has another release of accelerate_nb: {channel.error}. Install the "
+                "same release on all nodes."
+            )
+        raise ConnectionError("something listens there, and does not answer as a node")
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this is node 0."""
+        return self._listener is not None
+
+    def start(self, on_entry: OnEntry, on_loss: OnLoss) -> None:
+        """Begin to read, and on node 0 to let others in."""
+        self._on_entry, self._on_loss = on_entry, on_loss
+        for number, channel in self._channels.items():
+            self._read(number, channel, self.address)
+        if self._listener is not None:
+            self._listener.settimeout(1.0)
+            threading.Thread(
+                target=self._accept, args=(self._listener,), name="accelerate_nb listener", daemon=True
+            ).start()
+
+    def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
+        """Send a message to a node, or to all, from any thread; it is lost where node 0 has gone, which shows by itself."""
+        entry = NodeLogEntry(0, to, attempt, encode(message))
+        if self.is_host:
+            self._pass_on(entry)
+        elif (channel := self._channels.get(0)) is not None:
+            channel.try_send(entry)
+
+    def close(self) -> None:
+        """Leave the others, once they have read what was sent: node 0 waits until they have left, and they until it knows that they do."""
+        self._is_closed = True
+        deadline = time.monotonic() + (_LINGER if self.is_host else _CLOSE_TIMEOUT)
+        with suppress(OSError):
+            if self._listener is not None:
+                self._listener.shutdown(socket.SHUT_RDWR)
+            elif self._socket is not None:
+                self._socket.shutdown(socket.SHUT_WR)
+        if self._listener is not None:
+            self._listener.close()
+        while self._channels and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with self._lock:
+            for channel in self._channels.values():
+                channel.shutdown()
+        self._reader.join()
+
+    def _pass_on(self, entry: NodeLogEntry) -> None:
+        with self._lock:
+            for number, channel in self._channels.items():
+                if number != entry.sender and entry.to in {None, number}:
+                    channel.try_send(entry)
+
+    def _accept(self, listener: socket.socket) -> None:
+        numbers = itertools.count(1)
+        while not self._is_closed:
+            try:
+                sock = listener.accept()[0]
+                probe_connection(sock)
+            except OSError:
+                # nobody came, or who came has gone
+                continue
+            number, channel = next(numbers), Channel(sock, passes_descriptors=False)
+            channel.try_send(Heartbeat())
+            with self._lock:
+                self._channels[number] = channel
+            self._read(number, channel, str(sock.getsockname()[0]))
+
+    def _read(self, number: int, channel: Channel, address: str) -> None:
+        self._reader.read(channel, partial(self._take, number, address), partial(self._end, number), _SILENCE_LIMIT)
+
+    # ------------------------------------------------------------------------------------------- the thread that reads
+
+    def _take(self, number: int, address: str, received: ReceivedMessage) -> bool:
+        match received.message:
+            case NodeLogEntry() as entry:
+                if self.is_host:
+                    self.address, entry = address, structs.replace(entry, sender=number)
+                    self._pass_on(entry)
+                if not self.is_host or entry.to in {None, 0}:
+                    # what can't be read is of a stranger
+                    with suppress(ProtocolError):
+                        self._on_entry(entry, decode(entry.body))
+            case Heartbeat():
+                pass
+            case _:
+                # of a stranger
+                self._channels[number].refuse(received)
+        return False
+
+    def _end(self, number: int, reason: str | None) -> None:
+        with self._lock:
+            if (channel := self._channels.pop(number, None)) is not None:
+                channel.close()
+        if not self._is_closed:
+            self._on_loss(number, reason or "")
+
 
 class LaunchedNodes(ABC):
     """
     The nodes of such a run as this one sees them, whose own ranks are those from `first_rank` on.
 
-    What nodes have to know of each other goes through their log: each decides for itself, from the same reports.
+    What nodes have to know of each other goes by node 0: each decides for itself, from the same reports.
     """
 
-    def __init__(self, log: NodeLog, local: Placement, settings: RendezvousSettings) -> None:
-        self._log, self.local, self._settings = log, local, settings
+    def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
+        self._exchange, self.local, self._settings = exchange, local, settings
         self._joined: RunJoined | None = None
         # what was posted to this node, and why others have left or were lost, by their numbers
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
@@ -93,8 +237,8 @@ class LaunchedNodes(ABC):
         self._stop: Stop | None = None
         self.wake: Callable[[], None] = lambda: None
         self._on_stop: Callable[[Stop], None] = lambda _: None
-        self._network = NodeNetwork(log.peers.address)
-        log.start(self._on_entry, self._on_loss)
+        self._network = NodeNetwork(exchange.address)
+        exchange.start(self._on_entry, self._on_loss)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -157,7 +301,7 @@ class LaunchedNodes(ABC):
 
     def variables(self) -> dict[str, str]:
         """The variables that have collectives use the interface between the nodes."""
-        return interface_variables(self._log.peers.address)
+        return interface_variables(self._exchange.address)
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, _: int) -> GroupRunner:
         """The runner of one attempt."""
@@ -167,14 +311,14 @@ class LaunchedNodes(ABC):
 
     def post(self, message: Message, attempt: int) -> None:
         """Let the other nodes know what happened to a rank here."""
-        self._log.post(message, attempt=attempt)
+        self._exchange.post(message, attempt=attempt)
 
     def stop(self, how: Stop) -> None:
         """Have all nodes stop; what they know already is not posted again."""
         stop = stronger(self._stop, how)
         if stop != self._stop:
             self._stop = stop
-            self._log.post(RequestStop(how))
+            self._exchange.post(RequestStop(how))
 
     def reports(self, attempt: int) -> Iterator[Message]:
         """What ranks elsewhere have reported."""
@@ -192,11 +336,11 @@ class LaunchedNodes(ABC):
 
     def leave(self, reason: str) -> None:
         """Take part no more, for a reason in words: the run is over here, or is to be for all."""
-        self._log.post(NodeLeft(reason))
-        self._log.close(_LINGER)
+        self._exchange.post(NodeLeft(reason))
+        self._exchange.close()
         self._network.close()
 
-    # ------------------------------------------------------------------------------------------- in the log's thread
+    # ------------------------------------------------------------------------------------------- in the thread that reads
 
     def _on_entry(self, entry: NodeLogEntry, message: Message) -> None:
         match message:
@@ -232,11 +376,11 @@ class LaunchedNodes(ABC):
         ranks = tuple(NodeRoster(self.names, self.sizes).ranks_of(node))
         report = AgentLost(ranks, f"{self.names[node]} {verb}: {reason}", time.time())
         self._reports[self._joined.attempt].put(report)
-        if self._log.number == 0:
+        if self._exchange.is_host:
             self.post(report, self._joined.attempt)
 
     def _reply(self, query: ListenToPeers | ConnectToPeers) -> None:
-        self._log.post(network_reply(query, self._network), 0)
+        self._exchange.post(network_reply(query, self._network), 0)
 
     def _next(self) -> tuple[int, Message] | None:
         """The next message to this node, waited for a moment."""

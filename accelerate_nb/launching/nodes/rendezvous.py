@@ -27,8 +27,7 @@ from accelerate_nb.launching.node_agent.node_network import (
     of_all,
     print_notice,
 )
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, network_reply
-from accelerate_nb.launching.nodes.node_log import NodeLog
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange, network_reply
 from accelerate_nb.launching.nodes.node_placement import NodeChange, NodeRoster, came_text, fixed_mesh, leave_out
 from accelerate_nb.launching.nodes.rendezvous_settings import (
     RendezvousSettings,
@@ -89,7 +88,7 @@ class _JoinedNode:
 
 
 class HostNodes(LaunchedNodes):
-    """Node 0, which has the log: it waits for the others, compares what they run, and gives each its place."""
+    """Node 0, to which the others connect: it waits for the others, compares what they run, and gives each its place."""
 
     def __init__(
         self, listener: socket.socket, local: Placement, settings: RendezvousSettings, config: RunConfig
@@ -103,7 +102,7 @@ class HostNodes(LaunchedNodes):
         self._ready: dict[int, int] = {}
         self._objections: list[str] = []
         self._store: socket.socket | None = None
-        super().__init__(NodeLog.hosted(listener), local, settings)
+        super().__init__(NodeExchange(listener), local, settings)
 
     @property
     def master(self) -> tuple[MasterAddress, socket.socket | None]:
@@ -114,7 +113,7 @@ class HostNodes(LaunchedNodes):
     def _address(self) -> str:
         """This node's address for the others, which may come later."""
         bound = NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
-        return self._log.peers.address or bound
+        return self._exchange.address or bound
 
     def variables(self) -> dict[str, str]:
         """The variables that have collectives use the interface between the nodes."""
@@ -170,7 +169,7 @@ class HostNodes(LaunchedNodes):
     def leave(self, reason: str) -> None:
         """Take part no more; where nothing has begun, those that have come get to know why. Later ones may be of a next run, and try again."""
         if self._joined is None:
-            self._log.post(RunRefused(reason))
+            self._exchange.post(RunRefused(reason))
         super().leave(reason)
         if self._store is not None:
             self._store.close()
@@ -182,7 +181,7 @@ class HostNodes(LaunchedNodes):
         match message:
             case JoinRun() as request:
                 if reason := self._objection(request):
-                    self._log.post(RunRefused(reason), number)
+                    self._exchange.post(RunRefused(reason), number)
                     objection = plain_name(reason.replace("this node", "that node"))
                     if objection not in self._objections and len(self._objections) < _MOST_OBJECTIONS:
                         self._objections.append(objection)
@@ -190,7 +189,7 @@ class HostNodes(LaunchedNodes):
                     return
                 self._waiting[number] = request
                 if self._joined is not None:
-                    self._log.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
+                    self._exchange.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
             case NodeReady(attempt):
                 self._ready[number] = attempt
         super()._on_entry(entry, message)
@@ -217,7 +216,7 @@ class HostNodes(LaunchedNodes):
             if rank in taken:
                 name = self._name(taken[rank])
                 reason = f"node_rank={rank} was given, and {name} has joined as that already. Pass another on each node"
-                self._log.post(RunRefused(reason), number)
+                self._exchange.post(RunRefused(reason), number)
                 continue
             self._members[number] = rank, request
             named = sorted((rank, self._name(other), request.facts) for other, (rank, request) in self._members.items())
@@ -235,7 +234,7 @@ class HostNodes(LaunchedNodes):
                 check_versions(self._facts, {name: request.facts})
                 self._check_reach([*self._members, number], {number: name})
             except LaunchError as error:
-                self._log.post(RunRefused(str(error)), number)
+                self._exchange.post(RunRefused(str(error)), number)
                 continue
             taken = {rank for rank, _ in self._members.values()}
             free = next(rank for rank in range(1, self._settings.nodes) if rank not in taken)
@@ -273,7 +272,7 @@ class HostNodes(LaunchedNodes):
                 own.put(network_reply(message, network))
 
             def send_to(number: int) -> Callable[[Message], None]:
-                return lambda message: self._log.post(message, number)
+                return lambda message: self._exchange.post(message, number)
 
             others = (
                 _JoinedNode((names or {}).get(number) or self._name(number), send_to(number), self._replies[number])
@@ -312,7 +311,7 @@ class HostNodes(LaunchedNodes):
         )
         self._joined = joined
         for node_rank, number in enumerate(order, 1):
-            self._log.post(structs.replace(joined, node_rank=node_rank), number)
+            self._exchange.post(structs.replace(joined, node_rank=node_rank), number)
 
     def _name(self, number: int) -> str:
         rank, request = self._members[number]
@@ -367,17 +366,13 @@ class MemberNodes(LaunchedNodes):
         notice, deadline, trouble = WaitNotice(), time.monotonic() + settings.timeout, ""
         while (left := deadline - time.monotonic()) > 0:
             try:
-                socket.create_connection((settings.host, settings.port), min(_CONNECT_TIMEOUT, left)).close()
-                log = NodeLog.joined(settings.host, settings.port)
+                exchange = NodeExchange.joined(settings.host, settings.port, min(_CONNECT_TIMEOUT, left))
             except OSError as error:
                 trouble = error.strerror or str(error)
                 notice.say(f"waiting for node 0 at {settings.endpoint} ({trouble}), up to {settings.timeout:g} s")
-            except RuntimeError:
-                trouble = "something listens there, and does not answer as a node"
-                notice.say(f"waiting for node 0 at {settings.endpoint} ({trouble}), up to {settings.timeout:g} s")
             else:
                 notice.say(f"node 0 is there, at {settings.endpoint}; waiting for the other nodes")
-                nodes = cls(log, local, settings)
+                nodes = cls(exchange, local, settings)
                 try:
                     trouble = nodes._wait_for_place(deadline, notice)
                 except BaseException:
@@ -395,12 +390,12 @@ class MemberNodes(LaunchedNodes):
     @property
     def master(self) -> tuple[MasterAddress, socket.socket | None]:
         """Where the ranks of this attempt find each other."""
-        return MasterAddress(self._log.peers.host, self.joined.port), None
+        return MasterAddress(self._exchange.host, self.joined.port), None
 
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """Wait for this node's place in another attempt."""
         attempt = self.joined.attempt + 1
-        self._log.post(NodeReady(attempt), 0)
+        self._exchange.post(NodeReady(attempt), 0)
         deadline = time.monotonic() + self._settings.timeout
         while time.monotonic() < deadline:
             if is_stopped():
@@ -424,7 +419,7 @@ class MemberNodes(LaunchedNodes):
             self.local.kind,
             facts_of_this_node(""),
         )
-        self._log.post(request, 0)
+        self._exchange.post(request, 0)
         while time.monotonic() < deadline:
             match self._next():
                 case 0, RunJoined() as joined if self._take(joined):

@@ -173,7 +173,7 @@ def test_nodes_that_are_left_go_on_and_one_that_has_come_takes_part_from_the_nex
     for run in (host, lost, other):
         until_lines(run, 1)
     # the cable is out
-    nodes_of(lost)._log.peers._peers[0].shutdown(socket.SHUT_RDWR)
+    nodes_of(lost)._exchange._socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(LaunchError, match=r"node 0 on \S+ was lost: its connection has ended"):
         lost.wait(40)
     until_lines(host, 2)

@@ -20,15 +20,15 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.node_agent.node_network import facts_of_this_node
-from accelerate_nb.launching.nodes import launched_nodes, node_log, rendezvous
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
-from accelerate_nb.launching.nodes.node_log import NodeLog
+from accelerate_nb.launching.nodes import launched_nodes, rendezvous
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange
 from accelerate_nb.launching.nodes.rendezvous import HostNodes, MemberNodes
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings, hosts, listen, local_placement
 from accelerate_nb.launching.planning.placement import Placement
-from accelerate_nb.transport.channel import encode
+from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import (
     AgentLost,
+    Heartbeat,
     KillGroup,
     Message,
     NodeLogEntry,
@@ -102,24 +102,38 @@ def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_i
         left(member, meeting.nodes)
 
 
-def test_what_a_stranger_writes_into_the_store_is_neither_unpickled_nor_in_the_way() -> None:
+def test_what_a_stranger_sends_is_neither_unpickled_nor_in_the_way() -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return (pytest.fail, ("it was unpickled",))
 
     with host(num_nodes="1:2", rdzv_backend="c10d", rdzv_conf={"last_call_timeout": 3}) as meeting:
-        nodes = NodeLog.joined("127.0.0.1", meeting.port)
-        for raw in (
-            pickle.dumps(Evil()),
-            b"",
-            b"GET / HTTP/1.1",
-            encode(NodeLogEntry(7, None, 0, pickle.dumps(Evil()))),
-        ):
-            nodes._store.set(f"{node_log._ENTRIES}/{nodes._store.add(node_log._ENTRIES, 1)}", raw)
-        nodes.peers.close()
+        evil = pickle.dumps(Evil())
+        for raw in (evil, b"GET / HTTP/1.1", frame(NodeLogEntry(7, None, 0, evil)), frame(KillGroup())):
+            with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
+                stranger.sendall(raw)
         member = meeting.join()
         assert member.sizes == (2, 2)
         left(member, meeting.nodes)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "error", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request", ConnectionError, "does not answer as a node"),
+        # the version of the messages, after the magic
+        (frame(Heartbeat())[:4] + b"\x63" + frame(Heartbeat())[5:], LaunchError, "another release .* has version 99"),
+    ],
+)
+def test_what_listens_and_is_no_node_of_this_release_is_named(
+    greeting: bytes, error: type[Exception], text: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(NodeExchange.joined, "127.0.0.1", int(server.getsockname()[1]), 5.0)
+        with server.accept()[0] as sock:
+            sock.sendall(greeting)
+            with pytest.raises(error, match=text):
+                joining.result()
 
 
 def test_a_node_that_came_and_went_is_waited_for_again() -> None:
@@ -210,7 +224,7 @@ def test_a_node_whose_process_ends_is_lost_and_one_that_leaves_gives_its_reason(
         first, second = threads.submit(meeting.join), threads.submit(meeting.join, node_rank=2)
         members = [first.result(), second.result()]
         members[0].leave("its run is over")
-        members[1]._log.peers.close()
+        members[1]._exchange._socket.shutdown(socket.SHUT_RDWR)
         deadline, found = time.monotonic() + 10, list[Message]()
         while len(found) < 2:
             assert time.monotonic() < deadline
