@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
 
 import psutil
 
@@ -58,69 +57,6 @@ _LOADED_WHEN_IDLE = ("torch._dynamo",)
 _IDLE_BEFORE_LOADING = 2.0
 
 
-class SupervisorProcess(Protocol):
-    """The process of a supervisor: `subprocess.Popen` of one that this process started."""
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, as far as it is known."""
-
-    def poll(self) -> int | None:
-        """Its exit code, where it has ended."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises `subprocess.TimeoutExpired` after so many seconds."""
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-
-    def kill(self) -> None:
-        """SIGKILL."""
-
-
-class AdoptedProcess:
-    """The process of a supervisor that another one forked for this process; its exit code is not known."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._process = psutil.Process(pid)
-
-    def poll(self) -> int | None:
-        """0 where it has ended."""
-        if self.returncode is None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
-                    return None
-            self.returncode = 0
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises `subprocess.TimeoutExpired` after so many seconds."""
-        try:
-            self._process.wait(timeout)
-        except psutil.TimeoutExpired:
-            raise subprocess.TimeoutExpired("supervisor", timeout or 0.0) from None
-        self.returncode = 0
-        return 0
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._process.send_signal(number)
-
-
 @dataclass(frozen=True, slots=True)
 class SupervisorOffer:
     """A supervisor that was forked for another process: the descriptors of its socket and its log, and the modules that it has."""
@@ -133,11 +69,11 @@ class SupervisorOffer:
 class SupervisorHandle:
     """A process's end of one supervisor; what is sent before it is ready waits in the socket."""
 
-    def __init__(self, process: SupervisorProcess, control: Channel, log: int, names: Iterable[str]) -> None:
+    def __init__(self, process: psutil.Process, control: Channel, log: int, names: Iterable[str]) -> None:
         self.owner = os.getpid()
         self.loaded = dict.fromkeys(names)
         self._process, self._control, self._log = process, control, log
-        self._lock = threading.Lock()
+        self._lock, self._wait_lock = threading.Lock(), threading.Lock()
         self._open_groups = 0
         self._last_used = time.monotonic()
 
@@ -150,7 +86,7 @@ class SupervisorHandle:
         # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         arguments = [str(far.fileno()), str(parent), ",".join(loaded)]
-        process = subprocess.Popen(
+        process = psutil.Popen(
             [sys.executable, "-m", "accelerate_nb.supervisor.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -172,25 +108,30 @@ class SupervisorHandle:
     @property
     def pid(self) -> int:
         """The supervisor's process number."""
-        return self._process.pid
+        return int(self._process.pid)
 
     def usable(self) -> bool:
         """Whether it still runs, and is this process's own."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        return self.owner == os.getpid() and self.ended(0.0) is None
 
     def ended(self, timeout: float = 2.0) -> int | None:
-        """Its exit code, where it ends within `timeout` seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        return self._process.returncode
+        """Its exit code, where it ends within `timeout` seconds; 0 of one that another process forked."""
+        with self._wait_lock:
+            try:
+                return self._process.wait(timeout) or 0
+            except psutil.TimeoutExpired:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    # a number stays where nobody takes its code
+                    return 0 if self._process.status() == psutil.STATUS_ZOMBIE else None
+                return 0
 
     def unfit_module(self) -> str | None:
         """The module that made it end itself, where that is why it ended."""
-        return self._last_line() if self._process.poll() == UNFIT else None
+        return self._last_line() if self.ended(0.0) == UNFIT else None
 
     def broken_module(self) -> str | None:
         """The module that every worker needs and that can't be imported, with the error, where that is why it ended."""
-        return self._last_line() if self._process.poll() == BROKEN else None
+        return self._last_line() if self.ended(0.0) == BROKEN else None
 
     def log(self) -> str:
         """Its output."""
@@ -235,10 +176,11 @@ class SupervisorHandle:
         if self.owner != os.getpid():
             return
         # while it loads modules it does not see that its socket has been closed
-        self._process.terminate()
-        if self.ended() is None:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.terminate()
+            if self.ended() is None:
+                self._process.kill()
+                self.ended()
         os.close(self._log)
 
 
@@ -324,7 +266,7 @@ def adopt(offer: SupervisorOffer, timeout: float = 60.0) -> None:
         received = channel.receive()
         if received is None or not isinstance(received.message, SupervisorStarted):
             raise ConnectionError("the offered supervisor has ended")
-        process = AdoptedProcess(received.message.pid)
+        process = psutil.Process(received.message.pid)
     except (OSError, psutil.Error):
         channel.close()
         os.close(offer.log)
@@ -472,7 +414,8 @@ class SupervisorEngine:
             return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
         except OSError:
             # it died between the check and the message
-            handle = _replaced(handle)
+            handle.ended()
+            handle = warm()
         try:
             return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
         except OSError:
@@ -480,8 +423,3 @@ class SupervisorEngine:
                 f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
                 f"{handle.log()[-2000:]}\nTry start_method='spawn'."
             ) from None
-
-
-def _replaced(handle: SupervisorHandle) -> SupervisorHandle:
-    handle.ended()
-    return warm()
