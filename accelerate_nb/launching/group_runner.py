@@ -292,9 +292,17 @@ class GroupRunner:
         returned = {rank for rank, state in self._group.states.items() if state == "finished"}
         returned.update(self._run_context.returned_from_task())
         running = set(self._agent_of) - self._group.reported.keys() - returned
-        stacks = self._of_agents(lambda agent: agent.stacks([rank for rank in agent.ranks if rank in running]))
-        found = self._of_agents(lambda agent: agent.collectives([rank for rank in agent.ranks if rank in stacks]))
-        return StackSnapshot(stacks, found, sorted(returned))
+        with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
+            found = [
+                *threads.map(
+                    lambda agent: agent.snapshot([rank for rank in agent.ranks if rank in running]), self._agents
+                )
+            ]
+        return StackSnapshot(
+            {rank: text for snapshot in found for rank, text in snapshot.replies.items()},
+            {rank: entries for snapshot in found for rank, entries in snapshot.collectives.items()},
+            sorted(returned),
+        )
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -339,13 +347,6 @@ class GroupRunner:
         deadline = self._run_context.deadline
         due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
         return min(max(due - now, 0.0), longest)
-
-    def _of_agents(self, query: Callable[[Agent], dict[int, Any]]) -> dict[int, Any]:
-        """What all agents reply, by rank."""
-        if len(self._agents) == 1:
-            return query(self._agents[0])
-        with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
-            return {rank: found for reply in threads.map(query, self._agents) for rank, found in reply.items()}
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
         """End what waits for ranks that have returned: the task of a session, or the group."""

@@ -247,14 +247,7 @@ class ReleaseRanks(Message, frozen=True):
 
 
 class QueryRankStacks(Message, frozen=True):
-    """Reply to the query of this number with the stacks of these ranks (`RankStacks`)."""
-
-    number: int
-    ranks: tuple[int, ...]
-
-
-class QueryRankCollectives(Message, frozen=True):
-    """Reply to the query of this number with the collectives that are under way in these ranks (`RankCollectives`)."""
+    """Reply to the query of this number with the stacks and the collectives of these ranks (`RankStacks`)."""
 
     number: int
     ranks: tuple[int, ...]
@@ -411,16 +404,14 @@ class NodeLoad(Message, frozen=True):
 
 
 class RankStacks(Message, frozen=True):
-    """The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none."""
+    """
+    The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none.
+
+    The collectives that are under way are of each rank that replied in time.
+    """
 
     number: int
     stacks: Mapping[str, str]
-
-
-class RankCollectives(Message, frozen=True):
-    """The collectives that are under way in each rank that replied in time, by its number as a text."""
-
-    number: int
     collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
 
 

@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
@@ -19,6 +19,7 @@ from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.event_codec import EventReader
 from accelerate_nb.events.line_reader import LineAssembler, OutputLine
 from accelerate_nb.events.model import Failure, LogLine, StateChange, Stream, TaskDone
+from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.children import Engine, Workers
@@ -120,69 +121,12 @@ class AgentLoop:
             self._waker.send(b"\n")
 
 
-class RankQueries:
-    """
-    Sends messages to ranks over their `connections`, and reads their replies.
-
-    `connected` are the ranks that have sent something; others are not ready for a query.
-    """
-
-    def __init__(self, connections: Mapping[int, Connection], connected: Collection[int]) -> None:
-        self._connections, self._connected = connections, connected
-        self._stacks_lock = threading.Lock()
-        self._closed = False
-
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-        return self._connections[rank].inbox.try_send(message, descriptors)
-
-    def stacks(self, running: Sequence[int], workers: Workers) -> dict[int, str]:
-        """The stack dump of each of these ranks; empty where one sends none."""
-        with self._stacks_lock:
-            if self._closed:
-                return {}
-            # a process that has not sent anything yet is not ready for the signal, and would be ended by it
-            ranks = [rank for rank in running if rank in self._connected]
-            files = [self._connections[rank].stacks for rank in ranks]
-            before = lengths(files)
-            workers.signal(SIGNAL, ranks)
-            return {**dict.fromkeys(running, ""), **dict(zip(ranks, dumps_since(files, before), strict=True))}
-
-    def collectives(self, ranks: Iterable[int]) -> dict[int, Any]:
-        """The collectives that are under way in each rank, as far as it replies in time."""
-        with self._stacks_lock:
-            pipes: dict[int, int] = {}
-            for rank in ranks:
-                if rank not in self._connected or self._closed:
-                    continue
-                pipes[rank], its = os.pipe()
-                self.send(rank, QueryCollectives(), [its])
-                os.close(its)
-            replies = {rank: _message(data) for rank, data in read_replies(pipes).items()}
-        return {rank: list(reply.entries) for rank, reply in replies.items() if isinstance(reply, CollectivesReply)}
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Within the block, and after it, nothing more is sent."""
-        with self._stacks_lock:
-            self._closed = True
-            yield
-
-
-def _message(data: bytes) -> Message | None:
-    """A rank's reply; `None` where it left none, or what is none."""
-    try:
-        return message_of(data)
-    except ProtocolError:
-        return None
-
-
 class Agent(Protocol):
     """
     The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel.
 
-    Its reports come in `tick`, in the handlers of its loop, and in `drain`. `carry_out` with a `ToRank`, `stacks` and `collectives` may be
-    called from any thread.
+    Its reports come in `tick`, in the handlers of its loop, and in `drain`. `carry_out` with a `ToRank` and `snapshot` may be called from any
+    thread.
     """
 
     @property
@@ -206,11 +150,8 @@ class Agent(Protocol):
     def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group; the descriptors stay the caller's."""
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The stack dump of each of these ranks that has not ended; empty where a rank sends none."""
-
-    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """The collectives that are under way in each of these ranks, as far as it replies in time."""
+    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
+        """The stack dump of each of these ranks that has not ended, and its collectives, as far as it replies in time."""
 
     def drain(self) -> None:
         """Report what is left; the processes have ended."""
@@ -317,7 +258,8 @@ class NodeAgent:
         self._workers: Workers | None = None
         self._exit_descriptors: set[int] = set()
         self._is_lost = False
-        self._queries = RankQueries(self._connections, self._connected)
+        # while ranks are asked where they are, and from the end on
+        self._query_lock, self._is_closed = threading.Lock(), False
         self._output = OutputReader(self._on_output)
         # where the whole logs stay on this node
         self._logs: NodeLogs | None = None
@@ -378,8 +320,9 @@ class NodeAgent:
 
     def close(self) -> None:
         """Kill whatever still runs, and close what this process has of it."""
-        with self._queries.closing():
+        with self._query_lock:
             # nothing is sent to anybody any more
+            self._is_closed = True
             self._gone.update(self.ranks)
             if self._workers is not None:
                 self._workers.kill()
@@ -411,20 +354,34 @@ class NodeAgent:
 
     # -------------------------------------------------------------------------------------------------- any thread
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The stack dump of each of these ranks that has not ended; where a rank sends none, the state of its process, if that is why."""
-        if self._workers is None:
-            return {}
-        dumps = self._queries.stacks([rank for rank in ranks if rank not in self._gone], self._workers)
-        return {rank: dump or process_state(self.pids.get(rank)) for rank, dump in dumps.items()}
+    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
+        """
+        The stack dump of each of these ranks that has not ended, and its collectives, as far as it replies in time.
 
-    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """The collectives that are under way in each of these ranks, as far as it replies in time."""
-        return self._queries.collectives(ranks)
+        Where a rank sends no dump, the state of its process stands there, if that is why.
+        """
+        with self._query_lock:
+            if self._workers is None or self._is_closed:
+                return StackSnapshot({}, {})
+            running = [rank for rank in ranks if rank not in self._gone]
+            # a process that has not sent anything yet is not ready for the signal, and would be ended by it
+            ready = [rank for rank in running if rank in self._connected]
+            files = [self._connections[rank].stacks for rank in ready]
+            before = lengths(files)
+            self._workers.signal(SIGNAL, ready)
+            dumps = dict(zip(ready, dumps_since(files, before), strict=True))
+            pipes: dict[int, int] = {}
+            for rank in ready:
+                pipes[rank], its = os.pipe()
+                self._send(rank, QueryCollectives(), [its])
+                os.close(its)
+            replies = {rank: _entries(data) for rank, data in read_replies(pipes).items()}
+        stacks = {rank: dumps.get(rank) or process_state(self.pids.get(rank)) for rank in running}
+        return StackSnapshot(stacks, {rank: entries for rank, entries in replies.items() if entries is not None})
 
     def _send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         if rank in self._connections:
-            self._queries.send(rank, message, descriptors)
+            self._connections[rank].inbox.try_send(message, descriptors)
 
     def _begin_task(self, rank: int, task: BeginTask, descriptors: Sequence[int]) -> None:
         self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")
@@ -521,3 +478,12 @@ class NodeAgent:
 
     def _report_outcome(self, rank: int) -> None:
         self._report(RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))
+
+
+def _entries(data: bytes) -> list[Mapping[str, Any]] | None:
+    """The collectives of a rank's reply; `None` where it left none, or what is none."""
+    try:
+        reply = message_of(data)
+    except ProtocolError:
+        return None
+    return list(reply.entries) if isinstance(reply, CollectivesReply) else None

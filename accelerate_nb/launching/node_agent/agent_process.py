@@ -8,11 +8,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any, cast
+from typing import cast
 
 from msgspec import structs
 
@@ -22,6 +22,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
+from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
@@ -44,9 +45,7 @@ from accelerate_nb.transport.messages import (
     Message,
     NodeLoad,
     QueryNode,
-    QueryRankCollectives,
     QueryRankStacks,
-    RankCollectives,
     RankEvent,
     RankOutput,
     RankReport,
@@ -276,11 +275,7 @@ class AgentServer:
                 self._close_group()
                 self._report(GroupClosed())
             case QueryRankStacks(number, ranks):
-                self._reply(lambda: RankStacks(number, {str(rank): text for rank, text in _stacks(agent, ranks)}))
-            case QueryRankCollectives(number, ranks):
-                self._reply(
-                    lambda: RankCollectives(number, {str(rank): found for rank, found in _collectives(agent, ranks)})
-                )
+                self._reply(lambda: _rank_stacks(number, agent.snapshot(ranks) if agent else StackSnapshot({}, {})))
             case Heartbeat():
                 pass
             case ToRank() | SignalRanks() | KillGroup() | ReleaseRanks():
@@ -346,13 +341,9 @@ def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:
     return structs.replace(request, specs=tuple(specs))
 
 
-def _stacks(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterable[tuple[int, str]]:
-    return () if agent is None else agent.stacks(ranks).items()
-
-
-def _collectives(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    if agent is not None:
-        yield from ((rank, tuple(found)) for rank, found in agent.collectives(ranks).items())
+def _rank_stacks(number: int, found: StackSnapshot) -> RankStacks:
+    collectives = {str(rank): tuple(entries) for rank, entries in found.collectives.items()}
+    return RankStacks(number, {str(rank): text for rank, text in found.replies.items()}, collectives)
 
 
 def main() -> None:

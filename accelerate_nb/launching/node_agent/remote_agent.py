@@ -9,9 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from msgspec import structs
 
@@ -22,6 +23,7 @@ from accelerate_nb.events.model import (
     NodeRanks,
     TaskDone,
 )
+from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap
 from accelerate_nb.transport.channel import (
@@ -37,9 +39,7 @@ from accelerate_nb.transport.messages import (
     Heartbeat,
     Message,
     NodeLoad,
-    QueryRankCollectives,
     QueryRankStacks,
-    RankCollectives,
     RankEvent,
     RankExited,
     RankOutcome,
@@ -217,7 +217,7 @@ class RemoteAgent:
         self._node = node or NodeLink()
         self.ranks: tuple[int, ...] = ()
         self._arrived: deque[ReceivedMessage] = deque()
-        self._queries: dict[int, queue.SimpleQueue[dict[int, Any]]] = {}
+        self._queries: dict[int, queue.SimpleQueue[StackSnapshot]] = {}
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._is_closing = self._is_lost = False
@@ -251,15 +251,15 @@ class RemoteAgent:
         """Have a message of the worker group carried out; where the agent has gone, its loss is reported."""
         self._channel.try_send(message, descriptors)
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The stack dump of each of these ranks that has not ended; empty where a rank or the agent sends none."""
-        number = next(self._numbers)
-        return {**dict.fromkeys(ranks, ""), **self._reply_to(QueryRankStacks(number, tuple(ranks)), number)}
-
-    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """The collectives that are under way in each of these ranks, as far as it replies in time."""
-        number = next(self._numbers)
-        return self._reply_to(QueryRankCollectives(number, tuple(ranks)), number)
+    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
+        """The stack dump of each of these ranks that has not ended, empty where the agent sends none, and its collectives."""
+        number, found = next(self._numbers), StackSnapshot({}, {})
+        box = self._queries[number] = queue.SimpleQueue[StackSnapshot]()
+        with suppress(queue.Empty):
+            if not self._closed.is_set() and self._channel.try_send(QueryRankStacks(number, tuple(ranks))):
+                found = box.get(timeout=_QUERY_TIMEOUT)
+        del self._queries[number]
+        return StackSnapshot({**dict.fromkeys(ranks, ""), **found.replies}, found.collectives)
 
     def drain(self) -> None:
         """Report what is left; the processes have ended."""
@@ -287,17 +287,6 @@ class RemoteAgent:
             self._channel.try_send(CloseGroup())
         return self._closed.wait(_CLOSE_TIMEOUT)
 
-    def _reply_to(self, query: Message, number: int) -> dict[int, Any]:
-        box: queue.SimpleQueue[dict[int, Any]] = queue.SimpleQueue()
-        self._queries[number] = box
-        try:
-            is_sent = not self._closed.is_set() and self._channel.try_send(query)
-            return box.get(timeout=_QUERY_TIMEOUT) if is_sent else {}
-        except queue.Empty:
-            return {}
-        finally:
-            del self._queries[number]
-
     # ------------------------------------------------------------------------------------------- the thread that reads
 
     def _on_end(self, reason: str | None) -> None:
@@ -315,10 +304,14 @@ class RemoteAgent:
                 return True
             case Heartbeat():
                 pass
-            case RankStacks(number, stacks):
-                self._on_reply(number, stacks)
-            case RankCollectives(number, collectives):
-                self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
+            case RankStacks(number, stacks, collectives):
+                if (box := self._queries.get(number)) is not None:
+                    box.put(
+                        StackSnapshot(
+                            {int(rank): text for rank, text in stacks.items()},
+                            {int(rank): list(entries) for rank, entries in collectives.items()},
+                        )
+                    )
             case NodeLoad(sample, devices):
                 offset = self._node.clock_offset
                 load = NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
@@ -364,10 +357,6 @@ class RemoteAgent:
         if len(self._arrived) == 1:
             # `tick` takes whatever follows until there is nothing left
             self._loop.wake()
-
-    def _on_reply(self, number: int, found: Any) -> None:
-        if (box := self._queries.get(number)) is not None:
-            box.put({int(rank): reply for rank, reply in found.items()})
 
 
 def _dated(event: AnyEvent, offset: float) -> AnyEvent:

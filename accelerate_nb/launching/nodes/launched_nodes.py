@@ -527,13 +527,9 @@ class RanksElsewhere:
             case ReleaseRanks() if self._code is None:
                 self._code = 0
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """None are known."""
-        return {}
-
-    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
-        """None are known."""
-        return {}
+    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
+        """None is known."""
+        return StackSnapshot({}, {})
 
     def drain(self) -> None:
         """Nothing is left."""
