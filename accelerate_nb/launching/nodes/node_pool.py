@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,36 +168,6 @@ class _NodePool:
 _pool: ContextVar[_NodePool] = ContextVar("accelerate_nb_nodes", default=_NodePool())  # noqa: B039 - one for all threads
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """The connections to the nodes of one worker group, in the order of nodes, and where their ranks find each other."""
-
-    connections: tuple[NodeConnection, ...]
-    master: MasterAddress
-    # the name of the folder on each node for the whole logs of its ranks; without one they are sent here
-    log_folder: str = ""
-
-    @property
-    def agents(self) -> list[partial[RemoteAgent]]:
-        """The factories of the nodes' agents; each gives its connection back when it is closed."""
-        reader = ChannelReader()
-        return [
-            partial(
-                RemoteAgent,
-                connection.channel,
-                node=NodeLink(
-                    name=connection.name,
-                    clock_offset=connection.clock_offset,
-                    inherits_environment=connection.engine.inherits_environment,
-                    release=partial(release, connection),
-                    log_folder=self.log_folder,
-                    reader=reader,
-                ),
-            )
-            for connection in self.connections
-        ]
-
-
 def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...]:
     """The connections to these nodes, the caller's until they are released; raises `LaunchError` where one can't be reached."""
     found: list[NodeConnection] = []
@@ -213,12 +184,11 @@ def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...
 def idle_nodes(engine: NodeEngine) -> list[str]:
     """The names of the nodes of an engine whose agent no run uses, and is still there."""
     found = _pool.get().take_all(engine)
-    are_there = of_all(_is_there, found) if found else []
-    names = []
-    for connection, is_there in zip(found, are_there, strict=True):
-        release(connection, is_there)
-        names += [connection.name] if is_there else []
-    return names
+    if found:
+        _ = of_all(_refresh, found)
+    for connection in found:
+        release(connection, is_usable=True)
+    return [connection.name for connection in found if connection.is_usable]
 
 
 def release(connection: NodeConnection, is_usable: bool) -> None:
@@ -229,11 +199,15 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
         connection.close(0.0)
 
 
-def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup:
+def open_group(
+    engine: NodeEngine, names: Sequence[str], port: int, log_folder: str
+) -> tuple[list[partial[RemoteAgent]], MasterAddress]:
     """
-    The nodes of one worker group, with the rendezvous open on the first of them, at a port or, with 0, at any free one.
+    The factories of the agents of one worker group, in the order of nodes, and its rendezvous, which is open on the first of them.
 
-    Raises `LaunchError` where a node can't be reached, from here or from another node.
+    It is at a port or, with 0, at any free one. Each agent gives its connection back when it is closed. `log_folder` is the name of the folder
+    on each node for the whole logs of its ranks; without one they are sent here. Raises `LaunchError` where a node can't be reached, from
+    here or from another node.
     """
     connections = lease(engine, names)
     try:
@@ -243,7 +217,23 @@ def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup
         for connection in connections:
             release(connection, is_usable=True)
         raise
-    return NodeGroup(connections, MasterAddress(endpoints[0].host, endpoints[0].port))
+    reader = ChannelReader()
+    agents = [
+        partial(
+            RemoteAgent,
+            connection.channel,
+            node=NodeLink(
+                name=connection.name,
+                clock_offset=connection.clock_offset,
+                inherits_environment=engine.inherits_environment,
+                release=partial(release, connection),
+                log_folder=log_folder,
+                reader=reader,
+            ),
+        )
+        for connection in connections
+    ]
+    return agents, MasterAddress(endpoints[0].host, endpoints[0].port)
 
 
 def close_nodes() -> None:
@@ -277,13 +267,10 @@ def _connection(engine: NodeEngine, name: str) -> NodeConnection:
     return connection
 
 
-def _is_there(connection: NodeConnection) -> bool:
-    """Whether an agent still replies."""
-    try:
+def _refresh(connection: NodeConnection) -> None:
+    """Check that an agent still replies; one that does not is not usable any more."""
+    with suppress(LaunchError):
         connection.refresh()
-    except LaunchError:
-        return False
-    return True
 
 
 def _listen(connections: Sequence[NodeConnection], port: int) -> list[PeerEndpoint]:

@@ -208,8 +208,7 @@ class HostNodes(LaunchedNodes):
         """Have those that wait take part, as far as there is a place."""
         for number, request in list(self._waiting.items()):
             taken = {rank: other for other, (rank, _) in self._members.items()}
-            free = [rank for rank in range(1, self._settings.nodes) if rank not in taken]
-            rank = request.node_rank if request.node_rank is not None else next(iter(free), None)
+            rank = request.node_rank if request.node_rank is not None else next(iter(self._free), None)
             del self._waiting[number]
             if rank is None:
                 continue
@@ -226,7 +225,7 @@ class HostNodes(LaunchedNodes):
         """Have those that have come meanwhile take part, where they fit; returns their names."""
         came = []
         for number, request in list(self._waiting.items()):
-            if not self._may_grow or len(self._members) + 1 >= self._settings.nodes:
+            if not self._may_grow or not self._free:
                 break
             del self._waiting[number]
             try:
@@ -236,21 +235,16 @@ class HostNodes(LaunchedNodes):
             except LaunchError as error:
                 self._exchange.post(RunRefused(str(error)), number)
                 continue
-            taken = {rank for rank, _ in self._members.values()}
-            free = next(rank for rank in range(1, self._settings.nodes) if rank not in taken)
-            self._members[number] = free, request
+            self._members[number] = self._free[0], request
             came.append(self._name(number))
         return came
 
     def _without_lost(self) -> NodeChange | None:
         """Leave out those that were lost; raises `LaunchError` where there may not be fewer, or one has left, which ends the run for all."""
         numbers = self.joined.senders
-        if left := [
-            f"{self.names[node]} has left it: {self._left[number]}"
-            for node, number in enumerate(numbers)
-            if number in self._left
-        ]:
-            raise LaunchError(left[0])
+        for node, number in enumerate(numbers):
+            if number in self._left:
+                raise LaunchError(f"{self.names[node]} has left it: {self._left[number]}")
         lost = [node for node, number in enumerate(numbers) if number in self._gone]
         change = leave_out(NodeRoster(self.names, self.sizes), lost, self._settings.min_nodes)
         if lost and change is None:
@@ -317,12 +311,16 @@ class HostNodes(LaunchedNodes):
         rank, request = self._members[number]
         return node_name(rank, request.facts.host)
 
-    def _missing(self) -> str:
+    @property
+    def _free(self) -> list[int]:
+        """The ranks among nodes that none has yet."""
         taken = {rank for rank, _ in self._members.values()}
-        free = [rank for rank in range(1, self._settings.nodes) if rank not in taken]
-        return (
-            f"{len(free)} more" if self._settings.node_rank is None else " and ".join(f"node {rank}" for rank in free)
-        )
+        return [rank for rank in range(1, self._settings.nodes) if rank not in taken]
+
+    def _missing(self) -> str:
+        if self._settings.node_rank is None:
+            return f"{len(self._free)} more"
+        return " and ".join(f"node {rank}" for rank in self._free)
 
     def _missing_text(self) -> str:
         there = ", ".join([node_name(0, self._facts.host), *map(self._name, sorted(self._members))])

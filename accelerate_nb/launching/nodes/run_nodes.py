@@ -124,8 +124,9 @@ class RunNodes:
     def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
         plan = replace(plan, size=sum(self.sizes), node_sizes=self.sizes)
+        log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}" if self.inherits_environment else ""
         try:
-            group = open_group(self.engine, self.names, plan.port)
+            agents, master = open_group(self.engine, self.names, plan.port, log_folder)
         except LaunchError as error:
             if number == 0:
                 raise
@@ -134,9 +135,7 @@ class RunNodes:
                 "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4, or in an allocation of three nodes "
                 "num_nodes=2. Or let the run go on with fewer nodes and processes: num_nodes='1:2'."
             ) from None
-        if self.inherits_environment:
-            group = replace(group, log_folder=f"{run_context.record.folder.name}_{plan.run[:6]}_{number}")
-        return GroupRunner(plan, group.agents, run_context, number, group.master)
+        return GroupRunner(plan, agents, run_context, number, master)
 
     def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
         """No other process stops it."""
