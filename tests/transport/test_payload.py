@@ -12,6 +12,7 @@ import torch
 from accelerate_nb import launch
 from accelerate_nb.errors import NeedsForkError
 from accelerate_nb.transport.payload import FunctionCall, collect_descriptors, pack, received_payload
+from tests.waiting import until
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -32,7 +33,8 @@ def test_shared_tensors_are_the_same_memory_after_their_way():
     assert private[2] == 0
     packed.close()
     del found, shared
-    assert open_descriptors() <= before + 1  # torch keeps one for its own book of shared memory
+    # torch keeps one for its own book of shared memory; threads of other tests may have some for a moment
+    until(lambda: open_descriptors() <= before + 1)
 
 
 def test_nothing_is_collected_outside_of_the_block():
