@@ -42,18 +42,22 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     >>> read(["--epochs", "5"], "train.py", "Train a model", {"epochs": ("int", "3", "how often")}).values
     {'epochs': 5}
     """
-    known = [ScriptOption.of(option, *texts) for option, texts in options.items()]
-    parser = _OptionParser(prog=name, description=title, allow_abbrev=False, add_help=True)
+    parser = _OptionParser(prog=name, description=title, allow_abbrev=False)
     # argparse knows -1 and -0.5 as values; a learning rate may be -1e-3
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-    for option in known:
-        _add(parser, option)
-    parsed, others = parser.parse_known_args(words)
+    for option, texts in options.items():
+        _add(parser, option, *texts)
+    # --batch_size is --batch-size too
+    parsed, others = parser.parse_known_args([re.sub(r"^--\w[\w-]*", _dashed, word) for word in words])
     if others:
-        parser.error(_unknown(others[0], known))
-    tuples = {option.name for option in known if option.many == "tuple"}
+        parser.error(_unknown(others[0], parser))
+    tuples = {option for option, (kind, _, _) in options.items() if kind.startswith("tuple")}
     values = {name: tuple(value) if name in tuples else value for name, value in vars(parsed).items()}
     return OptionValues(tuple(options), values)
+
+
+def _dashed(flag: re.Match[str]) -> str:
+    return flag[0].replace("_", "-")
 
 
 def _words(name: str) -> list[str]:
@@ -76,58 +80,13 @@ class OptionValues:
         return tuple(self.values.get(name, value) for name, value in zip(self.names, defaults, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptOption:
-    """One name of the cell; `flags` and `negated` are the spellings that set it and turn it off, the ones to show first."""
-
-    name: str
-    default: str
-    help: str
-    many: str | None  # `list` or `tuple` where it is several values
-    element: str  # the name of the type of one value
-    choices: tuple[Any, ...]  # the values that a `Literal[...]` allows
-    is_optional: bool
-    flags: tuple[str, ...]
-    negated: tuple[str, ...]
-
-    @classmethod
-    def of(cls, name: str, kind: str, default: str, help_text: str) -> ScriptOption:
-        """The option of a type as an annotation spells it."""
-        found = _TYPE.fullmatch(kind)
-        assert found is not None, f"no type of an option: {kind}"
-        many, of, alone, optional = found.groups()
-        values = (alone or "").removeprefix("Literal")
-        choices = tuple(ast.literal_eval(f"({values[1:-1]},)")) if values != (alone or "") else ()
-        bare = name.strip("_") or name
-        spellings = tuple(dict.fromkeys((bare.replace("_", "-"), bare.replace("-", "_"))))
-        is_switch = alone == "bool"
-        flags, negated = (tuple(sign + spelling for spelling in spellings) for sign in ("--", "--no-"))
-        return cls(
-            name, default, help_text, many, of or alone, choices, bool(optional), flags, negated if is_switch else ()
-        )
-
-    def read(self, word: str) -> Any:
-        """One value from its text; argparse's error where it can't be one."""
-        if self.is_optional and word == "None":
-            return None
-        try:
-            if self.choices:
-                return next(choice for choice in self.choices if str(choice) == word)
-            return _READERS[self.element](word)
-        except (ValueError, KeyError, StopIteration):
-            choices = f"one of {', '.join(map(str, self.choices))}"
-            wanted = choices if self.choices else _NAMES[self.element]
-            raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
-
-
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "Path": Path,
-    "bool": lambda word: _TRUTHS[word.lower()],
+_READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "text"),
+    "Path": (Path, "a path"),
+    "bool": (lambda word: _TRUTHS[word.lower()], "true or false"),
 }
-_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "Path": "a path", "bool": "true or false"}
 
 
 class _OptionParser(argparse.ArgumentParser):
@@ -143,29 +102,46 @@ class _OptionParser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def _add(parser: _OptionParser, option: ScriptOption) -> None:
-    shape: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
-    if option.negated:
-        shape["action"] = "store_true"
+def _add(parser: argparse.ArgumentParser, name: str, kind: str, default: str, help_text: str) -> None:
+    """Declare an option of a type as an annotation spells it."""
+    found = _TYPE.fullmatch(kind)
+    assert found is not None, f"no type of an option: {kind}"
+    many, of, alone, optional = found.groups()
+    shape: dict[str, Any] = {"nargs": "*"} if many else {}
+    if alone == "bool":
+        shape = {"action": argparse.BooleanOptionalAction}
+    elif (alone or "").startswith("Literal"):
+        choices = {str(choice): choice for choice in ast.literal_eval(f"({alone.removeprefix('Literal')[1:-1]},)")}
+        shape["type"] = _reader(choices.__getitem__, f"one of {', '.join(choices)}", is_optional=bool(optional))
+        shape["metavar"] = f"{{{','.join(choices)}}}"
     else:
-        shape["type"] = option.read
-        shape["metavar"] = f"{{{','.join(map(str, option.choices))}}}" if option.choices else option.element.upper()
-    if option.many:
-        shape["nargs"] = "*"
-    help_text = " ".join(filter(None, (option.help, f"(default: {option.default})"))).replace("%", "%%")
-    for flag in option.flags:
-        parser.add_argument(flag, **shape, help=help_text if flag == option.flags[0] else argparse.SUPPRESS)
-    shape["action"], off = "store_false", f"the opposite of {option.flags[0]}"
-    for flag in option.negated:
-        parser.add_argument(flag, **shape, help=off if flag == option.negated[0] else argparse.SUPPRESS)
+        read, wanted = _READERS[of or alone]
+        shape |= {"type": _reader(read, wanted, is_optional=bool(optional)), "metavar": (of or alone).upper()}
+    flag = f"--{(name.strip('_') or name).replace('_', '-')}"
+    text = " ".join(filter(None, (help_text, f"(default: {default})"))).replace("%", "%%")
+    # set afterwards: the action of a bool adds a default of its own on some Pythons
+    parser.add_argument(flag, **shape, dest=name, default=argparse.SUPPRESS).help = text
 
 
-def _unknown(word: str, options: Sequence[ScriptOption]) -> str:
+def _reader(read: Callable[[str], Any], wanted: str, *, is_optional: bool) -> Callable[[str], Any]:
+    """Gives one value from its text; argparse's error where it can't be one."""
+
+    def value(word: str) -> Any:
+        if is_optional and word == "None":
+            return None
+        try:
+            return read(word)
+        except (ValueError, KeyError):
+            raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
+
+    return value
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{word!r} was given, and belongs to no option"
     flag = word.partition("=")[0]
-    known = [flag for option in options for flag in (*option.flags, *option.negated)]
-    near = difflib.get_close_matches(flag, known, n=1)
+    near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
     return f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -188,8 +189,8 @@ class ScriptRanks:
             given, words = read(rest, command.flags, "%accelerate pull")
             self._pull(PullOptions(**given), names_of(" ".join(words), "%accelerate pull"), names)
         elif command.word == "run":
-            function, args, kwargs = _call_of(rest, names)
-            return self._all("_run", function, args, kwargs)
+            call = _call_of(rest, names)
+            return self._all("_run", call.func, call.args, call.keywords)
         elif command.word == "restart":
             self._session()
         else:
@@ -334,8 +335,9 @@ class ScriptRanks:
             self._group.broadcast(torch.frombuffer(message, dtype=torch.uint8), source).wait(timeout)
         except RuntimeError as error:
             raise _ProcessGoneError("Another process of the script is gone; its own error gives the reason.") from error
-        received: list[Bytes] = pickle.loads(message)
-        return entries if self.rank == source else received
+        if self.rank != source:
+            entries = pickle.loads(message)
+        return entries
 
 
 class _ProcessGoneError(ScriptError):
@@ -357,13 +359,11 @@ def everywhere(function: Callable[..., Result], *args: Any) -> Result:
     return function(*args) if ranks is None or ranks.is_busy or ranks.size == 1 else ranks.everywhere(function, *args)
 
 
-def _call_of(text: str, names: dict[str, Any]) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+def _call_of(text: str, names: dict[str, Any]) -> partial[Any]:
     """The function and the arguments of a call, evaluated with the script's names."""
     call = ast.parse(text, mode="eval").body
     assert isinstance(call, ast.Call)
-    collect = ast.Call(ast.Name("_collect_", ast.Load()), [call.func, *call.args], call.keywords)
+    collect = ast.Call(ast.Name("_partial_", ast.Load()), [call.func, *call.args], call.keywords)
     code = compile(ast.fix_missing_locations(ast.Expression(collect)), "<%accelerate run>", "eval")
-    function, args, kwargs = eval(
-        code, {**names, "_collect_": lambda function, *args, **kwargs: (function, args, kwargs)}
-    )
-    return function, args, kwargs
+    found: partial[Any] = eval(code, {**names, "_partial_": partial})
+    return found
