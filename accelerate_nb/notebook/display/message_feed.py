@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
 from accelerate_nb.events.model import (
     WIDGET_VIEW,
-    DeviceSample,
     Display,
     Failure,
     Hang,
-    HostSample,
-    KnobValue,
     LogLine,
-    MemoryUse,
     Metric,
-    NodeRanks,
-    ProfileRequested,
     Progress,
-    Restart,
-    StepBreakdown,
-    StepProfile,
     Stream,
     cause,
 )
@@ -40,7 +31,6 @@ from accelerate_nb.reports.text_format import first_within
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
-_Profiles: TypeAlias = tuple[ProfileRequested | None, StepProfile | None]
 
 _MOST_LINES = 2000  # in one message; a page draws no more in a tenth of a second
 _MOST_CHARACTERS = 1_000_000  # of all lines of one message
@@ -67,25 +57,17 @@ class MessageFeed:
     def _forget(self) -> None:
         self._lines = self._metrics = 0
         self._changes = -1
-        self._state: Any = None
-        self._ranks: dict[int, tuple[Any, ...]] = {}
-        self._progress: dict[tuple[int, str], Progress] = {}
-        self._devices: dict[tuple[int, str], DeviceSample] = {}
-        self._coordinates: dict[int, dict[str, int]] = {}
         self._open: dict[tuple[int, Stream], LogLine] = {}
-        self._restarts: tuple[Restart, ...] = ()
-        self._nodes: tuple[NodeRanks, ...] = ()
-        self._loads: dict[int, HostSample] = {}
-        self._precision = ""
-        self._knobs = KnobFeed(self._view)
-        self._rank_facts = RankFactsFeed()
-        self._steps: dict[int, StepBreakdown] = {}
-        self._causes: tuple[str, ...] = ()
-        self._failures: tuple[Failure, ...] = ()
-        self._hang: Hang | None = None
-        self._host: HostSample | None = None
-        self._idle_warning: Any = None
-        self._line_count = 0
+        # what the page has, by its kind and what it is of
+        self._known: dict[tuple[Hashable, ...], Any] = {}
+
+    def _is_new(self, value: Any, *key: Hashable, at_first: Any = None) -> bool:
+        """Whether the page does not have this value yet; from now on it has. `at_first` is what a page assumes."""
+        former = self._known.get(key, at_first)
+        if former is value or former == value:
+            return False
+        self._known[key] = value
+        return True
 
     def numbered(self, message: Message) -> Message:
         """A message with the next number and the kernel's time."""
@@ -106,7 +88,8 @@ class MessageFeed:
         self._metrics = self._view.metrics_since(2**62).cursor
         first: Message = {"reset": True, "run": facts.message(), **self._small()}
         first["metrics"] = [*series_rows(self._view, MOST_POINTS)]
-        first["moved"] = max((bar.time for bar in self._progress.values()), default=None)
+        bars = (bar for glance in self._view.glances() for bar in glance.progress.values())
+        first["moved"] = max((bar.time for bar in bars), default=None)
         parts = [*_parts([*map(_row, _lines_of(news.shown))])]
         for number, lines in enumerate(parts or [[]]):
             yield self.numbered({**(first if number == 0 else {}), "lines": lines, "skipped": skipped})
@@ -163,38 +146,18 @@ class MessageFeed:
 
     def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
-        restarts = self._new_restarts()
-        glances = self._view.glances()
-        found: Message = {
-            "restarts": restarts,
-            "nodes": self._new_nodes(),
-            "loads": [*self._new_loads()],
-            "state": self._new_state(),
-            "precision": self._new_precision(),
-            "ranks": [*self._new_ranks(glances)],
-            "progress": [*self._new_progress(glances)],
-            "devices": [*self._new_devices(glances)],
-            "coordinates": [*self._new_coordinates(glances)],
-            "steps": (steps := [*self._new_steps(glances)]),
-            **self._rank_facts.news(glances),
-            **self._knobs.news(),
-            "host": self._new_host(),
-        }
+        view, glances = self._view, self._view.glances()
+        found = {**self._of_run(), **self._of_ranks(glances), "knobs": self._new_knobs()}
         message = {name: value for name, value in found.items() if value}
-        if steps or "state" in message:
-            causes = step_causes(glances, self._view.nodes, is_over=self._view.ended is not None)
-            if causes != self._causes:
-                self._causes = causes
+        if "steps" in message or "state" in message:
+            causes = step_causes(glances, view.nodes, is_over=view.ended is not None)
+            if self._is_new(causes, "causes", at_first=()):
                 message["causes"] = [*causes]
-        failures, hang = self._failures_of(glances), self._view.hang
-        if (failures, hang) != (self._failures, self._hang):
+        failures, hang = self._failures_of(glances), view.hang
+        if self._is_new((failures, hang), "failure", at_first=((), None)):
             # a restarted rank has not failed any more
-            self._failures, self._hang = failures, hang
             message["failure"] = hang_message(hang) if hang else failure_message(failures) if failures else None
-        if self._view.line_count != self._line_count:
-            self._line_count = message["line_count"] = self._view.line_count
-        if self._view.idle_warning is not self._idle_warning:
-            self._idle_warning = warning = self._view.idle_warning
+        if self._is_new(warning := view.idle_warning, "idle_warning"):
             message["idle_warning"] = warning and {"seconds": warning.seconds, "text": warning.text}
         return message
 
@@ -205,137 +168,74 @@ class MessageFeed:
         ends = (item.ended_by_us or (stopped and item.type == "KeyboardInterrupt") for item in failures)
         return () if all(ends) else failures
 
-    def _new_state(self) -> Message | None:
-        view = self._view
-        now = (view.state, view.detail, view.ended)
-        if now == self._state:
-            return None
-        self._state = now
-        return {"state": view.state, "detail": view.detail, "ended": view.ended}
+    def _of_run(self) -> Message:
+        view, found = self._view, Message()
+        if self._is_new(view.restarts, "restarts", at_first=()):
+            # the page drops the bars of processes that are gone
+            self._known = {key: value for key, value in self._known.items() if key[0] != "bar"}
+            found["restarts"] = [
+                [item.attempt, item.max_restarts, restart_line(item), *([] if item.ranks is None else [item.ranks])]
+                for item in view.restarts[-_MOST_RESTARTS:]
+            ]
+        if self._is_new(view.nodes, "nodes", at_first=()):
+            found["nodes"] = [[node.node, node.label, node.first, node.last] for node in view.nodes]
+        loads = ((node, load) for node, load in view.node_loads.items() if self._is_new(load, "load", node))
+        found["loads"] = [[node, _plain(load.cpu), *load.memory] for node, load in loads]
+        if self._is_new((view.state, view.detail, view.ended), "state"):
+            found["state"] = {"state": view.state, "detail": view.detail, "ended": view.ended}
+        if self._is_new(view.precision, "precision", at_first=""):
+            found["precision"] = view.precision or "no"
+        if self._is_new(host := view.host, "host") and host is not None:
+            sizes = {"memory": host.memory, "disk": host.disk, "shared memory": host.shared_memory}
+            rows = ([name, *size, "B"] for name, size in sizes.items() if size)
+            found["host"] = [["cpu", _plain(host.cpu), 100, "%"], *rows]
+        if self._is_new(view.line_count, "line_count", at_first=0):
+            found["line_count"] = view.line_count
+        if self._is_new(view.knob_changes, "knob_changes", at_first=()):
+            found["knob_changes"] = [[change.name, change.value, change.time] for change in view.knob_changes]
+        return found
 
-    def _new_restarts(self) -> list[list[Any]]:
-        if (now := self._view.restarts) == self._restarts:
-            return []
-        self._restarts = now
-        # the page drops the bars of processes that are gone
-        self._progress.clear()
-        return [
-            [item.attempt, item.max_restarts, restart_line(item), *([] if item.ranks is None else [item.ranks])]
-            for item in now[-_MOST_RESTARTS:]
-        ]
+    def _new_knobs(self) -> list[list[Any]]:
+        knobs = (knob for name, knob in self._view.knobs().items() if self._is_new(knob, "knob", name))
+        return [[knob.name, knob.value, knob.least, knob.most] for knob in knobs]
 
-    def _new_nodes(self) -> list[list[Any]]:
-        if (now := self._view.nodes) == self._nodes:
-            return []
-        self._nodes = now
-        return [[node.node, node.label, node.first, node.last] for node in now]
+    def _of_ranks(self, glances: Sequence[RankSummary]) -> dict[str, list[list[Any]]]:
+        """
+        The changes of ranks, a row for each, which begins with the rank.
 
-    def _new_loads(self) -> Iterator[list[Any]]:
-        for node, sample in self._view.node_loads.items():
-            if self._loads.get(node) is not sample:
-                self._loads[node] = sample
-                yield [node, _plain(sample.cpu), *sample.memory]
-
-    def _new_precision(self) -> str | None:
-        if (now := self._view.precision) == self._precision:
-            return None
-        self._precision = now
-        return now or "no"
-
-    def _new_ranks(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        `steps` are milliseconds of each part (`PHASES`); `memory` has the bytes of each part (`MEMORY_PARTS`), those of the whole device or
+        `None`, and all of it in words; `profiles` the steps of one that is under way, and the newest one.
+        """
+        kinds = ("ranks", "progress", "devices", "coordinates", "steps", "memory", "profiles")
+        found: dict[str, list[list[Any]]] = {kind: [] for kind in kinds}
         for glance in glances:
+            rank, new = glance.rank, self._is_new
             # a number alone is that of the worker's process
             detail = f"process {glance.detail}" if glance.detail.isdecimal() else glance.detail
-            now = (glance.state, detail, glance.line_count)
-            if self._ranks.get(glance.rank) != now:
-                self._ranks[glance.rank] = now
-                yield [glance.rank, *now]
-
-    def _new_progress(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        bars = ((glance.rank, name, bar) for glance in glances for name, bar in glance.progress.items())
-        for rank, name, bar in bars:
-            if self._progress.get((rank, name)) is not bar:
-                self._progress[rank, name] = bar
-                numbers = map(_plain, (bar.done, bar.total, bar.rate))
-                yield [rank, bar.label, *numbers, bar.unit, bar.closed, name, bar.note]
-
-    def _new_devices(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        samples = ((glance.rank, name, sample) for glance in glances for name, sample in glance.devices.items())
-        for rank, name, sample in samples:
-            if self._devices.get((rank, name)) is not sample:
-                self._devices[rank, name] = sample
-                yield [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
-
-    def _new_coordinates(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for glance in glances:
-            if glance.coordinates and self._coordinates.get(glance.rank) is not glance.coordinates:
-                self._coordinates[glance.rank] = glance.coordinates
-                yield [glance.rank, coordinates_text(glance.coordinates)]
-
-    def _new_steps(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for glance in glances:
-            steps = glance.steps or glance.first_step
-            if steps is not None and self._steps.get(glance.rank) is not steps:
-                self._steps[glance.rank] = steps
-                yield [glance.rank, [round(getattr(steps, phase) * 1000, 3) for phase in PHASES]]
-
-    def _new_host(self) -> list[list[Any]] | None:
-        host = self._view.host
-        if host is None or host is self._host:
-            return None
-        self._host = host
-        sizes = {"memory": host.memory, "disk": host.disk, "shared memory": host.shared_memory}
-        return [["cpu", _plain(host.cpu), 100, "%"], *([name, *size, "B"] for name, size in sizes.items() if size)]
+            if new(state := (glance.state, detail, glance.line_count), "rank", rank):
+                found["ranks"].append([rank, *state])
+            found["progress"] += [
+                _bar(rank, name, bar) for name, bar in glance.progress.items() if new(bar, "bar", rank, name)
+            ]
+            samples = (item for item in glance.devices.items() if new(item[1], "device", rank, item[0]))
+            found["devices"] += [
+                [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
+                for name, sample in samples
+            ]
+            if new(places := glance.coordinates, "coordinates", rank, at_first={}) and places:
+                found["coordinates"].append([rank, coordinates_text(places)])
+            if new(steps := glance.steps or glance.first_step, "steps", rank) and steps is not None:
+                found["steps"].append([rank, [round(getattr(steps, phase) * 1000, 3) for phase in PHASES]])
+            if new(memory := glance.memory, "memory", rank) and memory is not None:
+                found["memory"].append([rank, [*memory_parts(memory)], memory.total, memory_text(memory)])
+            requested, profile = glance.requested_profile, glance.profile
+            if new((requested, profile), "profile", rank, at_first=(None, None)):
+                found["profiles"].append([rank, requested and requested.steps, profile and structs.asdict(profile)])
+        return found
 
 
-class KnobFeed:
-    """Follows the knobs of a run's view for one panel: `news()` holds the changes since the last call."""
-
-    def __init__(self, view: RunState) -> None:
-        self._view = view
-        self._knobs: dict[str, KnobValue] = {}
-        self._changes: tuple[KnobValue, ...] = ()
-
-    def news(self) -> dict[str, list[Any]]:
-        """`knobs` as name, value and bounds of those that are new, `knob_changes` as name, value and time of all; empty without news."""
-        knobs, changes = self._view.knobs(), self._view.knob_changes
-        new = [knob for name, knob in knobs.items() if self._knobs.get(name) is not knob]
-        message: dict[str, list[Any]] = {}
-        if new:
-            message["knobs"] = [[knob.name, knob.value, knob.least, knob.most] for knob in new]
-        if changes != self._changes:
-            message["knob_changes"] = [[change.name, change.value, change.time] for change in changes]
-        self._knobs, self._changes = knobs, changes
-        return message
-
-
-class RankFactsFeed:
-    """Follows the memory and the profiles of ranks for one panel: `news()` holds the changes since the last call."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, MemoryUse] = {}
-        self._profiles: dict[int, _Profiles] = {}
-
-    def news(self, ranks: Sequence[RankSummary]) -> dict[str, list[Any]]:
-        """
-        `memory` as rank, bytes of each part (`MEMORY_PARTS`), those of the whole device or `None`, and all of it in words.
-
-        `profiles` as rank, the steps of a profile that is under way or `None`, and the newest profile or `None`.
-        """
-        return {"memory": [*self._new_memory(ranks)], "profiles": [*self._new_profiles(ranks)]}
-
-    def _new_memory(self, ranks: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for rank in ranks:
-            if rank.memory is not None and self._memory.get(rank.rank) is not rank.memory:
-                self._memory[rank.rank] = rank.memory
-                yield [rank.rank, [*memory_parts(rank.memory)], rank.memory.total, memory_text(rank.memory)]
-
-    def _new_profiles(self, ranks: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for rank in ranks:
-            requested, profile = now = rank.requested_profile, rank.profile
-            if self._profiles.get(rank.rank, (None, None)) != now:
-                self._profiles[rank.rank] = now
-                yield [rank.rank, requested and requested.steps, profile and structs.asdict(profile)]
+def _bar(rank: int, name: str, bar: Progress) -> list[Any]:
+    return [rank, bar.label, *map(_plain, (bar.done, bar.total, bar.rate)), bar.unit, bar.closed, name, bar.note]
 
 
 def failure_message(failures: Sequence[Failure]) -> Message:
