@@ -21,7 +21,7 @@ from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching import launcher as launching
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.run import FrontEnd, Run
-from accelerate_nb.notebook.cells.launcher_completion import register_values
+from accelerate_nb.notebook.cells.completion import register_values
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
 from accelerate_nb.script.ranks import everywhere
