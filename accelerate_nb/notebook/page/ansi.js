@@ -9,6 +9,13 @@ const FIXED = [
   "102,102,102", "224,60,60", "60,190,90", "230,200,60", "80,140,255", "214,112,214", "50,190,210", "255,255,255",
 ];
 
+// what the codes that stand alone do
+const RENDITIONS = {
+  1: { bold: true }, 2: { faint: true }, 3: { italic: true }, 4: { underline: true }, 7: { inverse: true }, 9: { through: true },
+  22: { bold: false, faint: false }, 23: { italic: false }, 24: { underline: false }, 27: { inverse: false }, 29: { through: false },
+  39: { fg: null }, 49: { bg: null },
+};
+
 function colourOf256(n) {
   if (n < 16) return `var(--anb-a${n})`;
   if (n >= 232) return `rgb(${Array(3).fill(8 + 10 * (n - 232))})`;
@@ -17,27 +24,15 @@ function colourOf256(n) {
 
 /** Takes the codes of one `ESC[…m` into `style`, and returns the style that follows. */
 function graphicRendition(style, codes) {
-  const next = { ...style };
+  let next = { ...style };
   for (let i = 0; i < codes.length; i++) {
     const code = codes[i];
-    if (code === 0) for (const name of Object.keys(next)) delete next[name];
-    else if (code === 1) next.bold = true;
-    else if (code === 2) next.faint = true;
-    else if (code === 3) next.italic = true;
-    else if (code === 4) next.underline = true;
-    else if (code === 7) next.inverse = true;
-    else if (code === 9) next.through = true;
-    else if (code === 22) next.bold = next.faint = false;
-    else if (code === 23) next.italic = false;
-    else if (code === 24) next.underline = false;
-    else if (code === 27) next.inverse = false;
-    else if (code === 29) next.through = false;
+    if (code === 0) next = {};
+    else if (code in RENDITIONS) Object.assign(next, RENDITIONS[code]);
     else if (code >= 30 && code <= 37) next.fg = colourOf256(code - 30);
     else if (code >= 90 && code <= 97) next.fg = colourOf256(code - 82);
     else if (code >= 40 && code <= 47) next.bg = colourOf256(code - 40);
     else if (code >= 100 && code <= 107) next.bg = colourOf256(code - 92);
-    else if (code === 39) next.fg = null;
-    else if (code === 49) next.bg = null;
     else if (code === 38 || code === 48) {
       const place = code === 38 ? "fg" : "bg";
       if (codes[i + 1] === 5) {

@@ -46,6 +46,14 @@ export function announcer() {
   return { element, announce };
 }
 
+/** The place that an arrow, Home or End leads to from one of so many places in a row, or null for another key. */
+export function placeByKey(event, place, size) {
+  const goal = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: size - 1 }[event.key];
+  if (goal === undefined) return null;
+  event.preventDefault();
+  return (goal + size) % size;
+}
+
 /** A text as HTML. */
 export const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 

@@ -3,6 +3,7 @@
 import { ansi, plain } from "./ansi.js";
 import { button, div, h, setStyle, setText, show, span } from "./elements.js";
 import { clockTime, count } from "./format.js";
+import { lastUpTo } from "./series.js";
 
 /** Height of a row in pixels, as the style sheet has it. */
 export const LINE = 18;
@@ -23,14 +24,7 @@ class RowLayout {
   /** The line that stands so many pixels down. */
   at(pixels) {
     const row = Math.floor(pixels / LINE);
-    if (!this.tops) return Math.min(row, this.length);
-    let [low, high] = [0, this.length];
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (this.tops[middle] <= row) low = middle;
-      else high = middle - 1;
-    }
-    return low;
+    return this.tops ? lastUpTo(this.tops, this.length + 1, row) : Math.min(row, this.length);
   }
 }
 

@@ -1,6 +1,6 @@
 // What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
 
-import { button, copyButton, div, h, section, set, setText, show, span } from "./elements.js";
+import { button, copyButton, div, h, placeByKey, section, set, setText, show, span } from "./elements.js";
 import { count } from "./format.js";
 import { LogView } from "./log_view.js";
 import { END_STATES, openLines } from "./store.js";
@@ -205,11 +205,8 @@ export class Output {
 
   tabKey(event) {
     const choices = this.choices();
-    const index = choices.indexOf(this.chosen);
-    const goal = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: choices.length - 1 }[event.key];
-    if (goal === undefined) return;
-    event.preventDefault();
-    const next = (goal + choices.length) % choices.length;
+    const next = placeByKey(event, choices.indexOf(this.chosen), choices.length);
+    if (next === null) return;
     this.pick(choices[next]);
     this.tabs.children[next].focus();
   }

@@ -96,7 +96,7 @@ export class View {
   tick() {
     acknowledge(this.store, this.send);
     if (++this.ticks % TICKS_OF_TAB === 0) for (const part of this.extras) part.drawTab?.();
-    if (document.hidden || !this.root.isConnected || !this.visible) return;
+    if (document.hidden || !this.root.isConnected || !this.visible || !this.store.following) return;
     // a run that falls silent, of which nothing comes
     if (silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
     if (this.store.changes === this.changes) {

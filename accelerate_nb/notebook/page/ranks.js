@@ -1,6 +1,6 @@
 // The table of ranks: a row for each, for several that say the same, for a node; an overview where they are many, and the machine they run on.
 
-import { button, chip, div, h, meter, section, set, setStyle, setText, show, span } from "./elements.js";
+import { button, chip, div, h, meter, placeByKey, section, set, setStyle, setText, show, span } from "./elements.js";
 import { bytes, isKnown, milliseconds, number, ofBytes } from "./format.js";
 import { labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers } from "./progress.js";
 import { isAutomatic } from "./series.js";
@@ -472,10 +472,8 @@ export class Ranks {
   stripKey(event) {
     const cells = [...this.strip.children];
     const index = cells.indexOf(document.activeElement);
-    const goal = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: cells.length - 1 }[event.key];
-    if (goal === undefined || index < 0) return;
-    event.preventDefault();
-    const next = cells[(goal + cells.length) % cells.length];
+    const next = index < 0 ? undefined : cells[placeByKey(event, index, cells.length)];
+    if (!next) return;
     cells[index].tabIndex = -1;
     next.tabIndex = 0;
     next.focus();

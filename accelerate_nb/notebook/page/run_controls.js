@@ -78,7 +78,6 @@ export class RunControls {
 
   pressFreeze() {
     this.store.following = !this.store.following;
-    this.view.send({ do: "follow", on: this.store.following });
     this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
     this.view.draw();
   }

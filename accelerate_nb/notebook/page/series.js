@@ -68,12 +68,8 @@ export function epochsOf(store) {
 
 /** What `to` is where `from`, which rises, comes to a value; beyond its ends it goes on as between the last two. */
 function interpolated(from, to, length, value) {
-  let [low, high] = [0, length - 1];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (from[middle] <= value) low = middle;
-    else high = middle;
-  }
+  const high = Math.min(lastUpTo(from, length - 1, value) + 1, length - 1);
+  const low = Math.max(high - 1, 0);
   const width = from[high] - from[low];
   return width > 0 ? to[low] + ((value - from[low]) / width) * (to[high] - to[low]) : to[low];
 }
@@ -202,15 +198,21 @@ export class Total {
   }
 }
 
-/** The index of the value that is nearest, among values that rise. */
-function nearestIndex(values, length, value) {
+/** The index of the last of the first `length` values, which rise, that is not above this one; 0 where all are. */
+export function lastUpTo(values, length, value) {
   let [low, high] = [0, length - 1];
   while (low < high) {
-    const middle = (low + high) >> 1;
-    if (values[middle] < value) low = middle + 1;
-    else high = middle;
+    const middle = (low + high + 1) >> 1;
+    if (values[middle] <= value) low = middle;
+    else high = middle - 1;
   }
-  return low > 0 && value - values[low - 1] <= values[low] - value ? low - 1 : low;
+  return low;
+}
+
+/** The index of the value that is nearest, among values that rise. */
+function nearestIndex(values, length, value) {
+  const last = lastUpTo(values, length, value);
+  return last + 1 < length && values[last + 1] - value < value - values[last] ? last + 1 : last;
 }
 
 // -------------------------------------------------------------------------------------------------------------- as drawn
