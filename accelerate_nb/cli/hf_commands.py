@@ -11,10 +11,10 @@ from typing import Any
 from accelerate_nb.cli.commands import launch
 from accelerate_nb.cli.launching.request import PROG
 from accelerate_nb.cli.parser import CliParser
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files
 
 # As Accelerate has it: a text, as it was when the module was imported.
-default_config_file = str(files.default_path(os.environ))
+default_config_file = str(hf_files.default_path(os.environ))
 
 
 class LoadedConfig(SimpleNamespace):
@@ -40,7 +40,7 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None) -> LoadedC
             f"The configuration file {path} was requested, and does not exist. Correct its path, or write it with "
             "`accelerate-nb config`."
         )
-    return LoadedConfig(**files.whole(path))
+    return LoadedConfig(**hf_files.whole(path))
 
 
 def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:

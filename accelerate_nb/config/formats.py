@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.hf.keys import OF_ACCELERATE, together
+from accelerate_nb.config import hf_keys
+from accelerate_nb.config.hf_keys import OF_ACCELERATE, together
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, values
 from accelerate_nb.config.settings import Setting, warn_deprecated
 from accelerate_nb.config.training import STRATEGIES
@@ -120,7 +120,7 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     changed = differing(config)
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
     # of a file for TPUs without it Accelerate's reading is taken, which overlooks the number of processes
-    always = {"cpu", "debug", *({"engine"} if distributed_type in tpu_pods.WORDS else ())}
+    always = {"cpu", "debug", *({"engine"} if distributed_type in hf_keys.TPU_WORDS else ())}
     for setting in all_settings():
         if setting.name in changed or (setting.name in always and found[setting.name] is not None):
             content[key(setting)] = plain(found[setting.name])

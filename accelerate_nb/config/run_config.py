@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from accelerate_nb.config import tpu_pods
+from accelerate_nb.config import hf_keys
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
-from accelerate_nb.config.hf.keys import refuse_unsupported
+from accelerate_nb.config.hf_keys import refuse_unsupported
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.settings import (
     GROUPS,
@@ -191,11 +191,11 @@ def _sources(
         _EnvironmentSource(environment),
         _FileSource(file or {}),
     )
-    if file is None or not tpu_pods.file_is_for_tpus(file):
+    if file is None or not hf_keys.file_is_for_tpus(file):
         return sources
     cpu = _first(setting_named("cpu"), sources)
     # a request for the CPU means torch's own, on whatever machine the file was written for
-    return sources if cpu is not None and cpu.value else (*sources[:-1], _FileSource(tpu_pods.with_engine(file)))
+    return sources if cpu is not None and cpu.value else (*sources[:-1], _FileSource(hf_keys.with_engine(file)))
 
 
 def _first(setting: Setting, sources: tuple[_SettingSource, ...]) -> Origin | None:

@@ -11,8 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from accelerate_nb.config import hf_files
 from accelerate_nb.config.environment import USE_CPU, already_launched, warms_early
-from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.config.settings import given_arguments, settings as settings_of, unset
 from accelerate_nb.config.training import TrainingConfig
@@ -235,8 +235,8 @@ def resolved(
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     try:
         if whole is None:
-            path = files.find(os.environ, config_file)
-            content = files.read(path) if path is not None else None
+            path = hf_files.find(os.environ, config_file)
+            content = hf_files.read(path) if path is not None else None
             config = resolve(
                 arguments, os.environ, content if content is None or only is None else _part(content, only)
             )

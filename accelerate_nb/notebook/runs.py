@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from accelerate_nb.config.hf.files import configured_runs_folder
+from accelerate_nb.config.hf_files import configured_runs_folder
 from accelerate_nb.events.run_reader import SavedRun, find_run, find_runs, kept_runs
 from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
 from accelerate_nb.launching.run import Run

@@ -15,7 +15,7 @@ from accelerate.commands.config import load_config_from_file as load_theirs
 
 from accelerate_nb.commands.config import default_config_file, load_config_from_file
 from accelerate_nb.commands.launch import launch_command, launch_command_parser
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files
 from accelerate_nb.errors import ConfigurationError
 
 CONFIG = {
@@ -41,7 +41,7 @@ def test_a_configuration_that_is_not_there_is_the_error_that_it_is_under_acceler
 
 
 def test_the_default_file_is_a_text_that_names_where_launches_look() -> None:
-    assert Path(default_config_file) == files.default_path(os.environ)
+    assert Path(default_config_file) == hf_files.default_path(os.environ)
 
 
 def test_a_launch_by_its_parser_runs_the_script_and_ends_as_it_does(

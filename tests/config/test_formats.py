@@ -9,8 +9,7 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from accelerate_nb.config import formats
-from accelerate_nb.config.hf import files, keys
+from accelerate_nb.config import formats, hf_files
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
 from accelerate_nb.config.value_types import (
     Boolean,
@@ -115,9 +114,9 @@ class TestEverySetting:
         config = resolve(settings, {})
         path = tmp_path / "config.yaml"
         content = formats.keys(config, "NO")
-        files.draft(path, content).write()
+        hf_files.draft(path, content).write()
         assert path.read_text() == formats.text(content)
-        assert resolve({}, {}, files.read(path)) == config
+        assert resolve({}, {}, hf_files.read(path)) == config
         assert load_config_from_file(str(path)).distributed_type.value == "NO"
 
     def test_a_json_file_sets_it_or_is_refused_as_accelerate_would_refuse_it(self, settings, tmp_path):
@@ -128,14 +127,14 @@ class TestEverySetting:
             with pytest.raises(
                 ConfigurationError, match=rf"can't hold {', '.join(extension_keys)}.*Name a \.yaml file"
             ):
-                files.draft(path, content)
+                hf_files.draft(path, content)
             path.write_text(json.dumps(content))
             with pytest.raises(ValueError, match="unknown keys"):
                 load_config_from_file(str(path))
         else:
-            files.draft(path, content).write()
+            hf_files.draft(path, content).write()
             load_config_from_file(str(path))
-        assert resolve({}, {}, files.read(path)) == config
+        assert resolve({}, {}, hf_files.read(path)) == config
 
 
 @pytest.mark.parametrize("distributed_type", ["NO", "MULTI_CPU", "MULTI_GPU"])
@@ -154,7 +153,7 @@ def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_ty
         "timeout": 60,
     }
     path = tmp_path / "config.yaml"
-    files.draft(path, formats.keys(resolve(settings, {}), distributed_type)).write()
+    hf_files.draft(path, formats.keys(resolve(settings, {}), distributed_type)).write()
     arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
     arguments.nondefault = set()
     theirs, _, _ = _validate_launch_command(arguments)
@@ -166,16 +165,16 @@ def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_ty
 
 
 def test_the_keys_that_accelerate_knows_are_those_of_accelerate():
-    assert set(ClusterConfig.__dataclass_fields__) == keys.OF_ACCELERATE
-    assert set(SageMakerConfig.__dataclass_fields__) - keys.OF_ACCELERATE == keys.OF_SAGEMAKER
+    assert set(ClusterConfig.__dataclass_fields__) == hf_keys.OF_ACCELERATE
+    assert set(SageMakerConfig.__dataclass_fields__) - hf_keys.OF_ACCELERATE == hf_keys.OF_SAGEMAKER
 
 
 @pytest.mark.parametrize("value", ["two\n\nlines ", "# no comment", "#| mine", " x: [", "ü" * 200, "\t'\"\\"])
 def test_a_text_of_any_kind_goes_through_a_comment(tmp_path, value):
     path = tmp_path / "config.yaml"
     path.write_text(formats.text({"distributed_type": "NO", "folder": value, "rdzv_conf": {"a": value, "b": [1]}}))
-    assert files.read(path)["folder"] == value
-    assert files.read(path)["rdzv_conf"] == {"a": value, "b": [1]}
+    assert hf_files.read(path)["folder"] == value
+    assert hf_files.read(path)["rdzv_conf"] == {"a": value, "b": [1]}
     assert "folder" not in load_config_from_file(str(path)).to_dict()
 
 

@@ -457,7 +457,7 @@ def test_the_basic_configuration_is_the_same_file(precision: str, tmp_path: Path
 
 
 def test_the_basic_configuration_lies_where_launchers_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate_nb.config.hf.files import find, read
+    from accelerate_nb.config.hf_files import find, read
 
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     path = ours.write_basic_config("bf16")

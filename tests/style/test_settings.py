@@ -19,8 +19,7 @@ from accelerate_nb.cli.commands import launch
 from accelerate_nb.cli.commands.config import FIRST, prompt
 from accelerate_nb.cli.launching.request import read_request
 from accelerate_nb.cli.parser import CliParser
-from accelerate_nb.config import formats
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import formats, hf_files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.value_types import Boolean, OneOf
@@ -84,7 +83,7 @@ def test_each_setting_is_kept_in_a_file(tmp_path: Path) -> None:
     for setting in all_settings():
         for key in setting.keys:
             path.write_text(f"{key}: {json.dumps(ALL[setting.name])}\n")
-            assert resolve({}, {}, files.read(path)) == only(setting), key
+            assert resolve({}, {}, hf_files.read(path)) == only(setting), key
 
 
 def in_the_order_of_questions() -> Iterator[Setting]:

@@ -15,13 +15,11 @@ from typing import Any
 
 from accelerate_nb.cli.exit_codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, given_settings
-from accelerate_nb.config import formats, tpu_pods
-from accelerate_nb.config.hf import files
-from accelerate_nb.config.hf.files import ConfigDraft, basic
-from accelerate_nb.config.hf.keys import first_unsupported, refuse_unsupported
+from accelerate_nb.config import formats, hf_files, hf_keys
+from accelerate_nb.config.hf_files import ConfigDraft, basic
+from accelerate_nb.config.hf_keys import TpusConfig, first_unsupported, refuse_unsupported
 from accelerate_nb.config.run_config import all_settings, changed, grouped, origin, resolve, setting_named
 from accelerate_nb.config.settings import GROUPS, Setting
-from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf, Text
 from accelerate_nb.devices.probe import AvailableDevices, pod, probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
@@ -104,7 +102,7 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 def _config_path(arguments: argparse.Namespace) -> Path:
     """The path of the file, which may not exist yet."""
     file = arguments.config_file or os.environ.get("ACCELERATE_NB_CONFIG_FILE")
-    return Path(file).expanduser() if file else files.default_path(os.environ)
+    return Path(file).expanduser() if file else hf_files.default_path(os.environ)
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
@@ -114,7 +112,7 @@ def _prompt(arguments: argparse.Namespace) -> int:
     given = _given(arguments)
     path = _config_path(arguments)
     content = _current(path)
-    found = _given_tpus(arguments, tpu_pods.of(content))
+    found = _given_tpus(arguments, hf_keys.tpus_of(content))
     values = {setting.name: origin(setting, given, {}, content).value for setting in all_settings()}
     if arguments.yes:
         on_tpus = found if values["engine"] == "xla" else None
@@ -156,7 +154,7 @@ def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
 
 def _current(path: Path) -> dict[str, Any]:
     """The content of the existing file; one that requests a feature that is not offered is not overwritten."""
-    content = files.read(path) if path.is_file() else {}
+    content = hf_files.read(path) if path.is_file() else {}
     refuse_unsupported(content, f"The configuration file {path}")
     return content
 
@@ -198,7 +196,7 @@ def _draft(path: Path, outlook: PreflightReport, on_tpus: TpusConfig | None) -> 
     assert outlook.config is not None, "nothing grave speaks against it"
     assert outlook.choice is not None, "nothing grave speaks against it"
     content = formats.keys(outlook.config, accelerates_word(outlook.choice, probe()))
-    return files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
+    return hf_files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
 
 
 def _report(draft: ConfigDraft) -> int:
@@ -207,7 +205,7 @@ def _report(draft: ConfigDraft) -> int:
 
 
 def _how_to_use(path: Path) -> str:
-    if path == files.default_path(os.environ):
+    if path == hf_files.default_path(os.environ):
         return "Every launch takes from it what is not set elsewhere."
     return f"Launch with --config_file {path}, or config_file={str(path)!r} in a notebook."
 
@@ -240,7 +238,7 @@ def _update(arguments: argparse.Namespace) -> int:
             f"The configuration file {path} was to be updated, and does not exist. Correct its path, or write one with "
             "`accelerate-nb config`."
         )
-    draft = files.renewed(path, _usual_word())
+    draft = hf_files.renewed(path, _usual_word())
     before = path.read_text(encoding="utf-8")
     if draft.text == before:
         print(f"{path} has today's format already; nothing was changed.")
@@ -263,16 +261,16 @@ def _usual_word() -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    path = files.find(os.environ, arguments.config_file)
-    content = files.read(path) if path is not None else {}
-    print(f"Configuration file: {path or f'none ({files.default_path(os.environ)} is not there)'}")
+    path = hf_files.find(os.environ, arguments.config_file)
+    content = hf_files.read(path) if path is not None else {}
+    print(f"Configuration file: {path or f'none ({hf_files.default_path(os.environ)} is not there)'}")
     wrong: list[str] = []
     if what := first_unsupported(content):
         wrong.append(f"The configuration file {path} requests {what}, which is not offered here yet.")
     for key, members in grouped().items():
         print(f"\n{GROUPS[key]}")
         print("\n".join(_rows(members, content, wrong)))
-    if tpu_pods.file_is_for_tpus(content):
+    if hf_keys.file_is_for_tpus(content):
         print("\nTPUs")
         print("\n".join(_rows_of_tpus(content, wrong)))
     for text in wrong:
@@ -293,7 +291,7 @@ def _rows(members: Sequence[Setting], content: Mapping[str, Any], wrong: list[st
 
 def _rows_of_tpus(content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
     try:
-        found = tpu_pods.of(content).keys()
+        found = hf_keys.tpus_of(content).keys()
     except AccelerateNbError as error:
         wrong.append(str(error))
         return

@@ -20,7 +20,7 @@ from accelerate_nb import __version__
 from accelerate_nb.cli.parser import add_config_file
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import plain
-from accelerate_nb.config.hf.files import find, read
+from accelerate_nb.config.hf_files import find, read
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve
 from accelerate_nb.errors import AccelerateNbError
 

@@ -130,7 +130,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _runs_folder(folder: str | None) -> Path:
     """The parent folder of the runs' folders."""
-    from accelerate_nb.config.hf.files import configured_runs_folder
+    from accelerate_nb.config.hf_files import configured_runs_folder
 
     return configured_runs_folder(os.environ, folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
 from accelerate_nb.config.formats import plain
-from accelerate_nb.config.hf.files import find, read
+from accelerate_nb.config.hf_files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.model import CheckResult

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.cli.parser import add_config_file, spellings
-from accelerate_nb.config import tpu_pods
+from accelerate_nb.config import hf_files, hf_keys
 from accelerate_nb.config.formats import flags
-from accelerate_nb.config.hf import files
-from accelerate_nb.config.tpu_pods import TpusConfig
+from accelerate_nb.config.hf_keys import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 _PACKAGE = "accelerate-nb"
@@ -54,9 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the line; gives the exit code."""
-    path = files.find(os.environ, arguments.config_file)
-    content = {} if path is None else files.read(path)
-    found = tpu_pods.of(content)
+    path = hf_files.find(os.environ, arguments.config_file)
+    content = {} if path is None else hf_files.read(path)
+    found = hf_keys.tpus_of(content)
     named = replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
     pod = pod_of(named, is_alpha=arguments.use_alpha)
     commands = _commands(arguments, content.get("command_file"), content.get("commands"))

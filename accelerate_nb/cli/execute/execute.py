@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.cli.exit_codes import BY_SIGNAL
+from accelerate_nb.config import hf_files
 from accelerate_nb.config.atomic_write import write_output
 from accelerate_nb.config.formats import variables
-from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
 from accelerate_nb.export.magics import plain
@@ -111,8 +111,8 @@ def kernel_environment(
 
 def by_itself(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of a kernel's environment where the command line gives no settings."""
-    file = files.find(environment)
-    config = resolve({}, environment, None if file is None else files.read(file))
+    file = hf_files.find(environment)
+    config = resolve({}, environment, None if file is None else hf_files.read(file))
     return kernel_environment({}, None, config.launching.panel, environment)
 
 

@@ -14,12 +14,11 @@ from typing import Any
 from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.hf_flags import HfFlagValues
 from accelerate_nb.cli.parser import given_settings
-from accelerate_nb.config import tpu_pods
+from accelerate_nb.config import hf_files, hf_keys
 from accelerate_nb.config.environment import already_launched
-from accelerate_nb.config.hf import files
+from accelerate_nb.config.hf_keys import TpusConfig
 from accelerate_nb.config.run_config import RunConfig, grouped, resolve
 from accelerate_nb.config.settings import Setting
-from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
 PROG = "accelerate-nb launch"
@@ -79,8 +78,8 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     settings = {_OURS.get(name, name): value for name, value in found.items()}
     flags = hf_flags.given_flags(arguments, cpu=bool(settings.get("cpu")))
     settings = _together(flags.settings(), settings)
-    file = files.find(os.environ, arguments.config_file)
-    content = files.read(file) if file is not None else None
+    file = hf_files.find(os.environ, arguments.config_file)
+    content = hf_files.read(file) if file is not None else None
     config = resolve(settings, os.environ, content)
     if entries := _entries(flags, config):
         settings |= entries
@@ -143,7 +142,7 @@ def _tpus(arguments: argparse.Namespace, flags: HfFlagValues, content: Mapping[s
     given.update({name: value for name, value in named.items() if value is not None})
     # a named TPU means that one, and not this machine's
     is_pod = {"is_pod": True} if arguments.tpu_name else {}
-    return replace(tpu_pods.of(content or {}), **{**is_pod, **given})
+    return replace(hf_keys.tpus_of(content or {}), **{**is_pod, **given})
 
 
 def _check_environment() -> None:

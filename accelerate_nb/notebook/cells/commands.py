@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.magic_args import LineCommand, LogsOptions, PullOptions, names_of, read, read_line, refuse
@@ -241,7 +240,7 @@ class SessionStatus:
             ("where", session.why),
             ("since", f"{time.strftime('%H:%M:%S', time.localtime(session.started))} ({_ago(session.started)})"),
             ("settings", ", ".join(f"{name}={value}" for name, value in kept.settings.items()) or "the defaults"),
-            ("output", str(_short(session.folder))),
+            ("output", shown_path(session.folder)),
         ]
         facts += [("runs", f"{item.name} on {of_ranks(item.ranks)}, for {_ago(item.started)}") for item in session.busy]
         count = "1 process" if session.size == 1 else f"{session.size} processes"
@@ -287,8 +286,3 @@ def _ago(then: float) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
-def _short(folder: Path) -> Path:
-    home = Path.home()
-    return Path("~") / folder.relative_to(home) if folder.is_relative_to(home) else folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets
 
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files
 from accelerate_nb.config.run_config import RunConfig, all_settings
 from accelerate_nb.config.settings import Setting, unknown_setting
 from accelerate_nb.devices.nvml import GpuGauge
@@ -68,7 +68,7 @@ class ConfigPicker:
         self.insert = InsertCellButton()
         self._general, self._leads, self._mesh = (ipywidgets.HTML() for _ in range(3))
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
-        path = self._beginning.file or str(files.default_path(os.environ))
+        path = self._beginning.file or str(hf_files.default_path(os.environ))
         self.file = FileSection(lambda: self._appraisal.content, self.load, path)
         self.test = TestSection(lambda: self.value)
         self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
@@ -113,7 +113,7 @@ class ConfigPicker:
 
     def load(self, path: str) -> None:
         """Show the settings of the environment and of this file; raises `ConfigurationError` where the file can't be read."""
-        files.read(Path(path))
+        hf_files.read(Path(path))
         self._begin_from(begin(os.environ, path))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

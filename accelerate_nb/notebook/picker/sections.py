@@ -15,8 +15,8 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from accelerate_nb.config.hf import files
-from accelerate_nb.config.hf.files import ConfigDraft
+from accelerate_nb.config import hf_files
+from accelerate_nb.config.hf_files import ConfigDraft
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf
@@ -230,7 +230,7 @@ class FileSection:
             self._status.value = html.remark(str(error), grave=True)
 
     def _save(self) -> str:
-        draft = files.draft(self.path.value, self._content())
+        draft = hf_files.draft(self.path.value, self._content())
         would_lose = draft.replaces and (draft.changed or draft.comments)
         if would_lose and draft != self._agreed and draft.path != self._own_path:
             self._agreed = draft
@@ -242,7 +242,7 @@ class FileSection:
         return f"Saved to {draft.path}. {_how_to_use(draft.path)}"
 
     def _load(self) -> str:
-        path = files.find({}, self.path.value or str(files.default_path(os.environ)))
+        path = hf_files.find({}, self.path.value or str(hf_files.default_path(os.environ)))
         assert path is not None, "a file that was named is there, or an error"
         self._loaded(str(path))
         self._own_path = path
@@ -257,7 +257,7 @@ def _what_changes(draft: ConfigDraft) -> str:
 
 
 def _how_to_use(path: Path) -> str:
-    if files.default_path(os.environ) == path:
+    if hf_files.default_path(os.environ) == path:
         return "Every launch takes from it what the call does not set."
     return f"Launch with config_file={str(path)!r}."
 

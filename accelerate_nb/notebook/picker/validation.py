@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate_nb.config import formats
-from accelerate_nb.config.hf import files
-from accelerate_nb.config.hf.keys import refuse_unsupported
+from accelerate_nb.config import formats, hf_files
+from accelerate_nb.config.hf_keys import refuse_unsupported
 from accelerate_nb.config.magic_args import cell_flags
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin
@@ -39,8 +38,8 @@ def begin(environment: Mapping[str, str], config_file: str | None = None) -> Ini
     trouble: list[str] = []
     path, content = None, {}
     try:
-        path = files.find(environment, config_file)
-        content = {} if path is None else files.read(path)
+        path = hf_files.find(environment, config_file)
+        content = {} if path is None else hf_files.read(path)
         refuse_unsupported(content, f"The configuration file {path}")
     except AccelerateNbError as error:
         trouble.append(str(error))

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from accelerate_nb.config.hf.files import write_basic
+from accelerate_nb.config.hf_files import write_basic
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.runtime.compat.enums import DistributedType
 

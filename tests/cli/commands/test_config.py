@@ -16,10 +16,9 @@ from prompt_toolkit.output import DummyOutput
 
 from accelerate_nb.cli.commands.config import prompt
 from accelerate_nb.cli.main import main
-from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files, hf_keys
+from accelerate_nb.config.hf_keys import TpusConfig
 from accelerate_nb.config.run_config import all_settings, resolve, values
-from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 
@@ -85,7 +84,7 @@ def test_the_questions_are_answered_in_a_terminal_with_arrow_keys(path):
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    assert files.read(path) == {
+    assert hf_files.read(path) == {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_CPU",
         "use_cpu": True,
@@ -117,7 +116,7 @@ def test_the_present_file_is_what_one_begins_with_and_its_other_keys_are_kept(pa
     keyboard(ENTER * 7)
     assert main(["config"]) == 0
     assert "Kept from the existing file: main_training_function." in capsys.readouterr().out
-    config = resolve({}, {}, files.read(path))
+    config = resolve({}, {}, hf_files.read(path))
     assert config == resolve({"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 5}, {})
     assert load_config_from_file(str(path)).main_training_function == "run"
 
@@ -177,8 +176,8 @@ def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboa
     bf16 = DOWN * 3 + ENTER
     keyboard(DOWN + ENTER + CLEAR + "train" + ENTER + about_the_pod + bf16 + ENTER * 2 + DOWN + ENTER + ENTER)
     assert main(["config"]) == 0
-    content = files.read(path)
-    assert tpu_pods.of(content) == TpusConfig(
+    content = hf_files.read(path)
+    assert hf_keys.tpus_of(content) == TpusConfig(
         function="train",
         downcasts=True,
         is_pod=True,
@@ -202,8 +201,8 @@ def test_the_present_answers_on_tpus_are_what_one_begins_with(path, keyboard, ca
     written(path, **{"distributed_type": "XLA", "num_processes": 4, **config.keys(), "commands": ["ls"]})
     keyboard(ENTER * 11)
     assert main(["config"]) == 0
-    content = files.read(path)
-    assert tpu_pods.of(content) == config
+    content = hf_files.read(path)
+    assert hf_keys.tpus_of(content) == config
     assert content["commands"] == ["ls"]
     assert content["distributed_type"] == "XLA"
 
@@ -224,8 +223,8 @@ def test_some_cores_of_a_tpu_are_refused_with_a_new_question(keyboard, capsys):
 
 def test_yes_writes_a_pods_file_without_a_question(path, capsys):
     assert main(["config", "--yes", "--tpu", "--tpu-name", "mine", "--tpu_zone", "us-central2-b"]) == 0
-    content = files.read(path)
-    assert tpu_pods.of(content) == TpusConfig(is_pod=True, name="mine", zone="us-central2-b")
+    content = hf_files.read(path)
+    assert hf_keys.tpus_of(content) == TpusConfig(is_pod=True, name="mine", zone="us-central2-b")
     assert resolve({}, {}, content).launching.engine == "xla"
     assert load_config_from_file(str(path)).tpu_use_cluster is True
     capsys.readouterr()
@@ -244,7 +243,7 @@ def test_a_tpu_and_the_cpu_together_are_refused(path, capsys):
 def test_the_cpu_takes_a_file_for_tpus_back(path):
     written(path, distributed_type="XLA", tpu_name="mine", num_processes=2)
     assert main(["config", "--yes", "--cpu"]) == 0
-    config = resolve({}, {}, files.read(path))
+    config = resolve({}, {}, hf_files.read(path))
     assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 2)
 
 
@@ -262,7 +261,7 @@ def test_yes_writes_the_flags_on_top_of_the_file(path, capsys):
     written(path, num_processes=3, mixed_precision="fp16")
     assert main(["config", "--yes", "--cpu", "--mixed-precision", "bf16", "--timeout", "9"]) == 0
     wanted = {"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 9}
-    assert resolve({}, {}, files.read(path)) == resolve(wanted, {})
+    assert resolve({}, {}, hf_files.read(path)) == resolve(wanted, {})
     assert load_config_from_file(str(path)).mixed_precision == "bf16"
 
 
@@ -276,7 +275,7 @@ def test_default_writes_a_file_for_this_machine_and_leaves_one_that_is_there(pat
     assert main(["config", "default", "--mixed_precision", "bf16"]) == 0
     theirs = load_config_from_file(str(path))
     assert (theirs.mixed_precision, theirs.num_processes) == ("bf16", 1)
-    assert resolve({}, {}, files.read(path)).training.mixed_precision == "bf16"
+    assert resolve({}, {}, hf_files.read(path)).training.mixed_precision == "bf16"
     before = path.read_bytes()
     capsys.readouterr()
     assert main(["config", "default"]) == 0
@@ -290,13 +289,13 @@ def test_update_writes_an_old_file_as_today_and_shows_what_changed(path, capsys)
     written(
         path, distributed_type="FSDP", fp16=True, dynamo_backend="INDUCTOR", fsdp_config={"fsdp_version": 2}, timeout=5
     )
-    content = files.read(path)
+    content = hf_files.read(path)
     assert main(["config", "update"]) == 0
     output = capsys.readouterr().out
     assert "-fp16: true" in output
     assert "+mixed_precision: fp16" in output
     assert "+#| timeout: 5" in output
-    assert files.read(path) == {"compute_environment": "LOCAL_MACHINE", **content}
+    assert hf_files.read(path) == {"compute_environment": "LOCAL_MACHINE", **content}
     theirs = load_config_from_file(str(path))
     assert theirs.dynamo_config == {"dynamo_backend": "INDUCTOR"}
     assert theirs.fsdp_config == {"fsdp_version": 2}

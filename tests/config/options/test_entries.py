@@ -15,8 +15,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from accelerate_nb.cli.commands.launch import configure
 from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
 from accelerate_nb.cli.parser import CliParser
-from accelerate_nb.config import formats
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import formats, hf_files
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.options.entries import Entries
 from accelerate_nb.config.run_config import RunConfig, differing, resolve
@@ -124,7 +123,7 @@ def test_sequences_of_deepspeed_become_the_variables_that_accelerate_sets(tmp_pa
     expected = {name: value for name, value in theirs("--config_file", str(path)).items() if "_SP_" in name}
     content = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}, "parallelism_config": SEQUENCES}
     path = written(tmp_path / "config.yaml", content)
-    found = {name: value for name, value in resolve({}, {}, files.read(path)).environ().items() if "_SP_" in name}
+    found = {name: value for name, value in resolve({}, {}, hf_files.read(path)).environ().items() if "_SP_" in name}
     assert {name: text.lower() for name, text in found.items()} == {
         name: text.lower() for name, text in expected.items()
     }
@@ -134,7 +133,7 @@ def test_sequences_of_deepspeed_become_the_variables_that_accelerate_sets(tmp_pa
 @pytest.mark.parametrize("content", FILES)
 def test_a_file_becomes_the_variables_that_accelerate_sets(content: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path / "config.yaml", content)
-    config = resolve({}, {}, files.read(path))
+    config = resolve({}, {}, hf_files.read(path))
     assert sharding(config.environ()) == theirs("--config_file", str(path))
 
 
@@ -210,8 +209,8 @@ def test_a_file_that_is_written_means_the_same_to_both(settings: dict[str, Any],
     path = tmp_path / "config.yaml"
     config = resolve(settings, {})
     content = {"num_processes": 4, "mixed_precision": "no", **formats.keys(config, "MULTI_GPU")}
-    files.draft(path, content).write()
-    again = resolve({}, {}, files.read(path))
+    hf_files.draft(path, content).write()
+    again = resolve({}, {}, hf_files.read(path))
     assert sharding(again.environ()) == sharding(config.environ())
     assert resolve(differing(config), {}) == config
     their_variables = theirs("--config_file", str(path))

@@ -13,7 +13,7 @@ import yaml
 
 import accelerate_nb
 from accelerate_nb import ConfigurationError, config_picker, notebook_launcher
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files
 from accelerate_nb.config.magic_args import read_cell_line
 from accelerate_nb.config.run_config import all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS
@@ -264,7 +264,7 @@ def test_the_form_begins_with_the_environment_and_the_file_and_reports_it(defaul
     control(picker, "num_processes").value = "3"
     assert shown(picker).count(f"from {default_file}") == 1
     button(picker, "Reset").click()
-    assert picker.value == resolve({}, os.environ, files.read(default_file))
+    assert picker.value == resolve({}, os.environ, hf_files.read(default_file))
 
 
 def test_a_call_takes_back_what_is_set_elsewhere(default_file):
@@ -384,11 +384,11 @@ def test_a_saved_file_is_what_every_launch_takes(default_file):
     picker = config_picker(num_processes=2, mixed_precision="bf16", cpu=True)
     button(picker, "Save").click()
     assert f"Saved to {default_file}" in shown(picker)
-    assert files.find(os.environ) == default_file
-    assert resolve({}, {}, files.read(default_file)) == picker.value
+    assert hf_files.find(os.environ) == default_file
+    assert resolve({}, {}, hf_files.read(default_file)) == picker.value
     picker.set(num_processes=3)
     button(picker, "Save").click()  # its own file is not asked about
-    assert files.read(default_file)["num_processes"] == 3
+    assert hf_files.read(default_file)["num_processes"] == 3
 
 
 def test_a_file_of_somebody_else_needs_consent_and_keeps_its_own_keys(default_file):
@@ -398,8 +398,8 @@ def test_a_file_of_somebody_else_needs_consent_and_keeps_its_own_keys(default_fi
     assert yaml.safe_load(default_file.read_text())["num_processes"] == 4
     assert "changes num_processes, keeps main_training_function, leaves out its comments" in shown(picker)
     button(picker, "Save over it").click()
-    assert files.read(default_file)["num_processes"] == 2
-    assert files.read(default_file)["main_training_function"] == "run"
+    assert hf_files.read(default_file)["num_processes"] == 2
+    assert hf_files.read(default_file)["main_training_function"] == "run"
     assert button(picker, "Save")
 
 
@@ -409,9 +409,9 @@ def test_what_was_agreed_to_needs_consent_again_when_it_changes(default_file):
     button(picker, "Save").click()
     control(picker, "num_processes").value = "3"
     button(picker, "Save").click()
-    assert files.read(default_file)["num_processes"] == 4
+    assert hf_files.read(default_file)["num_processes"] == 4
     button(picker, "Save over it").click()
-    assert files.read(default_file)["num_processes"] == 3
+    assert hf_files.read(default_file)["num_processes"] == 3
 
 
 @pytest.mark.parametrize("text", ["num_processes: [\n", "distributed_type: MULTI_NPU\n"])

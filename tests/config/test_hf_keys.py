@@ -8,10 +8,9 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 
-from accelerate_nb.config import tpu_pods
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files, hf_keys
+from accelerate_nb.config.hf_keys import TpusConfig
 from accelerate_nb.config.run_config import origins, resolve
-from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 FOR_TPUS = {"distributed_type": "XLA", "num_processes": 4}
@@ -41,8 +40,8 @@ def of_todays_accelerate(tmp_path) -> Path:
 
 
 def test_a_pods_file_is_read_whole(of_todays_accelerate):
-    content = files.read(of_todays_accelerate)
-    assert tpu_pods.of(content) == TpusConfig(
+    content = hf_files.read(of_todays_accelerate)
+    assert hf_keys.tpus_of(content) == TpusConfig(
         function="train", is_pod=True, name="mine", zone="us-central2-b", environment=("A=1", "B=two words")
     )
     config = resolve({}, {}, content)
@@ -56,14 +55,14 @@ def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
         TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",)),
     )
     path.write_text(yaml.safe_dump({"distributed_type": "XLA", **tpus_config.keys()}))
-    assert tpu_pods.of(files.read(path)) == tpus_config
+    assert hf_keys.tpus_of(hf_files.read(path)) == tpus_config
     theirs = ClusterConfig.from_yaml_file(str(path))
     assert (theirs.main_training_function, theirs.downcast_bf16) == ("go", True)
     assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
 
 
 def test_a_file_that_sets_nothing_of_tpus_leaves_the_defaults():
-    assert tpu_pods.of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == TpusConfig()
+    assert hf_keys.tpus_of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == TpusConfig()
     assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
 
 
@@ -99,7 +98,7 @@ def test_a_call_wins_over_a_file_for_tpus():
 
 def test_what_no_value_can_be_is_named_with_its_key():
     with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file is 'perhaps'"):
-        tpu_pods.of({"tpu_use_sudo": "perhaps"})
+        hf_keys.tpus_of({"tpu_use_sudo": "perhaps"})
 
 
 def test_workers_receive_another_bf16_only_where_bf16_is_requested():

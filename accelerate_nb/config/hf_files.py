@@ -12,7 +12,7 @@ from typing import Any, cast
 from accelerate_nb.config.atomic_write import write_whole
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
-from accelerate_nb.config.hf.keys import (
+from accelerate_nb.config.hf_keys import (
     OF_ACCELERATE,
     OF_EARLIER,
     OF_SAGEMAKER,

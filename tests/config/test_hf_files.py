@@ -14,7 +14,7 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.commands.config.default import write_basic_config
 
-from accelerate_nb.config.hf import files
+from accelerate_nb.config import hf_files
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
@@ -24,7 +24,7 @@ def test_the_basic_file_that_accelerate_writes_is_read(tmp_path, precision):
     path = tmp_path / "default_config.yaml"
     assert write_basic_config(mixed_precision=precision, save_location=str(path))
     theirs = ClusterConfig.from_json_file(str(path))
-    ours = resolve({}, {}, files.read(path))
+    ours = resolve({}, {}, hf_files.read(path))
     assert ours.training.mixed_precision == theirs.mixed_precision == precision
     assert ours.launching.cpu == theirs.use_cpu
     assert (ours.launching.num_processes or -1) == theirs.num_processes
@@ -42,7 +42,7 @@ def test_a_questionnaires_file_is_read(tmp_path):
         main_process_port=29511,
     )
     theirs.to_yaml_file(str(path))
-    ours = resolve({}, {}, files.read(path))
+    ours = resolve({}, {}, hf_files.read(path))
     assert ours.launching.num_processes == 3
     assert ours.launching.cpu is True
     assert ours.launching.port == 29511
@@ -68,13 +68,13 @@ for environment in json.loads(sys.argv[1]):
         [sys.executable, "-c", code, json.dumps(environments)], capture_output=True, text=True, check=True, timeout=60
     )
     for environment, theirs in zip(environments, done.stdout.split(), strict=True):
-        assert files.find(environment) is None
+        assert hf_files.find(environment) is None
         os.makedirs(os.path.dirname(theirs))
         early = theirs.removesuffix("yaml") + "json"
         open(early, "w").close()
-        assert str(files.find(environment)) == early
+        assert str(hf_files.find(environment)) == early
         open(theirs, "w").close()
-        assert str(files.find(environment)) == theirs
+        assert str(hf_files.find(environment)) == theirs
 
 
 def test_a_file_that_was_named_wins(tmp_path):
@@ -83,10 +83,10 @@ def test_a_file_that_was_named_wins(tmp_path):
     default.touch()
     explicit.touch()
     environment = {"HF_HOME": str(tmp_path)}
-    assert files.find(environment) == default
-    assert files.find(environment, explicit) == explicit
-    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}) == explicit
-    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}, default) == default
+    assert hf_files.find(environment) == default
+    assert hf_files.find(environment, explicit) == explicit
+    assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}) == explicit
+    assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}, default) == default
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])
@@ -95,14 +95,14 @@ def test_no_file_is_read_where_none_is_wanted(tmp_path, how):
     (tmp_path / "accelerate" / "default_config.yaml").touch()
     environment = {"HF_HOME": str(tmp_path)}
     if how == "argument":
-        assert files.find(environment, "") is None
+        assert hf_files.find(environment, "") is None
     else:
-        assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
+        assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
 
 
 def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigurationError, match=r"gone\.yaml was requested, and does not exist"):
-        files.find({}, tmp_path / "gone.yaml")
+        hf_files.find({}, tmp_path / "gone.yaml")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_broken_file_is_named_with_line_and_column(tmp_path, text, position):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=rf"broken\.yaml, {position} can't be read"):
-        files.read(path)
+        hf_files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_file_that_no_person_writes_is_refused_in_a_sentence(tmp_path, text, w
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=why) as caught:
-        resolve({}, {}, files.read(path))
+        resolve({}, {}, hf_files.read(path))
     assert len(str(caught.value)) < 3000
 
 
@@ -151,27 +151,27 @@ def test_bytes_that_are_no_text_are_an_error(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_bytes(b"\xff\xfe\x00bad")
     with pytest.raises(ConfigurationError, match="can't be read"):
-        files.read(path)
+        hf_files.read(path)
 
 
 def test_a_list_is_no_configuration(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("- a\n- b\n")
     with pytest.raises(ConfigurationError, match="holds list"):
-        files.read(path)
+        hf_files.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "num_processes: -1\nmain_process_port: null\n"])
 def test_what_sets_nothing_leaves_the_defaults(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    assert resolve({}, {}, files.read(path)) == resolve({}, {})
+    assert resolve({}, {}, hf_files.read(path)) == resolve({}, {})
 
 
 def test_a_bare_no_is_the_precision_no(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("mixed_precision: no\n")
-    assert resolve({}, {}, files.read(path)).training.mixed_precision == "no"
+    assert resolve({}, {}, hf_files.read(path)).training.mixed_precision == "no"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
 def test_what_a_file_requests_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):
     path = tmp_path / "config.yaml"
     path.write_text(text + "num_processes: 2\n")
-    content = files.read(path)
+    content = hf_files.read(path)
     assert content["num_processes"] == 2
     with pytest.raises(NotYetError, match=rf"requests .*{what}.*config_file=''"):
         resolve({}, {}, content)
@@ -196,21 +196,21 @@ def test_a_file_splits_sequences_among_ranks(tmp_path):
     path.write_text(
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config: {parallelism_config_cp_size: 2}\n"
     )
-    assert resolve({}, {}, files.read(path)).training.parallelism_config == {"parallelism_config_cp_size": 2}
+    assert resolve({}, {}, hf_files.read(path)).training.parallelism_config == {"parallelism_config_cp_size": 2}
 
 
 @pytest.mark.parametrize("text", ["distributed_type: no\n", "distributed_type: MULTI_GPU\n"])
 def test_what_is_done_here_anyway_is_not_refused(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    assert resolve({}, {}, files.read(path)) == resolve({}, {})
+    assert resolve({}, {}, hf_files.read(path)) == resolve({}, {})
 
 
 def test_a_way_to_train_that_nobody_knows_names_the_nearest(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("distributed_type: MULTI_GPUS\n")
     with pytest.raises(ConfigurationError, match=r"MULTI_GPUS, which is unknown\. Did you mean MULTI_GPU\?"):
-        resolve({}, {}, files.read(path))
+        resolve({}, {}, hf_files.read(path))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, 
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        files.read(path)
+        hf_files.read(path)
 
 
 RELEASED = sorted((Path(__file__).parents[1] / "released").glob("*/*.yaml"))
@@ -249,7 +249,7 @@ _SUPPORTED = {
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_files_of_every_release_of_accelerate_are_read(path):
-    content = files.read(path)
+    content = hf_files.read(path)
     entries = yaml.safe_load(path.read_text())
     is_for_tpus = path.stem in {"TPU", "XLA"}
     assert content["distributed_type"] == ("XLA" if is_for_tpus else entries["distributed_type"])
@@ -279,10 +279,10 @@ def test_files_of_every_release_of_accelerate_are_read(path):
 def test_files_of_every_release_are_renewed_to_what_todays_accelerate_loads(path, tmp_path):
     copy = tmp_path / "config.yaml"
     copy.write_bytes(path.read_bytes())
-    before = files.read(copy)
-    files.renewed(copy, "NO").write()
-    assert files.read(copy) == before
-    assert files.renewed(copy, "NO").text == copy.read_text()
+    before = hf_files.read(copy)
+    hf_files.renewed(copy, "NO").write()
+    assert hf_files.read(copy) == before
+    assert hf_files.renewed(copy, "NO").text == copy.read_text()
     # words that today's release does not know, and a file of its own that it refuses (of SageMaker, for one process)
     gone = {"TP", "MPS"}
     if before["distributed_type"] not in gone and path.stem != "sagemaker":
@@ -293,8 +293,8 @@ def test_files_of_every_release_are_renewed_to_what_todays_accelerate_loads(path
 def test_a_file_from_before_mixed_precision_had_its_name_is_read(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("distributed_type: NO\nfp16: true\n")
-    assert resolve({}, {}, files.read(path)).training.mixed_precision == "fp16"
-    draft = files.renewed(path, "NO")
+    assert resolve({}, {}, hf_files.read(path)).training.mixed_precision == "fp16"
+    draft = hf_files.renewed(path, "NO")
     assert draft.content == {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO",
@@ -306,9 +306,9 @@ def test_a_file_from_before_mixed_precision_had_its_name_is_read(tmp_path):
 def test_settings_of_this_package_beside_accelerates_are_read_and_renewed_into_comments(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("cpu: true\ntimeout: 5\nmixed_precision: fp16\n#| mixed_precision: bf16\n")
-    before = files.read(path)
+    before = hf_files.read(path)
     assert before == {"cpu": True, "timeout": 5, "mixed_precision": "bf16"}
-    files.renewed(path, "MULTI_CPU").write()
+    hf_files.renewed(path, "MULTI_CPU").write()
     assert path.read_text().splitlines()[1:] == [
         "distributed_type: MULTI_CPU",
         "use_cpu: true",
@@ -316,11 +316,11 @@ def test_settings_of_this_package_beside_accelerates_are_read_and_renewed_into_c
         "# What follows is read by accelerate_nb alone.",
         "#| timeout: 5",
     ]
-    assert resolve({}, {}, files.read(path)) == resolve({}, {}, before)
+    assert resolve({}, {}, hf_files.read(path)) == resolve({}, {}, before)
 
 
 def saved(path, content):
-    draft = files.draft(path, content)
+    draft = hf_files.draft(path, content)
     draft.write()
     return draft
 
@@ -328,7 +328,7 @@ def saved(path, content):
 def test_a_file_is_written_with_its_folders(tmp_path):
     path = tmp_path / "new" / "config.yaml"
     assert not saved(path, {"num_processes": 2, "mixed_precision": "no"}).replaces
-    assert files.read(path) == {"num_processes": 2, "mixed_precision": "no"}
+    assert hf_files.read(path) == {"num_processes": 2, "mixed_precision": "no"}
     assert [item.name for item in path.parent.iterdir()] == ["config.yaml"]
 
 
@@ -340,7 +340,7 @@ def test_keys_of_others_are_kept_and_named(tmp_path):
     assert draft.comments
     assert draft.kept == ("main_training_function", "mpirun_config")
     assert draft.changed == ("use_cpu", "num_processes")
-    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "mpirun_config": {"a": 1}}
+    assert hf_files.read(path) == {"num_processes": 2, "main_training_function": "run", "mpirun_config": {"a": 1}}
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_link_and_the_rights_of_a_file_stay(tmp_path):
     link.symlink_to(real)
     saved(link, {"num_processes": 2})
     assert link.is_symlink()
-    assert files.read(real) == {"num_processes": 2}
+    assert hf_files.read(real) == {"num_processes": 2}
     assert real.stat().st_mode & 0o777 == 0o640
 
 

@@ -1,1 +1,0 @@
-"""Hugging Face Accelerate's configuration files."""
