@@ -39,7 +39,7 @@ def register(shell: Any) -> None:
     where = lambda: host(os.environ)  # noqa: E731 - looked up when a cell runs
     shell.register_magic_function(AccelerateCellMagic(shell, kept, where), "cell", NAME)
     shell.register_magic_function(AccelerateLineMagic(SessionCommands(shell, kept, where)), "line", NAME)
-    completion.register(shell, NAME, kept)
+    completion.register(shell, NAME, kept.names)
 
 
 def unregister(shell: Any) -> None:

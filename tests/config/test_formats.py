@@ -9,7 +9,7 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from accelerate_nb.config import formats, hf_files
+from accelerate_nb.config import formats, hf_files, hf_keys
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
 from accelerate_nb.config.value_types import (
     Boolean,

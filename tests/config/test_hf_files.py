@@ -230,7 +230,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, 
         hf_files.read(path)
 
 
-RELEASED = sorted((Path(__file__).parents[1] / "released").glob("*/*.yaml"))
+RELEASED = sorted((Path(__file__).parent / "released").glob("*/*.yaml"))
 _SUPPORTED = {
     "NO",
     "MULTI_CPU",

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate_nb.config.formats import SHORT
 from accelerate_nb.config.magic_args import cell_flags, line_commands
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.value_types import Boolean
-
-if TYPE_CHECKING:
-    from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 _IDENTIFIER = "accelerate_nb"
 _FIRST = 1000  # of all matchers
@@ -79,11 +76,11 @@ def _placeholder(setting: Setting) -> str:
 
 @dataclass(frozen=True)
 class MagicMatcher:
-    """A matcher for the lines of a session's magics."""
+    """A matcher for the lines of a session's magics; `names` gives those that its ranks have."""
 
     shell: Any
     name: str
-    kept: NotebookSession
+    names: Callable[[], Iterable[str]]
 
     def __call__(self, context: Any) -> dict[str, Any]:
         """The completions at the cursor."""
@@ -105,20 +102,17 @@ class MagicMatcher:
         # a call is Python, which IPython completes
         if command is None or command.word == "run":
             return []
-        names = self._notebook_names() if command.word == "push" else []
-        if command.word == "pull" and self.kept.session is not None:
-            # as of the ranks' last reply
-            names = list(self.kept.session.names)
-        return completions(rest.lstrip(), command.flags, names)
+        names = {"push": self._notebook_names, "pull": self.names}.get(command.word, list)
+        return completions(rest.lstrip(), command.flags, names())
 
     def _notebook_names(self) -> list[str]:
         hidden = self.shell.user_ns_hidden
         return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
 
 
-def register(shell: Any, name: str, kept: NotebookSession) -> None:
-    """Complete the lines of the magics of this name from now on."""
-    _add_matcher(shell, MagicMatcher(shell, name, kept), _IDENTIFIER)
+def register(shell: Any, name: str, names: Callable[[], Iterable[str]]) -> None:
+    """Complete the lines of the magics of this name from now on; `names` gives the names that the session's ranks have."""
+    _add_matcher(shell, MagicMatcher(shell, name, names), _IDENTIFIER)
 
 
 def unregister(shell: Any) -> None:

@@ -167,6 +167,10 @@ class NotebookSession:
             self.settings.update(followed)
         return self.session
 
+    def names(self) -> list[str]:
+        """The names that the ranks had at their last reply."""
+        return [] if self.session is None else list(self.session.names)
+
     def there(self, what: str) -> Session:
         """The session, which must be there for `what`."""
         if self.session is None:
