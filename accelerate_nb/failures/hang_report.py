@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.failures.stack_dumps import is_state, main_thread, stacks_text
-from accelerate_nb.failures.traceback_format import below_ours, is_user_file
+from accelerate_nb.failures.traceback_format import below_ours
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.sources.installed_packages import is_user_file
 
 _PACKAGE = Path(__file__).parents[1]
 # Calls in which a process waits for others, by the file that has them.

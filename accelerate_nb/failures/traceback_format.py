@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from accelerate_nb.events.model import Frame
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.sources.installed_packages import is_user_file, package_of
 
 # With what the notebook puts around it, an error stays under 40 lines.
 _MOST_LINES = 18
@@ -32,9 +32,6 @@ _AROUND = (
     ),
     str(_PACKAGE / "script" / "ranks.py"),
 )
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-# What Python, numpy and torch.compile name code that is in no file of a person.
-_MADE_UP = ("<frozen", "<__array_function__", "<eval_with_key>")
 
 
 def traceback_text(error: BaseException, sources: CellSources) -> str:
@@ -150,30 +147,12 @@ def _frame(frame: FrameSummary, sources: CellSources) -> list[str]:
     return lines
 
 
-def is_user_file(filename: str) -> bool:
-    """Whether a file is the person's: no installed package, and none of this one, wherever that is installed."""
-    path = Path(filename)
-    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    installed = in_packages or filename.startswith((*_INSTALLED, *_MADE_UP))
-    return not installed and _PACKAGE not in path.parents
-
-
 def _is_installed(frame: FrameSummary) -> bool:
     return not is_user_file(frame.filename)
 
 
 def _packages(frames: Sequence[FrameSummary]) -> str:
-    return ", ".join(dict.fromkeys(_package(frame.filename) for frame in frames))
-
-
-def _package(filename: str) -> str:
-    path = Path(filename)
-    if _PACKAGE in path.parents:
-        return _PACKAGE.name
-    for root in sorted(_INSTALLED, key=len, reverse=True):
-        if filename.startswith(root):
-            return path.relative_to(root).parts[0].removesuffix(".py")
-    return "python"
+    return ", ".join(dict.fromkeys(package_of(frame.filename) for frame in frames))
 
 
 def _shortened(text: str) -> str:
