@@ -400,7 +400,7 @@ class GroupRunner:
             self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        if self._group.has_timed_out and self.timed_out is None:
+        if self._group.cause == "timed_out" and self.timed_out is None:
             # before the ranks are killed
             self.timed_out = self.snapshot()
         for decision in decisions:

@@ -38,6 +38,10 @@ Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
 _FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
 # Running; ending by an interrupt; released, until every process has ended; and over.
 Phase: TypeAlias = Literal["running", "ending", "leaving", "over"]
+# Why the ranks of a group end: they have returned, what became of one of them or of its node, a limit, or the stop that was requested.
+EndCause: TypeAlias = (
+    Literal["returned", "failed", "died", "node_lost", "workers_lost", "timed_out", "deadlocked"] | Stop
+)
 # A message for the agents, or an event that belongs to the run.
 Decision: TypeAlias = Message | Event
 # Reports of a rank, which are numbered.
@@ -77,14 +81,17 @@ class WorkerGroup:
         # why agents can't be reached any more, and the ranks that they had
         self.lost: str | None = None
         self.lost_ranks: set[int] = set()
-        # whether the time is over, and whether ranks wait for one that has returned
-        self.has_timed_out = self.is_deadlocked = False
+        # whether ranks wait for one that has returned
+        self.is_deadlocked = False
+        # why the ranks end, once they are not left to run
+        self.cause: EndCause | None = None
         # reports that came twice
         self.repeated = 0
         self._numbers: dict[int, int] = {}
         self._killed: set[int] = set()
         self._failed_at: float | None = None
-        self._cause_is_known = False
+        # what became of the first rank that did not only follow another one
+        self._failure: EndCause | None = None
         # the end of the phase, on the clock of `advance`
         self._until = float("inf")
 
@@ -156,7 +163,7 @@ class WorkerGroup:
     def _take_event(self, rank: int, event: Event, now: float) -> None:
         self.connected.add(rank)
         if isinstance(event, Failure) and not event.lost_connection:
-            self._cause_is_known = True
+            self._failure = self._failure or "failed"
         if not isinstance(event, StateChange):
             return
         if event.state == "running":
@@ -178,7 +185,7 @@ class WorkerGroup:
         if rank in self.reported:
             return
         self.reported[rank] = time
-        self._cause_is_known = True
+        self._failure = self._failure or "died"
         self._fail(now)
         state: State = "stopped" if report.killed else "failed"
         yield StateChange(rank, state, time, "ended with the others" if report.killed else f"exit code {report.code}")
@@ -189,7 +196,7 @@ class WorkerGroup:
         if self._is_all_lost:
             return
         # the others may still report what they saw of it
-        self._cause_is_known = True
+        self._failure = self._failure or "node_lost"
         self._fail(now)
         for rank in report.ranks:
             if rank not in self.reported:
@@ -210,7 +217,8 @@ class WorkerGroup:
         if self.phase == "running":
             yield from self._watch(now)
         if self.phase == "ending" and (self.all_reported or now >= self._until or self.requested_stop == "kill"):
-            yield from self._leave(now, is_killed=not self.all_reported)
+            cause = "kill" if self.requested_stop == "kill" else self.cause or "failed"
+            yield from self._leave(cause, now, is_killed=not self.all_reported)
         if self.phase == "leaving":
             if len(self.exit_codes.keys() | self.lost_ranks) == self.size:
                 self.phase = "over"
@@ -219,26 +227,26 @@ class WorkerGroup:
 
     def _watch(self, now: float) -> Iterator[Decision]:
         """Until every rank has returned, or there is a reason to end them."""
+        failure = None if self._failed_at is None else self._failure or "failed"
         if self.all_reported:
-            yield from self._leave(now)
+            yield from self._leave(self.requested_stop or failure or "returned", now)
             return
         if self.requested_stop == "finish" and self.negotiation is None and self.begun:
             yield from self._request_hold(now)
         # one that has not begun makes no step after which it could stop
         is_stopped = self.requested_stop is not None and (self.requested_stop != "finish" or not self.begun)
         if is_stopped or (self.negotiation is not None and self.negotiation.needs_force(self.reported, now)):
-            yield from self._end_within(self._stop_grace_period, now)
+            yield from self._end_within(self.requested_stop or "finish", self._stop_grace_period, now)
         elif self.deadline is not None and now > self.deadline:
-            self.has_timed_out = True
-            yield from self._leave(now, is_killed=True)
+            yield from self._leave("timed_out", now, is_killed=True)
         elif self._is_all_lost or self.is_deadlocked:
-            yield from self._leave(now, is_killed=True)
-        elif self._has_settled(now):
-            yield from self._end_within(_END_AFTER_FAILURE, now)
+            yield from self._leave("workers_lost" if self._is_all_lost else "deadlocked", now, is_killed=True)
+        elif failure is not None and self._has_settled(now):
+            yield from self._end_within(failure, _END_AFTER_FAILURE, now)
 
     def _has_settled(self, now: float) -> bool:
         """Whether a rank has failed, and others have had their time to report why."""
-        timeout = _SETTLE if self._cause_is_known else _SETTLE_WITHOUT_CAUSE
+        timeout = _SETTLE if self._failure is not None else _SETTLE_WITHOUT_CAUSE
         return self._failed_at is not None and now - self._failed_at > timeout
 
     def _request_hold(self, now: float) -> Iterator[Decision]:
@@ -251,9 +259,9 @@ class WorkerGroup:
             else:
                 self.negotiation.reply(rank, None, now)
 
-    def _end_within(self, seconds: float, now: float) -> Iterator[Decision]:
+    def _end_within(self, cause: EndCause, seconds: float, now: float) -> Iterator[Decision]:
         """Interrupt those that run; those that are still there after some seconds are killed."""
-        self.phase, self._until = "ending", now + seconds
+        self.phase, self.cause, self._until = "ending", cause, now + seconds
         # on request, only those that have begun: one that still loads modules, or its payload, has nothing to end cleanly
         begun = set(self.begun if self.requested_stop is not None else self.connected)
         # the others have not begun anything, and may not be listening yet
@@ -262,9 +270,9 @@ class WorkerGroup:
         yield from _signals(signal.SIGINT, begun)
         yield from _signals(signal.SIGKILL, others)
 
-    def _leave(self, now: float, *, is_killed: bool = False) -> Iterator[Decision]:
+    def _leave(self, cause: EndCause, now: float, *, is_killed: bool = False) -> Iterator[Decision]:
         """Let the processes end, where they are not killed."""
-        self.phase, self._until = "leaving", now + _PARTING
+        self.phase, self.cause, self._until = "leaving", cause, now + _PARTING
         if is_killed:
             yield self._kill()
         yield ReleaseRanks(tuple(range(self.size)))

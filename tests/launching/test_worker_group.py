@@ -228,9 +228,9 @@ def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
     agent = ScriptedAgent(deadline=5.0)
     agent.state("running", 0, 1)
     assert agent.after(5.0) == []
-    assert not agent.group.has_timed_out
+    assert agent.group.cause is None
     assert agent.after(0.1) == [KillGroup(), ReleaseRanks((0, 1))]
-    assert agent.group.has_timed_out
+    assert agent.group.cause == "timed_out"
 
 
 def test_a_lost_agent_ends_the_group_at_once(agent: ScriptedAgent) -> None:

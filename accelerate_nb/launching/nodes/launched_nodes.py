@@ -477,7 +477,7 @@ class LaunchedGroupRunner(GroupRunner):
         return structs.replace(content, folder=folder) if isinstance(content, ProfileSteps) else content
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        if self._group.has_timed_out and self.timed_out is None:
+        if self._group.cause == "timed_out" and self.timed_out is None:
             self._nodes.post(RunTimedOut(), self._number)
         super()._carry_out(decisions)
 

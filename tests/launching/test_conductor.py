@@ -1,0 +1,264 @@
+"""Whatever happens to ranks, a run does and says what the table in the architecture's page has for it."""
+
+from __future__ import annotations
+
+import html
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.events.model import Event, Failure, HeldAt, State, StateChange
+from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
+from accelerate_nb.launching.group_runner import GroupRunner, RunContext
+from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
+from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
+from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.worker_group import EndCause, Stop
+from accelerate_nb.notebook.display.text import TextFrontEnd
+from accelerate_nb.rank.step_hold import STOP
+from accelerate_nb.reports.report import run_report
+from accelerate_nb.reports.summary import RunFacts
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.messages import (
+    AgentLost,
+    HoldAtStep,
+    KillGroup,
+    Message,
+    RankEvent,
+    RankExited,
+    ReleaseRanks,
+    SignalRanks,
+    StartWorkers,
+    StopAt,
+    ToRank,
+)
+from accelerate_nb.transport.payload import FunctionCall, pack
+from accelerate_nb.transport.worker_spec import current_environment, on_loopback
+from tests.failures.test_hang_report import waits
+
+pytestmark = pytest.mark.timeout(60)
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+KILL = int(signal.SIGKILL)
+CAUSES = [name for part in get_args(EndCause) for name in (get_args(part) or [part])]
+
+
+class ScriptedNode:
+    """The agent of a node without processes: its ranks do what a script says, and follow what they are sent."""
+
+    takes_sockets = has_outcomes = False
+
+    def __init__(self, script: Callable[[ScriptedNode], Iterator[None]], _loop: AgentLoop, report: Report) -> None:
+        self.ranks: tuple[int, ...] = ()
+        self.reports: list[Message] = []
+        self._send, self._script = report, script(self)
+        self._numbers = dict.fromkeys(range(2), 0)
+        self._ended: set[int] = set()
+
+    def event(self, rank: int, event: Event) -> None:
+        self.reports.append(RankEvent(rank, self._number(rank), event))
+
+    def state(self, state: State, rank: int, detail: str = "") -> None:
+        self.event(rank, StateChange(rank, state, time.time(), detail))
+
+    def fails(self, rank: int, *, by_us: bool = False) -> None:
+        kind, text = ("KeyboardInterrupt", "") if by_us else ("KeyError", "'a'")
+        self.event(rank, Failure(rank, kind, text, "", time.time(), ended_by_us=by_us))
+        self.state("stopped" if by_us else "failed", rank)
+        self.exits(rank, 1)
+
+    def exits(self, rank: int, code: int, *, killed: bool = False) -> None:
+        if rank in self.ranks and rank not in self._ended:
+            self._ended.add(rank)
+            self.reports.append(RankExited(rank, self._number(rank), code, time.time(), killed=killed))
+
+    def _number(self, rank: int) -> int:
+        self._numbers[rank] += 1
+        return self._numbers[rank] - 1
+
+    # ------------------------------------------------------------------------------------------------- as an agent
+
+    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+        self.ranks = request.ranks
+        for rank in self.ranks:
+            self.state("running", rank)
+
+    def tick(self, now: float, timeout: float) -> float:
+        next(self._script, None)
+        self.drain()
+        return min(timeout, 0.01)
+
+    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        match message:
+            case ToRank(rank, HoldAtStep()):
+                self.event(rank, HeldAt(rank, STOP, 7, 0.01))
+            case ToRank(rank, StopAt()):
+                self.state("stopping", rank, "after step 8")
+                self.fails(rank, by_us=True)
+            case SignalRanks(number, ranks) if number == signal.SIGINT:
+                for rank in set(ranks) - self._ended - DEAF:
+                    self.fails(rank, by_us=True)
+            case KillGroup():
+                for rank in self.ranks:
+                    self.exits(rank, -KILL, killed=True)
+            case ReleaseRanks(ranks):
+                for rank in set(ranks) - DEAF:
+                    self.exits(rank, 0)
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        return {rank: waits() for rank in ranks if rank not in self._ended}
+
+    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
+        return {
+            rank: [{"group": "0", "number": 2, "name": "gloo:all_reduce", "sizes": [[3]], "awaited": [1]}]
+            for rank in ranks
+        }
+
+    def drain(self) -> None:
+        waiting, self.reports = self.reports, []
+        for report in waiting:
+            self._send(report, ())
+
+    def close(self) -> None:
+        pass
+
+
+# the ranks that follow no interrupt, and end late
+DEAF: set[int] = set()
+
+
+def runs_on(node: ScriptedNode) -> Iterator[None]:
+    yield
+
+
+def returns(node: ScriptedNode) -> Iterator[None]:
+    for rank in node.ranks:
+        node.state("finished", rank)
+    yield
+
+
+def raises(node: ScriptedNode) -> Iterator[None]:
+    node.fails(1)
+    yield
+
+
+def dies(node: ScriptedNode) -> Iterator[None]:
+    node.exits(1, -KILL)
+    yield
+
+
+def one_returns(node: ScriptedNode) -> Iterator[None]:
+    node.state("finished", 1)
+    yield
+
+
+def loses_its_ranks(node: ScriptedNode) -> Iterator[None]:
+    if 1 in node.ranks:
+        node.reports.append(AgentLost(node.ranks, "its connection has ended", time.time()))
+    yield
+
+
+def raises_once() -> Callable[[ScriptedNode], Iterator[None]]:
+    scripts = [returns, raises]
+    return lambda node: scripts.pop()(node)
+
+
+class Scenario:
+    """What is done to a run of two ranks, and the settings of it."""
+
+    def __init__(
+        self,
+        script: Callable[[ScriptedNode], Iterator[None]],
+        *stops: Stop,
+        nodes: tuple[int, ...] = (2,),
+        deaf: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.script, self.stops, self.nodes, self.deaf, self.settings = script, stops, nodes, deaf, settings
+
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "returned": lambda: Scenario(returns),
+    "failed": lambda: Scenario(raises),
+    "died": lambda: Scenario(dies),
+    "node_lost": lambda: Scenario(loses_its_ranks, nodes=(1, 1)),
+    "workers_lost": lambda: Scenario(loses_its_ranks),
+    "timed_out": lambda: Scenario(runs_on, timeout=0.5),
+    "deadlocked": lambda: Scenario(one_returns, hang_warning_after=0.2),
+    "finish": lambda: Scenario(runs_on, "finish"),
+    "interrupt": lambda: Scenario(runs_on, "interrupt"),
+    "kill": lambda: Scenario(runs_on, "finish", "kill", deaf=True),
+    # decisions of the conductor
+    "StartAgain": lambda: Scenario(raises_once(), max_restarts=2),
+    "GiveUp": lambda: Scenario(raises, max_restarts=1),
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """The rows of the page's table by their first cell, without the marks of code."""
+    part = PAGE.read_text(encoding="utf-8").partition("<!-- ends: begin -->")[2].partition("<!-- ends: end -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.strip().splitlines()[2:]]
+    return {row[0].strip("`"): [cell.replace("`", "") for cell in row[1:]] for row in cells}
+
+
+def conducted(scenario: Scenario, folder: Path) -> tuple[Conductor, list[GroupRunner]]:
+    """The conductor of a scenario's run, and the groups that it makes."""
+    config = resolve(
+        {"num_processes": 2, "cpu": True, "stop_grace_period": 0.3, "restart_delay": 0.0, **scenario.settings}, {}
+    )
+    placement = Placement("supervisor", 2, True, "2 ranks by a script")
+    folder.mkdir()
+    plan = LaunchPlan(
+        pack(FunctionCall(print, ())), 2, current_environment(on_loopback(), 1), run="a", node_sizes=scenario.nodes
+    )
+    groups: list[GroupRunner] = []
+
+    def worker_group(run_context: RunContext, number: int) -> GroupRunner:
+        agents = [partial(ScriptedNode, scenario.script) for _ in scenario.nodes]
+        groups.append(GroupRunner(plan, agents, run_context, number))
+        return groups[-1]
+
+    launch = Launch("train", config, placement, CellSources({}, {}), folder, {})
+    return Conductor(launch, worker_group, ThisMachine(), plan.payload), groups
+
+
+def test_the_table_has_every_way_in_which_a_run_ends() -> None:
+    assert list(rows()) == list(SCENARIOS) == [*CAUSES, "StartAgain", "GiveUp"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_run_does_and_says_what_the_table_has(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = SCENARIOS[name]()
+    monkeypatch.setattr(f"{__name__}.DEAF", {0, 1} if scenario.deaf else set())
+    conductor, groups = conducted(scenario, tmp_path / "run")
+    run = Run(conductor, TextFrontEnd(is_command=True))
+    run.start()
+    for how in scenario.stops:
+        while not (groups and groups[-1].began):
+            time.sleep(0.01)
+        conductor.request_stop(how)
+    error: BaseException | None = None
+    try:
+        run.wait()
+    except BaseException as raised:
+        error = raised
+    _, _, state, raised_name, text, report = rows()[name]
+    if name in CAUSES:
+        assert groups[-1]._group.cause == name
+    assert f"{run.view.state}: {run.view.detail}".removesuffix(": ") == state
+    assert ("nothing" if error is None else type(error).__name__) == raised_name
+    assert text in capfd.readouterr().err
+    shown = run_report(RunFacts.of(run, host="", background=False, can_act=False), run.view)["text/html"]
+    assert report in html.unescape(re.sub("<[^>]*>", "", shown))
+    saved = kept_run(run.folder)
+    assert saved is not None
+    assert saved.state == run.view.state
