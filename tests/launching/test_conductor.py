@@ -16,6 +16,7 @@ import pytest
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.model import Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
@@ -112,14 +113,10 @@ class ScriptedNode:
                 for rank in set(ranks) - DEAF:
                     self.exits(rank, 0)
 
-    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        return {rank: waits() for rank in ranks if rank not in self._ended}
-
-    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
-        return {
-            rank: [{"group": "0", "number": 2, "name": "gloo:all_reduce", "sizes": [[3]], "awaited": [1]}]
-            for rank in ranks
-        }
+    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
+        waiting = [rank for rank in ranks if rank not in self._ended]
+        entry = {"group": "0", "number": 2, "name": "gloo:all_reduce", "sizes": [[3]], "awaited": [1]}
+        return StackSnapshot(dict.fromkeys(waiting, waits()), {rank: [entry] for rank in waiting})
 
     def drain(self) -> None:
         waiting, self.reports = self.reports, []
@@ -234,7 +231,7 @@ def test_the_table_has_every_way_in_which_a_run_ends() -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_does_and_says_what_the_table_has(
+def test_a_run_ends_and_is_shown_as_the_table_has_it(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = SCENARIOS[name]()
