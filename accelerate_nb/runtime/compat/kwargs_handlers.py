@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DDPCommunicationHookType, named
 
 
@@ -111,10 +112,30 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in set(ignore_keys)}
 
     def register_comm_hook(self, model: Any) -> None:
-        """Let a `DistributedDataParallel` model pack its gradients by `comm_hook` and `comm_wrapper`."""
-        from accelerate_nb.runtime.strategies.gradient_compression import pack_gradients
+        """Let the copies of a model exchange gradients in 16 bits or as low-rank factors (PowerSGD), as the two options say."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        pack_gradients(model, named(self.comm_hook), named(self.comm_wrapper), self.comm_state_option)
+        hooks: dict[str, Any] = {
+            "fp16": default_hooks.fp16_compress_hook,
+            "bf16": default_hooks.bf16_compress_hook,
+            "power_sgd": powerSGD_hook.powerSGD_hook,
+            "batched_power_sgd": powerSGD_hook.batched_powerSGD_hook,
+        }
+        wrappers: dict[str, Any] = {
+            "fp16": default_hooks.fp16_compress_wrapper,
+            "bf16": default_hooks.bf16_compress_wrapper,
+        }
+        hook_name, wrapper = named(self.comm_hook), named(self.comm_wrapper)
+        for name, requested, known in (("comm_hook", hook_name, hooks), ("comm_wrapper", wrapper, wrappers)):
+            if requested != "no" and requested not in known:
+                raise ConfigurationError(
+                    f"{name}={requested!r} is not known. Choose one of 'no', {', '.join(map(repr, known))}."
+                )
+        if hook_name != "no":
+            hook = hooks[hook_name] if wrapper == "no" else wrappers[wrapper](hooks[hook_name])
+            is_low_rank = hook_name.endswith("sgd")
+            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option) if is_low_rank else None
+            model.register_comm_hook(state=state, hook=hook)
 
 
 @dataclass

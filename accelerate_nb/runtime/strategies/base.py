@@ -32,7 +32,7 @@ from accelerate_nb.runtime.world.world import World
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from accelerate_nb.runtime.strategies.context_parallel.context_parallel import ContextParallel
+    from accelerate_nb.runtime.strategies.context_parallel import ContextParallel
 from dataclasses import dataclass
 
 
@@ -154,7 +154,7 @@ class Strategy:
             self.device_mesh = config.get_device_mesh(self.world.device.type)
         if config.cp_handler is not None and config.cp_enabled:
             # not before it is used: it loads what compiles
-            from accelerate_nb.runtime.strategies.context_parallel.context_parallel import ContextParallel
+            from accelerate_nb.runtime.strategies.context_parallel import ContextParallel
 
             self.context = ContextParallel(self.world, config.cp_handler)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import named_states
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.strategies.base import PrepareRequest, Strategy
 from accelerate_nb.runtime.training.repoint import load_original_state, original_state
+from accelerate_nb.runtime.world.world import World
 
 
 class ShardedStrategy(Strategy):
@@ -97,6 +98,33 @@ class ShardedStrategy(Strategy):
             files += named_states.optimizer_files(self.world, optimizer, unwrapped, index, self.writes_parts)
         return files
 
+    def window_gradients(self, model: Module) -> dict[str, Tensor]:
+        """This process's parts of the averaged gradients of a window; what was held is averaged for it, and stays held."""
+        inner = self.unwrap(model)
+        held = {id(weight): part for weight, part in _held_parts(inner)}
+        found = {}
+        for name, weight in inner.named_parameters():
+            parts = [] if weight.grad is None else [sharded_tensors.local(weight.grad)]
+            parts += [held[id(weight)]] if id(weight) in held else []
+            if parts:
+                found[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return found
+
+    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+        """Have these parts of gradients, and no others."""
+        for name, weight in self.unwrap(model).named_parameters():
+            gradient, own = saved.get(name), sharded_tensors.local(weight)
+            if gradient is not None and (gradient := sharded_tensors.local(gradient)).shape != own.shape:
+                raise CheckpointError(
+                    f"The checkpoint holds the gradients of a window of accumulation by another number of processes: {name} has "
+                    f"{tuple(gradient.shape)} there, and {tuple(own.shape)} here. Load it with as many, or save at a window's end."
+                )
+            weight.grad = None
+            if gradient is not None:
+                # beside the weight, which may wait on the host
+                weight.grad = torch.empty_like(weight)
+                sharded_tensors.local(weight.grad).copy_(gradient)
+
     def _loaded_optimizers(
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Mapping[str, Any]
     ) -> list[LoadedFile]:
@@ -115,35 +143,6 @@ def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:
 
 
 # The gradients of a window of accumulation, where `fully_shard` has cut weights
-
-
-def window_gradients(model: Module) -> dict[str, Tensor]:
-    """This process's parts of the averaged gradients of a window; all processes call it."""
-    held = {id(weight): part for weight, part in _held_parts(model)}
-    found = {}
-    for name, weight in model.named_parameters():
-        parts = [] if weight.grad is None else [sharded_tensors.local(weight.grad)]
-        parts += [held[id(weight)]] if id(weight) in held else []
-        if parts:
-            found[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    return found
-
-
-def set_window_gradients(model: Module, saved: Mapping[str, Tensor]) -> None:
-    """Have these parts of gradients, and no others."""
-    for name, weight in model.named_parameters():
-        gradient = saved.get(name)
-        if gradient is not None and gradient.shape != sharded_tensors.local(weight).shape:
-            raise CheckpointError(
-                f"The checkpoint holds the gradients of a window of accumulation by another number of processes: {name} has "
-                f"{tuple(gradient.shape)} there, and {tuple(sharded_tensors.local(weight).shape)} here. Load it with as many, or save at a "
-                "window's end."
-            )
-        weight.grad = None
-        if gradient is not None:
-            # beside the weight, which may wait on the host
-            weight.grad = torch.empty_like(weight)
-            sharded_tensors.local(weight.grad).copy_(gradient)
 
 
 def _held_parts(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
@@ -182,3 +181,94 @@ def _weights_of(state: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     groups = [state._fsdp_param_group] if groups is None else groups
     return [weight for group in groups if group is not None for weight in group.fsdp_params]
+
+
+# The weights that a training begins with
+
+
+class InitialWeights:
+    """
+    The first process's weights and buffers, brought to every process's device, a part of the model at a time.
+
+    Only what was brought and is not sharded yet is in memory there: where the other processes have a model on the meta device,
+    none of them ever holds it whole. What the first process has on the meta device is initialised there, by `initialise`, which
+    gets a module, or by the module's `reset_parameters`.
+    """
+
+    def __init__(
+        self, world: World, initialise: Callable[[Module], object] | None = None, ignored: Iterable[Parameter] = ()
+    ) -> None:
+        self.world, self.initialise = world, initialise
+        # those that stay whole, as they are now
+        self.ignored: set[Parameter] = set()
+        self._ignored = {id(weight) for weight in ignored}
+        self._modules: set[int] = set()
+
+    def bring(self, module: Module) -> None:
+        """
+        Replace the weights and buffers of a module and its parts by the first process's; each part once.
+
+        Weights that are tied are brought by one call, and nothing of it is kept for the next.
+        """
+        brought: dict[Parameter, Parameter] = {}
+        for part in module.modules():
+            if id(part) not in self._modules:
+                self._modules.add(id(part))
+                self._bring_own(part, brought)
+
+    def _bring_own(self, part: Module, brought: dict[Parameter, Parameter]) -> None:
+        # what is in parts was loaded so
+        former = {
+            name: weight
+            for name, weight in part._parameters.items()
+            if weight is not None and not isinstance(weight, DTensor)
+        }
+        if self.world.is_main:
+            self._initialise(part, brought)
+        for name, weight in former.items():
+            if weight not in brought:
+                current = part._parameters[name]
+                assert current is not None, "initialising a module gives its weights numbers"
+                brought[weight] = Parameter(self._tensor(current.detach()), weight.requires_grad)
+            part._parameters[name] = brought[weight]
+            if id(weight) in self._ignored:
+                self.ignored.add(brought[weight])
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = self._tensor(buffer)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        device = self.world.device
+        if self.world.is_main:
+            brought = tensor.to(device).contiguous()
+        else:
+            brought = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        if self.world.size > 1:
+            dist.broadcast(brought, 0)
+        return brought
+
+    def _initialise(self, part: Module, brought: dict[Parameter, Parameter]) -> None:
+        """Give numbers to what is on the meta device here, too; a tied weight has them already where another module has it."""
+        device = self.world.device
+        weights = {
+            name: Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
+            for name, weight in part._parameters.items()
+            if weight is not None and weight.is_meta and weight not in brought
+        }
+        buffers = {
+            name: torch.empty_like(buffer, device=device)
+            for name, buffer in part._buffers.items()
+            if buffer is not None and buffer.is_meta
+        }
+        if not weights and not buffers:
+            return
+        part._parameters.update(weights)
+        part._buffers.update(buffers)
+        initialise = self.initialise or getattr(type(part), "reset_parameters", None)
+        if initialise is None:
+            raise ConfigurationError(
+                f"A {type(part).__name__} of the model is on the meta device on the first process, too, and has no "
+                "`reset_parameters`. Make the model on the CPU there, or pass `param_init_fn=` to the plugin."
+            )
+        with torch.no_grad():
+            initialise(part)

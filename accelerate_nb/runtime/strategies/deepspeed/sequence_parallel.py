@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_nb.errors import ConfigurationError, DataError
 from accelerate_nb.runtime.compat.packages import compare_versions
 from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
-from accelerate_nb.runtime.strategies.context_parallel.sequence_part import (
+from accelerate_nb.runtime.strategies.context_parallel import (
+    IGNORED_LABEL,
     SequenceBatches,
     SequencePart,
     refuse_recurrent,
@@ -26,8 +27,6 @@ from accelerate_nb.runtime.world.world import World
 _VERSION = "0.18.2"
 # These make a mask of all pairs of tokens, or attend by themselves; DeepSpeed's and Accelerate's classes refuse them too.
 _UNKNOWN_ATTENTIONS = ("eager", "paged|eager", "flex_attention")
-# The label that losses leave out, as torch and transformers have it.
-_IGNORED = -100
 
 
 class SequenceParallel:
@@ -201,7 +200,7 @@ class SequenceParallel:
             whole["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         labels = whole.pop("labels", None)
         if labels is not None and whole.get("shift_labels") is None:
-            whole["shift_labels"] = F.pad(labels, (0, 1), value=_IGNORED)[:, 1:]
+            whole["shift_labels"] = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
         return self._batches.cut(whole)
 
     def _check_shape(self, sequences: int, length: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,8 +28,7 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     checkpoint_activations,
     ignored_weights,
 )
-from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
+from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy
 from accelerate_nb.runtime.strategies.tensor_parallel import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -208,14 +207,6 @@ class FSDP(ShardedStrategy):
     def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backward averages gradients, those that were held among them."""
         return self._gradient_sync(model, enabled=True)
-
-    def window_gradients(self, model: Module) -> dict[str, Tensor]:
-        """This process's parts of the gradients of a window; what was held is averaged for it, and stays held."""
-        return window_gradients(self.unwrap(model))
-
-    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
-        """Have these parts of gradients, and no others."""
-        set_window_gradients(self.unwrap(model), saved)
 
     # The rest
 

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.collective import broadcast
 from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size, send_to_device
 from accelerate_nb.runtime.strategies.pipeline.microbatches import microbatches
 from accelerate_nb.runtime.strategies.pipeline.pipelined_model import StageRanks
-from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
+from accelerate_nb.runtime.strategies.pipeline.stage_plan import plan_stages
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel, move_weights
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.state import PartialState
-from accelerate_nb.runtime.world.world import World
 
 
 def prepare_pippy(
@@ -48,7 +47,9 @@ def prepare_pippy(
     layers = plan_stages(model, world.size, begins, no_split=no_split_module_classes)
     staged = StagedModel(model, layers, world.device)
     staged.held = (world.rank,)
-    _place(model, layers, world)
+    # what this process computes with: all but the layers of other stages
+    other = {id(part) for layer in layers if layer.stage != world.rank for part in layer.module.modules()}
+    move_weights((part for part in model.modules() if id(part) not in other), world.device)
     stages, ranks = {world.rank: Stage(staged, world.rank)}, StageRanks(world.device, world.group, range(world.size))
     names = [layer.name for layer in layers]
     stage_of_layers = [layer.stage for layer in layers]
@@ -78,19 +79,3 @@ def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] 
     """The number of samples of the first argument that has some."""
     values = [*(args or ()), *(kwargs or {}).values()]
     return next((size for value in values if (size := ignorant_find_batch_size(value)) is not None), None)
-
-
-def _place(model: Module, layers: Sequence[Layer], world: World) -> None:
-    """Move what this process computes with to its device: all but the layers of other stages."""
-    other = {id(part) for layer in layers if layer.stage != world.rank for part in layer.module.modules()}
-    moved: dict[Parameter, Parameter] = {}
-    for part in model.modules():
-        if id(part) in other:
-            continue
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                if weight not in moved:
-                    moved[weight] = Parameter(weight.detach().to(world.device), weight.requires_grad)
-                part._parameters[name] = moved[weight]
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.to(world.device)

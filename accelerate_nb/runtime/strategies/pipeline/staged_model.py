@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from accelerate_nb.errors import ConfigurationError, StateError
@@ -309,6 +309,19 @@ class Stage(Module):
         if self.index == self.staged.count - 1:
             return output if self.finish is None else self.finish(output, part)
         return tuple(output)
+
+
+def move_weights(parts: Iterable[Module], device: torch.device | str, kept: Collection[int] = ()) -> None:
+    """Put modules' own weights and buffers on a device, but the weights, by `id`, that are kept; what is tied stays tied."""
+    moved: dict[Parameter, Parameter] = {}
+    for part in parts:
+        for name, weight in part._parameters.items():
+            if weight is not None and id(weight) not in kept:
+                if weight not in moved:
+                    moved[weight] = Parameter(weight.detach().to(device), weight.requires_grad)
+                part._parameters[name] = moved[weight]
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 def _intercept(module: Module, call: Callable[[Callable[..., Any], Any, Any], Any]) -> None:

@@ -22,12 +22,16 @@ from accelerate_nb.runtime.strategies.base import PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
-from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
-from accelerate_nb.runtime.strategies.pipeline.pipelined_model import PipelinedModel, Schedule, StageRanks
-from accelerate_nb.runtime.strategies.pipeline.shared_gradients import SharedGradients, groups_of_stages
+from accelerate_nb.runtime.strategies.pipeline.pipelined_model import (
+    PipelinedModel,
+    Schedule,
+    SharedGradients,
+    StageRanks,
+    groups_of_stages,
+)
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer, plan_stages, shared_by_stages
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
-from accelerate_nb.runtime.strategies.sharded import ShardedStrategy, set_window_gradients, window_gradients
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel, move_weights
+from accelerate_nb.runtime.strategies.sharded import InitialWeights, ShardedStrategy
 from accelerate_nb.runtime.training.compile import compile_layers
 from accelerate_nb.runtime.training.repoint import named_weights, original_name
 from accelerate_nb.runtime.world.mesh import DATA_AXES
@@ -179,23 +183,24 @@ class PipelineParallel(ShardedStrategy):
         """Bring the first process's weights into this process's layers, a layer at a time, and give up those of others."""
         shared = shared_weights(model)
         later = []
-        for layer in layers:
-            if any(id(weight) in shared for weight in layer.module.parameters()):
-                later.append(layer)
-                continue
-            weights.bring(layer.module)
+
+        def settle(layer: Layer, kept: Collection[int]) -> None:
             if layer.stage in own:
                 shard(layer.module)
             else:
-                _give_up(layer.module, ())
+                move_weights(layer.module.modules(), "meta", kept)
+
+        for layer in layers:
+            if any(id(weight) in shared for weight in layer.module.parameters()):
+                later.append(layer)
+            else:
+                weights.bring(layer.module)
+                settle(layer, ())
         # what shares a weight is brought by one call, and shares it still
         weights.bring(model)
         kept = {id(weight) for layer in later if layer.stage in own for weight in layer.module.parameters()}
         for layer in later:
-            if layer.stage in own:
-                shard(layer.module)
-            else:
-                _give_up(layer.module, kept)
+            settle(layer, kept)
 
     # A step
 
@@ -216,14 +221,6 @@ class PipelineParallel(ShardedStrategy):
             # a scaler begins with the first loss, which other stages than the last do not see
             self.precision.scale(torch.zeros((), device=self.world.device))
         return model.train_step(inputs, targets, loss_of, lambda loss: self.precision.scale(loss / steps))
-
-    def window_gradients(self, model: Module) -> dict[str, Tensor]:
-        """This process's parts of the gradients of a window."""
-        return window_gradients(self.unwrap(model))
-
-    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
-        """Have these parts of gradients, and no others."""
-        set_window_gradients(self.unwrap(model), saved)
 
     def gradient_norm(self, weights: Sequence[Tensor], norm_type: float) -> Tensor:
         """The norm of all stages' gradients together, on all processes."""
@@ -264,16 +261,3 @@ class PipelineParallel(ShardedStrategy):
         """Release what was prepared."""
         super().release()
         self._models.clear()
-
-
-def _give_up(module: Module, kept: Collection[int]) -> None:
-    """Put a layer's weights and buffers on the meta device, but those, by `id`, that a layer of this process shares."""
-    given_up: dict[Parameter, Parameter] = {}
-    for part in module.modules():
-        for name, weight in part._parameters.items():
-            if weight is not None and id(weight) not in kept:
-                if weight not in given_up:
-                    given_up[weight] = Parameter(weight.detach().to("meta"), weight.requires_grad)
-                part._parameters[name] = given_up[weight]
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.to("meta")

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.strategies.context_parallel.attention import Ring
+from accelerate_nb.runtime.strategies.context_parallel import Ring
 from accelerate_nb.utils import TorchContextParallelConfig, TorchDynamoPlugin
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import DDPWithoutMean
@@ -192,7 +192,7 @@ def without_mean() -> dict[str, Any]:
 
 
 def trained_with(ring: type[Ring], folder: str) -> Numbers:
-    from accelerate_nb.runtime.strategies.context_parallel import context_parallel
+    from accelerate_nb.runtime.strategies import context_parallel
 
     context_parallel.Ring = ring  # type: ignore[misc]
     return trained(without_mean if ring is Ring else partial(along, cp_size=2), folder)
