@@ -293,7 +293,11 @@ class DeepSpeed(Strategy):
 
     def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
         """Compute gradients; the engine exchanges them as its stage has it."""
-        engine = self._running_engine()
+        engine = self.engine
+        if engine is None or engine.optimizer is None:
+            raise ConfigurationError(
+                "backward was called, but DeepSpeed has no model with an optimizer. Give both to one call of prepare."
+            )
         if self._is_pending:
             # nobody stepped: as with Accelerate, whose backward makes the step
             self._step()
@@ -303,13 +307,6 @@ class DeepSpeed(Strategy):
         divides = options.pop("scale_wrt_gas", True) and steps > 1
         engine.backward(loss / steps if divides else loss, scale_wrt_gas=False, **options)
         self._is_pending = is_boundary
-
-    def _running_engine(self) -> Any:
-        if self.engine is None or self.engine.optimizer is None:
-            raise ConfigurationError(
-                "backward was called, but DeepSpeed has no model with an optimizer. Give both to one call of prepare."
-            )
-        return self.engine
 
     def _step(self) -> None:
         self._is_pending = False
@@ -324,16 +321,13 @@ class DeepSpeed(Strategy):
         return not getattr(optimizer, "overflow", False)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def hold_gradients(self, model: Module) -> Iterator[None]:
+        """A block whose backwards are no end of a window of accumulation."""
         before, self._is_held = self._is_held, True
         try:
             yield
         finally:
             self._is_held = before
-
-    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
-        """A block whose backwards are no end of a window of accumulation."""
-        return self._held()
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """

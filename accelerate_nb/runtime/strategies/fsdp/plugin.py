@@ -36,62 +36,34 @@ WITHOUT_EFFECT = {
 _NUMBERS = {str(number): name for number, name in enumerate(FSDP_SHARDING_STRATEGY, start=1)}
 
 
-@dataclass(frozen=True, slots=True)
-class Sharding:
+def sharding_of(value: Any) -> tuple[bool, torch_fsdp.ShardingStrategy | None]:
     """
-    A request for sharded weights, in terms of the second version.
+    Whether a value requests that weights are sharded again after the forward pass, and the first version's strategy, if it names one.
 
-    `reshards` is whether weights are sharded again after the forward pass; `is_hybrid` whether they are sharded within a
-    machine, and copied across machines. `strategy` is the first version's, where one was named.
-    """
+    It is a yes or a no, or a strategy by its name or number. `ConfigurationError` names what is unknown, and `NO_SHARD`, which shards
+    nothing.
 
-    reshards: bool
-    strategy: torch_fsdp.ShardingStrategy | None = None
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether weights are sharded within a machine, and copied across machines."""
-        return self.strategy in {
-            torch_fsdp.ShardingStrategy.HYBRID_SHARD,
-            torch_fsdp.ShardingStrategy._HYBRID_SHARD_ZERO2,
-        }
-
-
-def sharding_of(value: Any) -> Sharding:
-    """
-    The sharding that a value requests: a yes or a no, or a strategy of the first version by its name or number.
-
-    `ConfigurationError` names what is unknown, and `NO_SHARD`, which shards nothing.
-
-    >>> sharding_of("SHARD_GRAD_OP").reshards, sharding_of("true").reshards
-    (False, True)
+    >>> sharding_of("SHARD_GRAD_OP")[0], sharding_of("true")
+    (False, (True, None))
     """
     if isinstance(value, bool):
-        return Sharding(value)
+        return value, None
     if isinstance(value, str) and value not in _NUMBERS:
         try:
-            return Sharding(Boolean().parse(value))
+            return Boolean().parse(value), None
         except InvalidValue:
             pass
-    strategy = _strategy(value)
-    keeps = {torch_fsdp.ShardingStrategy.SHARD_GRAD_OP, torch_fsdp.ShardingStrategy._HYBRID_SHARD_ZERO2}
-    return Sharding(strategy not in keeps, strategy)
-
-
-def requested_strategy(strategy: Any, reshards: Any) -> Any:
-    """
-    The strategy that two variables request of the first version.
-
-    A launcher sets both; `FSDP_RESHARD_AFTER_FORWARD` is the one that Accelerate's own questions are about.
-    """
-    usual = reshards if reshards in FSDP_SHARDING_STRATEGY else FSDP_SHARDING_STRATEGY[0]
-    return usual if strategy in (None, FSDP_SHARDING_STRATEGY[0]) else strategy
-
-
-def check_prefetch(value: Any) -> None:
-    """Raise `ConfigurationError` where a value is no prefetch of the first version, by its name or number."""
-    if not isinstance(value, torch_fsdp.BackwardPrefetch) and str(value) not in {"1", "2"}:
-        word_of("backward_prefetch", str(value), FSDP_BACKWARD_PREFETCH)
+    strategies = torch_fsdp.ShardingStrategy
+    if isinstance(value, strategies):
+        strategy = value
+    else:
+        name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), FSDP_SHARDING_STRATEGY)
+        strategy = strategies(FSDP_SHARDING_STRATEGY.index(name) + 1)
+    if strategy is strategies.NO_SHARD:
+        raise ConfigurationError(
+            "The sharding strategy NO_SHARD was requested, by which FSDP shards nothing. Train with DDP: leave FSDP out."
+        )
+    return strategy not in {strategies.SHARD_GRAD_OP, strategies._HYBRID_SHARD_ZERO2}, strategy
 
 
 def word_of(name: str, value: str, known: Iterable[str]) -> str:
@@ -102,19 +74,6 @@ def word_of(name: str, value: str, known: Iterable[str]) -> str:
             f"{name} is {value!r}. {did_you_mean(word, known, 'There is no such one.')} Known ones are {', '.join(known)}."
         )
     return word
-
-
-def _strategy(value: Any) -> torch_fsdp.ShardingStrategy:
-    if isinstance(value, torch_fsdp.ShardingStrategy):
-        strategy = value
-    else:
-        name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), FSDP_SHARDING_STRATEGY)
-        strategy = torch_fsdp.ShardingStrategy(FSDP_SHARDING_STRATEGY.index(name) + 1)
-    if strategy is torch_fsdp.ShardingStrategy.NO_SHARD:
-        raise ConfigurationError(
-            "The sharding strategy NO_SHARD was requested, by which FSDP shards nothing. Train with DDP: leave FSDP out."
-        )
-    return strategy
 
 
 _RAM_EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -168,18 +127,15 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
         requested = state_dict_type or self.state_dict_type or os.environ.get("FSDP_STATE_DICT_TYPE", default)
         self.state_dict_type = _state_dict_type(requested)
+        of_model: Any
+        of_optimizer: Any
         if self.state_dict_type is torch_fsdp.StateDictType.FULL_STATE_DICT:
-            self.state_dict_config = self.state_dict_config or torch_fsdp.FullStateDictConfig(
-                offload_to_cpu=True, rank0_only=True
-            )
-            self.optim_state_dict_config = self.optim_state_dict_config or torch_fsdp.FullOptimStateDictConfig(
-                offload_to_cpu=True, rank0_only=True
-            )
+            of_model = partial(torch_fsdp.FullStateDictConfig, rank0_only=True)
+            of_optimizer = partial(torch_fsdp.FullOptimStateDictConfig, rank0_only=True)
         else:
-            self.state_dict_config = self.state_dict_config or torch_fsdp.ShardedStateDictConfig(offload_to_cpu=True)
-            self.optim_state_dict_config = self.optim_state_dict_config or torch_fsdp.ShardedOptimStateDictConfig(
-                offload_to_cpu=True
-            )
+            of_model, of_optimizer = torch_fsdp.ShardedStateDictConfig, torch_fsdp.ShardedOptimStateDictConfig
+        self.state_dict_config = self.state_dict_config or of_model(offload_to_cpu=True)
+        self.optim_state_dict_config = self.optim_state_dict_config or of_optimizer(offload_to_cpu=True)
 
     def set_auto_wrap_policy(self, model: Module) -> None:
         """
@@ -254,22 +210,26 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
     def _choose_sharding(self) -> None:
         is_version_1 = self.requested_version == 1
         if is_version_1 and self.sharding_strategy is None and self.reshard_after_forward is None:
-            self.sharding_strategy = requested_strategy(_read("sharding_strategy"), _read("reshard_after_forward"))
+            # a launcher sets both variables; FSDP_RESHARD_AFTER_FORWARD is the one that Accelerate's own questions are about
+            strategy, reshards = _read("sharding_strategy"), _read("reshard_after_forward")
+            usual = reshards if reshards in FSDP_SHARDING_STRATEGY else FSDP_SHARDING_STRATEGY[0]
+            self.sharding_strategy = usual if strategy in (None, FSDP_SHARDING_STRATEGY[0]) else strategy
         value: Any = self.reshard_after_forward
         # of version 1 the strategy wins, as in Accelerate
         if self.sharding_strategy is not None and (is_version_1 or value is None):
             value = self.sharding_strategy
         if value is None:
             value = _read("reshard_after_forward")
-        sharding = sharding_of(value)
+        self.reshard_after_forward, strategy = sharding_of(value)
         if is_version_1 and self.sharding_strategy is not None:
-            self.sharding_strategy = sharding.strategy
-        self.reshard_after_forward, self.hybrid_shard = sharding.reshards, sharding.is_hybrid
+            self.sharding_strategy = strategy
+        self.hybrid_shard = strategy is not None and "HYBRID" in strategy.name
 
     def _drop_what_has_no_effect(self, *, is_version_1: bool) -> None:
         """Check the arguments of the first version, take them back, and warn of them once."""
-        if self.backward_prefetch is not None:
-            check_prefetch(self.backward_prefetch)
+        prefetch = self.backward_prefetch
+        if not (prefetch is None or isinstance(prefetch, torch_fsdp.BackwardPrefetch) or str(prefetch) in {"1", "2"}):
+            word_of("backward_prefetch", str(prefetch), FSDP_BACKWARD_PREFETCH)
         reasons = {name: why for name, why in WITHOUT_EFFECT.items() if getattr(self, name) is not None}
         for name in reasons:
             setattr(self, name, None)
