@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate_nb.runtime.strategies.context_parallel import ContextParallel
-from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,10 +382,6 @@ class Strategy:
             return named_states.load(folder, [self.unwrap(model) for model in models], optimizers)
         found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
         return found + self._loaded_optimizers(folder, models, optimizers, options)
-
-    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
-        """The models that hooks of `load_state` get; one that a hook takes out of the list is loaded by that hook."""
-        return models if self.hooks_get_weights else []
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
