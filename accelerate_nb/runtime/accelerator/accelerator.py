@@ -29,7 +29,6 @@ from accelerate_nb.runtime.accelerator.arguments import (
 )
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
-from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
 from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.compat.enums import DynamoBackend, PrecisionType, RNGType
@@ -60,6 +59,7 @@ from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, choose_plugin
 from accelerate_nb.runtime.training.memory import release_memory
 from accelerate_nb.runtime.training.metrics import check_gather, gather_for_metrics
+from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import AcceleratorState, join

@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.step_hold import current_step_hold
-from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
 from accelerate_nb.runtime.checkpoints.folders import (
     folder_to_read,
@@ -32,6 +31,7 @@ from accelerate_nb.runtime.compat.save import save
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world.state import ProcessMethods
 
 

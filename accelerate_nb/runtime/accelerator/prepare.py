@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.accelerator.prepared import add, is_prepared
 from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
@@ -25,6 +24,7 @@ from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.strategies.engine_objects import refuse_placeholder
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, AcceleratedScheduler, innermost
+from accelerate_nb.runtime.training.prepared import add, is_prepared
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.user_warnings import warn_user
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.rank.step_hold import current_step_hold
-from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoaderConfiguration
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows, GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
+from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world.state import ProcessMethods
 from accelerate_nb.user_warnings import warn_user
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from accelerate_nb.devices.xla import random_state, set_random_state
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints import file_names, manifest
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, loaded_into, read, read_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights
@@ -26,6 +25,7 @@ from accelerate_nb.runtime.checkpoints.writer import FileToWrite, files_of, writ
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
