@@ -120,8 +120,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self.dataloader_config = resolve_loaders(dataloader_config, split_batches)
         self.project_configuration = resolve_project(project_config, project_dir)
         self._join(cpu or launcher.cpu, request.precision)
-        self.gradient_state = GradientState(accumulation)
         deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, request.launches_deepspeed)
+        # not before what may be refused: all instances share it
+        self.gradient_state = GradientState(accumulation)
         self._spread(replace(request, strategy=replace(request.strategy, deepspeed=deepspeed)))
         self.bundle = PreparedObjects()
         self._generation = registry.generation()
