@@ -422,7 +422,7 @@ class GroupClosed(Message, frozen=True):
 # ------------------------------------------- between nodes on each of which a run is launched, by way of node 0
 
 
-class NodeLogEntry(Message, frozen=True):
+class NodeMessage(Message, frozen=True):
     """
     The message in `body` (`encode`) for the node `to`, or for all; node 0 says who sends it, and passes it on.
 

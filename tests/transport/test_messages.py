@@ -49,7 +49,7 @@ from accelerate_nb.transport.messages import (
     NodeFacts,
     NodeLeft,
     NodeLoad,
-    NodeLogEntry,
+    NodeMessage,
     NodeReady,
     OpenGroup,
     PeerEndpoint,
@@ -143,7 +143,7 @@ EXAMPLES = [
         "none", 2, None, 1, "cpu", NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0", "0.1.0", "cpu", "CPU", 0, 2, 1.5)
     ),
     RunJoined("run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b has come"),
-    NodeLogEntry(2, None, 1, b"\x00\xff"),
+    NodeMessage(2, None, 1, b"\x00\xff"),
     NodeReady(1),
     NodeLeft("its run is over"),
     RunTimedOut(),

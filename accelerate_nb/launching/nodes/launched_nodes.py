@@ -47,7 +47,7 @@ from accelerate_nb.transport.messages import (
     ListenToPeers,
     Message,
     NodeLeft,
-    NodeLogEntry,
+    NodeMessage,
     PeerEndpoint,
     PeersReached,
     ProfileSteps,
@@ -81,8 +81,8 @@ _LAST = 1 << 60
 # What ranks report that concerns other nodes.
 RankReport = RankEvent | RankExited | AgentLost | ToRank | RunTimedOut
 
-# Takes an entry of another node, and the number of a node that has gone with the reason, in the thread that reads.
-OnEntry = Callable[[NodeLogEntry, Message], None]
+# Takes a message of another node, and the number of a node that has gone with the reason, in the thread that reads.
+OnMessage = Callable[[NodeMessage, Message], None]
 OnLoss = Callable[[int, str], None]
 
 
@@ -93,7 +93,7 @@ class NodeExchange:
     Nodes are numbered in the order in which they came to node 0. Whoever reaches its port can send; nothing that comes is unpickled.
 
     >>> exchange = NodeExchange.joined("10.0.0.1", 29500, timeout=5.0)
-    >>> exchange.start(on_entry, on_loss)
+    >>> exchange.start(on_message, on_loss)
     >>> exchange.post(RequestStop("finish"))
     """
 
@@ -113,9 +113,15 @@ class NodeExchange:
         probe_connection(sock)
         exchange.address, exchange.host = str(sock.getsockname()[0]), str(sock.getpeername()[0])
         exchange._channels[0] = channel = Channel(sock, passes_descriptors=False)
-        with suppress(TimeoutError):
+        try:
+            # node 0 says at once that it is there
             if channel.receive(_GREETING_TIMEOUT) is not None:
                 return exchange
+        except TimeoutError:
+            pass
+        except BaseException:
+            channel.close()
+            raise
         channel.close()
         if channel.error is not None and channel.error.refusal == "version":
             raise LaunchError(
@@ -129,9 +135,9 @@ class NodeExchange:
         """Whether this is node 0."""
         return self._listener is not None
 
-    def start(self, on_entry: OnEntry, on_loss: OnLoss) -> None:
+    def start(self, on_message: OnMessage, on_loss: OnLoss) -> None:
         """Begin to read, and on node 0 to let others in."""
-        self._on_entry, self._on_loss = on_entry, on_loss
+        self._on_message, self._on_loss = on_message, on_loss
         for number, channel in self._channels.items():
             self._read(number, channel, self.address)
         if self._listener is not None:
@@ -142,7 +148,7 @@ class NodeExchange:
 
     def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
         """Send a message to a node, or to all, from any thread; it is lost where node 0 has gone, which shows by itself."""
-        entry = NodeLogEntry(0, to, attempt, encode(message))
+        entry = NodeMessage(0, to, attempt, encode(message))
         if self.is_host:
             self._pass_on(entry)
         elif (channel := self._channels.get(0)) is not None:
@@ -166,7 +172,7 @@ class NodeExchange:
                 channel.shutdown()
         self._reader.join()
 
-    def _pass_on(self, entry: NodeLogEntry) -> None:
+    def _pass_on(self, entry: NodeMessage) -> None:
         with self._lock:
             for number, channel in self._channels.items():
                 if number != entry.sender and entry.to in {None, number}:
@@ -178,8 +184,11 @@ class NodeExchange:
             try:
                 sock = listener.accept()[0]
                 probe_connection(sock)
+            except TimeoutError:
+                continue
             except OSError:
-                # nobody came, or who came has gone
+                # who came has gone, or no more files can be open
+                time.sleep(_PAUSE)
                 continue
             number, channel = next(numbers), Channel(sock, passes_descriptors=False)
             channel.try_send(Heartbeat())
@@ -194,14 +203,14 @@ class NodeExchange:
 
     def _take(self, number: int, address: str, received: ReceivedMessage) -> bool:
         match received.message:
-            case NodeLogEntry() as entry:
+            case NodeMessage() as entry:
                 if self.is_host:
                     self.address, entry = address, structs.replace(entry, sender=number)
                     self._pass_on(entry)
                 if not self.is_host or entry.to in {None, 0}:
                     # what can't be read is of a stranger
                     with suppress(ProtocolError):
-                        self._on_entry(entry, decode(entry.body))
+                        self._on_message(entry, decode(entry.body))
             case Heartbeat():
                 pass
             case _:
@@ -238,7 +247,7 @@ class LaunchedNodes(ABC):
         self.wake: Callable[[], None] = lambda: None
         self._on_stop: Callable[[Stop], None] = lambda _: None
         self._network = NodeNetwork(exchange.address)
-        exchange.start(self._on_entry, self._on_loss)
+        exchange.start(self._on_message, self._on_loss)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -342,7 +351,7 @@ class LaunchedNodes(ABC):
 
     # ------------------------------------------------------------------------------------------- in the thread that reads
 
-    def _on_entry(self, entry: NodeLogEntry, message: Message) -> None:
+    def _on_message(self, entry: NodeMessage, message: Message) -> None:
         match message:
             case RequestStop(how):
                 self._stop = stronger(self._stop, how)

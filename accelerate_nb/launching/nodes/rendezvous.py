@@ -45,7 +45,7 @@ from accelerate_nb.transport.messages import (
     ListenToPeers,
     Message,
     NodeLeft,
-    NodeLogEntry,
+    NodeMessage,
     NodeReady,
     RunJoined,
     RunRefused,
@@ -176,7 +176,7 @@ class HostNodes(LaunchedNodes):
 
     # ------------------------------------------------------------------------------------------------------ who comes
 
-    def _on_entry(self, entry: NodeLogEntry, message: Message) -> None:
+    def _on_message(self, entry: NodeMessage, message: Message) -> None:
         number = entry.sender
         match message:
             case JoinRun() as request:
@@ -192,7 +192,7 @@ class HostNodes(LaunchedNodes):
                     self._exchange.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
             case NodeReady(attempt):
                 self._ready[number] = attempt
-        super()._on_entry(entry, message)
+        super()._on_message(entry, message)
 
     def _lose(self, number: int, reason: str) -> None:
         self._waiting.pop(number, None)

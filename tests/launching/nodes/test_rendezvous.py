@@ -31,7 +31,7 @@ from accelerate_nb.transport.messages import (
     Heartbeat,
     KillGroup,
     Message,
-    NodeLogEntry,
+    NodeMessage,
     PeersReached,
     RankOutcome,
     RequestStop,
@@ -109,7 +109,7 @@ def test_what_a_stranger_sends_is_neither_unpickled_nor_in_the_way() -> None:
 
     with host(num_nodes="1:2", rdzv_backend="c10d", rdzv_conf={"last_call_timeout": 3}) as meeting:
         evil = pickle.dumps(Evil())
-        for raw in (evil, b"GET / HTTP/1.1", frame(NodeLogEntry(7, None, 0, evil)), frame(KillGroup())):
+        for raw in (evil, b"GET / HTTP/1.1", frame(NodeMessage(7, None, 0, evil)), frame(KillGroup())):
             with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
                 stranger.sendall(raw)
         member = meeting.join()
