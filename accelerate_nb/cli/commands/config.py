@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.cli.exit_codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, given_settings
@@ -23,8 +23,9 @@ from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf, Text
 from accelerate_nb.devices.probe import AvailableDevices, pod, probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
-from accelerate_nb.launching.planning.placement import accelerates_word, choose
-from accelerate_nb.launching.planning.preflight import PreflightReport, run_preflight
+
+if TYPE_CHECKING:
+    from accelerate_nb.launching.planning.preflight import PreflightReport
 
 # Settings with a prompt for everybody; the others are prompted for only where the user picks their group.
 FIRST = ("cpu", "num_processes", "mixed_precision", "gradient_accumulation_steps")
@@ -186,6 +187,8 @@ def _prompted(path: Path, values: Mapping[str, Any], current: TpusConfig) -> int
 
 def _looked_at(values: Mapping[str, Any], devices: AvailableDevices) -> PreflightReport:
     """A preview of a launch with these settings; an objection is raised."""
+    from accelerate_nb.launching.planning.preflight import run_preflight
+
     outlook = run_preflight(changed(values), devices, can_fork=hasattr(os, "fork"))
     if not outlook.possible:
         raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
@@ -195,6 +198,8 @@ def _looked_at(values: Mapping[str, Any], devices: AvailableDevices) -> Prefligh
 def _draft(path: Path, outlook: PreflightReport, on_tpus: TpusConfig | None) -> ConfigDraft:
     assert outlook.config is not None, "nothing grave speaks against it"
     assert outlook.choice is not None, "nothing grave speaks against it"
+    from accelerate_nb.launching.planning.placement import accelerates_word
+
     content = formats.keys(outlook.config, accelerates_word(outlook.choice, probe()))
     return hf_files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
 
@@ -254,6 +259,8 @@ def _update(arguments: argparse.Namespace) -> int:
 def _usual_word() -> str:
     """The name of a launch on this machine in Accelerate's files."""
     found = probe()
+    from accelerate_nb.launching.planning.placement import accelerates_word, choose
+
     return accelerates_word(choose(resolve({}, {}).launching, found, can_fork=hasattr(os, "fork")), found)
 
 
@@ -313,6 +320,8 @@ def prompt(
     Values that are impossible with these devices are reported, and prompted for again. Raises `KeyboardInterrupt` where the user
     leaves, and `ConfigurationError` for what no setting can mend.
     """
+    from accelerate_nb.launching.planning.preflight import run_preflight
+
     known = {setting.name: setting for setting in all_settings()}
     values = dict(current)
     settled = () if tpus is None else _SET_BY_A_POD if tpus.is_pod else _SET_BY_TPUS
