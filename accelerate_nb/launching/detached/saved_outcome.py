@@ -110,6 +110,9 @@ def _result(folder: Path, rank: int, view: RunState) -> RankResult:
         return RankResult(rank, failure=failure)
     try:
         return read_result(descriptor) or RankResult(rank, failure=failure)
+    except (AttributeError, ImportError) as error:
+        earlier = f"an earlier version of this package wrote it, and that version can read it ({error})"
+        return RankResult(rank, failure=failure, left_out=earlier)
     finally:
         os.close(descriptor)
 

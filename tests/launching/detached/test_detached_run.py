@@ -23,6 +23,8 @@ from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch
 from accelerate_nb.events.model import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.detached.control import ControlSocket, apply_live, connect, live_events
+from accelerate_nb.launching.detached.saved_outcome import read_results
+from accelerate_nb.transport.memory_file import write_entries
 from tests.launching.detached.trainings import (
     SETTINGS,
     are_gone,
@@ -123,6 +125,14 @@ def test_an_error_comes_back_with_its_class_and_the_lines_that_raised_it(folder)
 def test_a_value_of_a_class_of_the_callers_comes_back(folder):
     found = notebook_launcher(gives_a_point, folder=str(folder), results="all", **SETTINGS)
     assert [(type(point), point.x) for point in found] == [(Point, 0), (Point, 1)]
+
+
+def test_a_result_that_an_earlier_version_wrote_is_left_out_with_the_reason(tmp_path):
+    with (tmp_path / "rank_0.result").open("wb") as file:
+        write_entries(file.fileno(), [b"caccelerate_nb.transport.outcome\nReturned\n."])
+    (found,) = read_results(tmp_path, RunState(1))
+    assert (found.value, found.failure) == (None, None)
+    assert "earlier version" in found.left_out
 
 
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
