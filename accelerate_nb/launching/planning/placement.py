@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.options import deepspeed, megatron, parallelism
@@ -21,8 +21,11 @@ from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
-from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LOOPBACK, MasterAddress, ProcessEnvironment, RankInfo, WorkerSpec
+
+if TYPE_CHECKING:
+    # a command that only asks for a placement loads no pickler
+    from accelerate_nb.transport.payload import Payload
 
 Start = Literal["inline", "supervisor", "fork", "spawn"]
 
