@@ -61,7 +61,8 @@ def two_generations() -> dict[str, Any]:
 def alone(accelerator: Any, *, leaves: bool) -> str:
     """What a rank is told that waits for one which has gone."""
     from accelerate_nb.runtime.world.registry import forget
-    from accelerate_nb.transport.outcome import _is_lost_connection
+    from accelerate_nb.sources.cells import CellSources
+    from accelerate_nb.transport.outcome import failure_of
 
     if leaves:
         forget()
@@ -70,7 +71,7 @@ def alone(accelerator: Any, *, leaves: bool) -> str:
     try:
         accelerator.world.barrier()
     except RuntimeError as error:
-        return "lost" if _is_lost_connection(error) else str(error)
+        return "lost" if failure_of(error, 0, CellSources({}, {})).lost_connection else str(error)
     return "nothing"
 
 
