@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from inspect import signature
 
 import pytest
@@ -22,28 +21,12 @@ CALLS = {
     "shown": [1],
     "wait": [None],
 }
-# What version 0.2.0 wrote beside these.
-EARLIER = {
-    "error_locations.name_in_tracebacks": ["script.py"],
-    "shared_seed.alike": ["script.py"],
-    "options.parameters": CALLS["parameters"],
-    "ranks.begin": CALLS["begin"],
-    "display.display": [1],
-    "display.shown": [1],
-    "top_level_await.wait": [None],
-}
 NAMED = {"begin": ["num_processes", "cpu", "mixed_precision"]}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_script_calls_takes_what_it_is_given(name):
     signature(getattr(shell, name)).bind(*CALLS[name], **dict.fromkeys(NAMED.get(name, ())))
-
-
-@pytest.mark.parametrize("name", EARLIER)
-def test_scripts_of_the_last_release_find_what_they_call(name):
-    home, _, called = name.partition(".")
-    signature(getattr(import_module(f"accelerate_nb.script.{home}"), called)).bind(*EARLIER[name])
 
 
 def test_options_have_the_method_that_a_script_calls():
