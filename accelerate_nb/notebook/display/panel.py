@@ -151,7 +151,8 @@ class LivePanel:
         can_act = kernel_comm.join(self._comm, self._take) or background
         self.facts = RunFacts.of(run, host, background=background, can_act=can_act)
         self._report_place = {"report": report_id(self.facts)}
-        self._ended = run.done
+        # a run that a cell waits for is ended by `end`, however soon it was over
+        self._ended = background and run.done
         self._feed = MessageFeed(run.view)
         self._requests = RunRequests(run)
         self._lock = threading.RLock()

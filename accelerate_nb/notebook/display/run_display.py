@@ -171,7 +171,8 @@ class RunDisplay:
         """Put the card into the cell that runs at this moment."""
         with self._lock:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
-            self._is_over = run.done
+            # one that a cell waits for is ended by `closed`, however soon it was over
+            self._is_over = background and run.done
             if self._live:
                 from accelerate_nb.notebook.display.panel import LivePanel
 
