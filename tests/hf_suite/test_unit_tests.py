@@ -58,6 +58,7 @@ def their_tests(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # some 700 tests, in one process of their own
 def test_their_unit_tests_pass(their_tests: Path) -> None:
     environment = {
         **os.environ,
