@@ -76,7 +76,7 @@ def test_a_function_on_an_xla_device(on_xla, by_hand, tmp_path: Path):
     torch.manual_seed(1234567)
     torch.rand(3)
     states = current_random_states(gpus=True)
-    assert states.xla is None
+    assert states.tpu is None
     (found,) = on_xla(much, str(tmp_path))
     notebook, seeded = by_hand(1234567, 3)
     # numbers begin with the notebook's seed, and with the one that is set
