@@ -102,6 +102,8 @@ class NodeExchange:
         self._channels: dict[int, Channel] = {}
         self._reader, self._lock = ChannelReader(), threading.Lock()
         self._is_closed = False
+        # lets others in, on node 0
+        self._thread: threading.Thread | None = None
         # this node's address, as the others reach it, and that of node 0
         self.address = self.host = ""
 
@@ -142,9 +144,10 @@ class NodeExchange:
             self._read(number, channel, self.address)
         if self._listener is not None:
             self._listener.settimeout(1.0)
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._accept, args=(self._listener,), name="accelerate_nb listener", daemon=True
-            ).start()
+            )
+            self._thread.start()
 
     def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
         """Send a message to a node, or to all, from any thread; it is lost where node 0 has gone, which shows by itself."""
@@ -171,6 +174,8 @@ class NodeExchange:
             for channel in self._channels.values():
                 channel.shutdown()
         self._reader.join()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_TIMEOUT)
 
     def _pass_on(self, entry: NodeMessage) -> None:
         with self._lock:
@@ -187,6 +192,8 @@ class NodeExchange:
             except TimeoutError:
                 continue
             except OSError:
+                if self._is_closed:
+                    return
                 # who came has gone, or no more files can be open
                 time.sleep(_PAUSE)
                 continue

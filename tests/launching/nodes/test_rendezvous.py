@@ -6,6 +6,7 @@ import pickle
 import queue
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +205,15 @@ def test_a_node_that_is_launched_again_while_the_last_run_still_ends_waits_for_t
         following.meet()
         assert again.result().run == following.run
         left(again.result(), following)
+
+
+def test_a_run_that_is_over_leaves_no_thread_on_any_node() -> None:
+    before = set(threading.enumerate())
+    with host() as meeting:
+        member = meeting.join()
+        meeting.met.result()
+        left(member, meeting.nodes)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_node_carries_out_no_code_of_another_one() -> None:
