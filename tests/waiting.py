@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 # Seconds; what never comes fails a test after them, what comes is not waited for longer than it takes.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
-def until(condition: Callable[[], object], run: Any = None, timeout: float = PATIENCE) -> None:
+def until(condition: Callable[[], object], run: Any = None, timeout: float = TIMEOUT) -> None:
     """Wait until something is so; where a run ends before it, the test fails with the run's error."""
     deadline = time.monotonic() + timeout
     while True:

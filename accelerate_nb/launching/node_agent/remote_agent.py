@@ -255,10 +255,12 @@ class RemoteAgent:
         """The stack dump of each of these ranks that has not ended, empty where the agent sends none, and its collectives."""
         number, found = next(self._numbers), StackSnapshot({}, {})
         box = self._queries[number] = queue.SimpleQueue[StackSnapshot]()
-        with suppress(queue.Empty):
-            if not self._closed.is_set() and self._channel.try_send(QueryRankStacks(number, tuple(ranks))):
-                found = box.get(timeout=_QUERY_TIMEOUT)
-        del self._queries[number]
+        try:
+            with suppress(queue.Empty):
+                if not self._closed.is_set() and self._channel.try_send(QueryRankStacks(number, tuple(ranks))):
+                    found = box.get(timeout=_QUERY_TIMEOUT)
+        finally:
+            del self._queries[number]
         return StackSnapshot({**dict.fromkeys(ranks, ""), **found.replies}, found.collectives)
 
     def drain(self) -> None:
