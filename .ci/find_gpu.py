@@ -9,9 +9,9 @@ from pathlib import Path
 # any Python has the package's own way to count GPUs, which needs no other package, and no installed one
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from accelerate_nb.devices.gpus import Cuda
+from accelerate_nb.devices.gpus import nvidia_gpus
 
-count = Cuda().count(os.environ)
+count = nvidia_gpus(os.environ)
 if not count:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     said = "" if hidden is None else f" that CUDA_VISIBLE_DEVICES={hidden!r} shows"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,13 @@ def test_only_intels_render_nodes_are_xpus(tmp_path):
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
     assert gpus.intel_gpus(tmp_path) == 1
+
+
+def test_gpu_checks_are_left_out_where_no_gpu_is_visible():
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(Path(__file__).parents[2] / ".ci" / "find_gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, "no NVIDIA GPU that CUDA_VISIBLE_DEVICES='' shows" in done.stdout) == (69, True)
 
 
 def test_a_mac_has_one_gpu_or_none():
