@@ -26,18 +26,27 @@ def cores() -> int:
 
 def cgroup_quota(cgroups: Path, membership: Path) -> float | None:
     """The number of cores that this process's control groups allow; `None` is no limit."""
-    quotas = map(_quota, control_groups("cpu", cgroups, membership))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    quotas = []
+    for folder in control_groups("cpu", cgroups, membership):
+        # version 2, then version 1
+        with suppress(OSError, ValueError):
+            allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            quotas.append(int(allowed) / int(period))
+        with suppress(OSError, ValueError):
+            allowed, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quotas.append(int(allowed) / int(period))
+    # "max" is no number, and -1 no limit
+    return min((quota for quota in quotas if quota >= 0), default=None)
 
 
 def control_groups(controller: str, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> list[Path]:
     """The folders of this process's control group and of all above it that may limit a resource, in either version of them."""
-    groups = groups_of(membership)
-    return [
-        folder / parent
-        for folder, group in ((cgroups, ""), (cgroups / controller, controller))
-        for parent in _with_parents(groups.get(group, "/"))
-    ]
+    groups, found = groups_of(membership), []
+    for folder, group in ((cgroups, ""), (cgroups / controller, controller)):
+        # a container may see its own group as the root
+        path = PurePosixPath(groups.get(group, "/").lstrip("/"))
+        found += [folder / path, *(folder / parent for parent in path.parents)]
+    return found
 
 
 def groups_of(membership: Path) -> dict[str, str]:
@@ -48,20 +57,3 @@ def groups_of(membership: Path) -> dict[str, str]:
         return {}
     entries = [line.split(":", 2) for line in lines if line.count(":") >= 2]
     return {name: path for _, names, path in entries for name in names.split(",")}
-
-
-def _with_parents(group: str) -> list[str]:
-    """A group and all above it, relative to the root; a container may see its own group as the root."""
-    path = PurePosixPath(group.lstrip("/"))
-    return [str(path), *map(str, path.parents)] if path.parts else ["."]
-
-
-def _quota(folder: Path) -> float | None:
-    """The number of cores that one control group allows; `None` is no limit."""
-    with suppress(OSError, ValueError):
-        allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return None if allowed == "max" else int(allowed) / int(period)
-    with suppress(OSError, ValueError):
-        allowed, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
-        return None if int(allowed) < 0 else int(allowed) / int(period)
-    return None

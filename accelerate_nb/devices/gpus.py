@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 _LIBRARIES = {"win32": ("nvml.dll",), "linux": ("libnvidia-ml.so.1", "libnvidia-ml.so")}
+_DEVICE_FILES = Path("/dev")
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_INTEL_NODES = Path("/sys/class/drm")
+_INTEL = "0x8086"
 
 
 def nvidia_gpus(environment: Mapping[str, str]) -> int:
@@ -22,7 +26,8 @@ def nvidia_gpus(environment: Mapping[str, str]) -> int:
     if nvml is not None and nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0:
         physical = number.value
     else:
-        physical = _device_files(Path("/dev"))
+        # a container has the device files of the GPUs that it was given
+        physical = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in _DEVICE_FILES.glob("nvidia*"))
     return visible(environment.get("CUDA_VISIBLE_DEVICES"), physical)
 
 
@@ -45,15 +50,12 @@ def entries(visible_devices: str | None, physical: int) -> tuple[str, ...]:
     """
     if visible_devices is None:
         return tuple(map(str, range(physical)))
-    parts = (part.strip() for part in visible_devices.split(","))
-    seen = tuple(itertools.takewhile(lambda entry: _is_gpu(entry, physical), parts)) if physical else ()
-    return seen if len(set(seen)) == len(seen) else ()
-
-
-def _is_gpu(entry: str, physical: int) -> bool:
-    if entry.isdecimal():
-        return int(entry) < physical
-    return entry.startswith(("GPU-", "MIG-"))
+    seen: list[str] = []
+    for entry in map(str.strip, visible_devices.split(",") if physical else ()):
+        if not (int(entry) < physical if entry.isdecimal() else entry.startswith(("GPU-", "MIG-"))):
+            break
+        seen.append(entry)
+    return tuple(seen) if len(set(seen)) == len(seen) else ()
 
 
 @cache
@@ -91,56 +93,28 @@ def cuda_is_awake() -> bool:
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
-def _device_files(folder: Path) -> int:
-    """The number of GPUs that have a device file; a container has those that it was given."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in folder.glob("nvidia*"))
-
-
-_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-
-
-def visible_amd_gpus(environment: Mapping[str, str]) -> int:
+def amd_gpus(environment: Mapping[str, str]) -> int:
     """The number of AMD's GPUs that a process sees."""
-    found = amd_gpus(_AMD_NODES)
+    found = 0
+    for properties in _AMD_NODES.glob("*/properties"):
+        # a container may not read the nodes of GPUs that it was not given; a CPU is a node too, without SIMD units
+        with suppress(OSError):
+            units = re.search(r"^simd_count (\d+)$", properties.read_text(encoding="ascii"), re.MULTILINE)
+            found += units is not None and int(units[1]) > 0
     for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         if variable in environment:
             found = min(found, sum(part.strip() not in {"", "-1"} for part in environment[variable].split(",")))
     return found
 
 
-def amd_gpus(nodes: Path) -> int:
-    """The number of the driver's nodes that compute: a CPU is a node too, without SIMD units."""
-    count = 0
-    for properties in nodes.glob("*/properties"):
-        try:
-            units = re.search(r"^simd_count (\d+)$", properties.read_text(encoding="ascii"), re.MULTILINE)
-        except OSError:
-            continue  # a container may not read the nodes of GPUs that it was not given
-        count += units is not None and int(units[1]) > 0
-    return count
-
-
-_INTEL_NODES = Path("/sys/class/drm")
-_INTEL = "0x8086"
-
-
-def visible_intel_gpus(environment: Mapping[str, str]) -> int:
+def intel_gpus(environment: Mapping[str, str]) -> int:
     """The number of Intel's GPUs, as `ZE_AFFINITY_MASK` lets a process see them."""
-    found = intel_gpus(_INTEL_NODES)
+    found = 0
+    for vendor in _INTEL_NODES.glob("renderD*/device/vendor"):
+        with suppress(OSError):
+            found += vendor.read_text(encoding="ascii").strip() == _INTEL
     mask = environment.get("ZE_AFFINITY_MASK")
     return min(found, len({entry.strip().partition(".")[0] for entry in mask.split(",")})) if mask else found
-
-
-def intel_gpus(nodes: Path) -> int:
-    """The number of render nodes of Intel."""
-    return sum(_vendor(node) == _INTEL for node in nodes.glob("renderD*"))
-
-
-def _vendor(node: Path) -> str:
-    try:
-        return (node / "device" / "vendor").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def apple_gpus(_: Mapping[str, str]) -> int:
@@ -167,7 +141,7 @@ class DeviceType:
 # The order is torch's own, where a machine has several kinds; AMD's GPUs are called "cuda" by torch, too.
 DEVICE_TYPES = (
     DeviceType("cuda", "GPU", nvidia_gpus, "cuda", "CUDA_VISIBLE_DEVICES"),
-    DeviceType("cuda", "GPU", visible_amd_gpus, "hip", "CUDA_VISIBLE_DEVICES"),
-    DeviceType("xpu", "XPU", visible_intel_gpus, "xpu", "ZE_AFFINITY_MASK"),
+    DeviceType("cuda", "GPU", amd_gpus, "hip", "CUDA_VISIBLE_DEVICES"),
+    DeviceType("xpu", "XPU", intel_gpus, "xpu", "ZE_AFFINITY_MASK"),
     DeviceType("mps", "Apple GPU", apple_gpus),
 )

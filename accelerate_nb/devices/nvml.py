@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from accelerate_nb.devices.gpus import entries, opened_library
-from accelerate_nb.devices.usage import RankProcesses
+from accelerate_nb.devices.usage import DeviceGauge, RankProcesses
 from accelerate_nb.events.model import DeviceSample
 
-_LONGEST_NAME = 96
-_LONGEST_UUID = 96
+# Names and UUIDs have at most so many characters.
+_LONGEST_TEXT = 96
 
 
 class _NvmlUtilization(ctypes.Structure):
@@ -27,7 +28,7 @@ class _NvmlMemory(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
-class GpuGauge:
+class GpuGauge(DeviceGauge):
     """
     The GPUs that a process with an environment sees, in its order: the rank's own is the one at its number.
 
@@ -41,8 +42,7 @@ class GpuGauge:
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
         """The load of the ranks' GPUs."""
-        every = (self.sample(rank, now) for rank in range(ranks.size))
-        return (known for known in every if known is not None)
+        return (known for rank in range(ranks.size) if (known := self.sample(rank, now)) is not None)
 
     def sample(self, rank: int, now: float) -> DeviceSample | None:
         """The load of a rank's GPU; `None` where none of it is known."""
@@ -80,7 +80,6 @@ class GpuGauge:
         return found.pop() if len(found) == 1 else None
 
     def close(self) -> None:
-        """End the queries."""
         self._handles = []
 
     def _seen(self, visible_devices: str | None) -> list[ctypes.c_void_p | None]:
@@ -88,24 +87,22 @@ class GpuGauge:
         if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != 0:
             return []
         every = [self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index)) for index in range(number.value)]
-        return [self._named(entry, every) for entry in entries(visible_devices, number.value)]
-
-    def _named(self, entry: str, every: list[ctypes.c_void_p | None]) -> ctypes.c_void_p | None:
-        if entry.isdecimal():
-            return every[int(entry)]
-        if entry.startswith("MIG-"):
-            return self._handle("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(entry.encode()))
-        # the beginning of a UUID is enough for CUDA
-        return next((item for item in every if item is not None and self._uuid(item).startswith(entry)), None)
+        found: list[ctypes.c_void_p | None] = []
+        for entry in entries(visible_devices, number.value):
+            if entry.isdecimal():
+                found.append(every[int(entry)])
+            elif entry.startswith("MIG-"):
+                found.append(self._handle("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(entry.encode())))
+            else:
+                # the beginning of a UUID is enough for CUDA
+                uuid = self._nvml.nvmlDeviceGetUUID
+                named = (item for item in every if item and _text(partial(uuid, item)).startswith(entry))
+                found.append(next(named, None))
+        return found
 
     def _handle(self, function: str, which: Any) -> ctypes.c_void_p | None:
         handle = ctypes.c_void_p()
         return handle if getattr(self._nvml, function)(which, ctypes.byref(handle)) == 0 else None
-
-    def _uuid(self, handle: ctypes.c_void_p) -> str:
-        text = ctypes.create_string_buffer(_LONGEST_UUID)
-        self._nvml.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(_LONGEST_UUID))
-        return text.value.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,30 +127,24 @@ def driver() -> Driver | None:
     nvml = opened_library()
     if nvml is None:
         return None
-    cuda = ctypes.c_int(0)
+    cuda, count = ctypes.c_int(0), ctypes.c_uint(0)
     nvml.nvmlSystemGetCudaDriverVersion(ctypes.byref(cuda))
-    return Driver(
-        version=_text(nvml.nvmlSystemGetDriverVersion),
-        cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",
-        gpus=_gpus(nvml),
-    )
-
-
-def _gpus(nvml: Any) -> tuple[Gpu, ...]:
-    count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    found = []
+    gpus = []
     for index in range(count.value):
         handle, memory = ctypes.c_void_p(), _NvmlMemory()
         if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
             continue  # one that this container was not given
         nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        name = _text(lambda text, size, handle=handle: nvml.nvmlDeviceGetName(handle, text, size))  # type: ignore[misc]
-        found.append(Gpu(name, int(memory.total)))
-    return tuple(found)
+        gpus.append(Gpu(_text(partial(nvml.nvmlDeviceGetName, handle)), int(memory.total)))
+    return Driver(
+        version=_text(nvml.nvmlSystemGetDriverVersion),
+        cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",
+        gpus=tuple(gpus),
+    )
 
 
-def _text(query: Callable[[Any, ctypes.c_uint], int]) -> str:
-    """A text that a function of the library writes into a buffer."""
-    text = ctypes.create_string_buffer(_LONGEST_NAME)
-    return text.value.decode(errors="replace") if query(text, ctypes.c_uint(_LONGEST_NAME)) == 0 else ""
+def _text(query: Callable[..., int]) -> str:
+    """A text that a function of the library writes into a buffer of a length."""
+    text = ctypes.create_string_buffer(_LONGEST_TEXT)
+    return text.value.decode(errors="replace") if query(text, ctypes.c_uint(_LONGEST_TEXT)) == 0 else ""

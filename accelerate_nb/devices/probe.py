@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -85,7 +86,11 @@ def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
     AvailableDevices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
     """
     variables = os.environ if environment is None else environment
-    through = _through_xla(variables)
+    through = xla.detect_devices(variables)
+    if through is not None:
+        is_loaded = "torch_xla" in sys.modules
+        held = xla.holder_in_process(through.device)
+        through = replace(through, held=held, by_import=through.device == "CPU" and is_loaded)
     if through is not None and through.requested and not through.by_import:
         return _of_xla(through)
     for device_type in DEVICE_TYPES:
@@ -103,16 +108,8 @@ def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
 
 def pod(chips: int) -> AvailableDevices:
     """The devices of a machine of a TPU pod that has so many chips."""
-    return _of_xla(xla.XlaDevices("TPU", chips))
+    return _of_xla(XlaDevices("TPU", chips))
 
 
-def _through_xla(variables: Mapping[str, str]) -> xla.XlaDevices | None:
-    """The devices of torch_xla, with their relation to this very process."""
-    found = xla.detect_devices(variables)
-    if found is None:
-        return None
-    return replace(found, held=xla.holder_in_process(found.device), by_import=found.device == "CPU" and xla.is_loaded())
-
-
-def _of_xla(found: xla.XlaDevices) -> AvailableDevices:
+def _of_xla(found: XlaDevices) -> AvailableDevices:
     return AvailableDevices("xla", found.label, found.count, cores(), xla=found)

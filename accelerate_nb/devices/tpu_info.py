@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from accelerate_nb.devices.usage import RankProcesses
+from accelerate_nb.devices.usage import DeviceGauge, RankProcesses
 from accelerate_nb.events.model import DeviceSample
 
 # Where libtpu serves its numbers by default: a port for each of its processes (`tpu_info/metrics.py`).
@@ -28,7 +28,7 @@ class TpuCore:
     busy: float | None
 
 
-class TpuGauge:
+class TpuGauge(DeviceGauge):
     """
     The TPUs of this machine on which ranks compute, in the order of their numbers: the first rank has the first.
 
@@ -37,11 +37,27 @@ class TpuGauge:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._services = list(_services(environment.get(_VARIABLE) or _PORTS))
+        # the channel to each process, and its metrics
+        self._services: list[tuple[Any, Any]] = []
+        if find_spec("tpu_info") is None or find_spec("grpc") is None:
+            return
+        import grpc
+        from tpu_info.proto.tpu_metric_service_pb2_grpc import RuntimeMetricServiceStub
+
+        # what a notebook needs to reach the internet is not for this machine
+        options = [("grpc.enable_http_proxy", 0)]
+        for port in map(str.strip, (environment.get(_VARIABLE) or _PORTS).split(",")):
+            if port.isdecimal():
+                channel = grpc.secure_channel(f"localhost:{port}", grpc.local_channel_credentials(), options)
+                self._services.append((channel, RuntimeMetricServiceStub(channel)))
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
-        """The load of each rank's device; nothing of ranks that have none."""
-        for rank, core in enumerate(self._cores()[: ranks.size]):
+        # all processes are queried before any reply is waited for
+        queries = [_query(metrics) for _, metrics in self._services]
+        known: dict[int, TpuCore] = {}
+        for futures in queries:
+            known = cores(*map(_reply, futures)) | known
+        for rank, (_, core) in enumerate(sorted(known.items())[: ranks.size]):
             yield DeviceSample(
                 rank=rank,
                 device=f"TPU {rank}",
@@ -52,47 +68,27 @@ class TpuGauge:
             )
 
     def close(self) -> None:
-        """End the queries."""
-        for service in self._services:
-            service.close()
+        for channel, _ in self._services:
+            channel.close()
         self._services = []
 
-    def _cores(self) -> list[TpuCore]:
-        known: dict[int, TpuCore] = {}
-        for reply in [service.query() for service in self._services]:
-            for number, core in reply().items():
-                known.setdefault(number, core)
-        return [core for _, core in sorted(known.items())]
+
+def _query(metrics: Any) -> list[Any]:
+    from tpu_info.proto.tpu_metric_service_pb2 import MetricRequest
+
+    names = (_USED, _TOTAL, _BUSY)
+    return [metrics.GetRuntimeMetric.future(MetricRequest(metric_name=name), timeout=_TIMEOUT) for name in names]
 
 
-class _RuntimeMetrics:
-    """The metrics of one process; `grpc` and the library's own messages are handed in."""
+def _reply(future: Any) -> dict[int, Any]:
+    """The number of each device."""
+    from grpc import RpcError
 
-    def __init__(self, grpc: Any, messages: Any, stub: Any, port: int) -> None:
-        self._grpc, self._messages = grpc, messages
-        # what a notebook needs to reach the internet is not for this machine
-        options = [("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.secure_channel(f"localhost:{port}", grpc.local_channel_credentials(), options)
-        self._stub = stub(self._channel)
-
-    def query(self) -> Any:
-        """Send the requests; the returned function waits for the replies, each device under its number."""
-        futures = [
-            self._stub.GetRuntimeMetric.future(self._messages.MetricRequest(metric_name=name), timeout=_TIMEOUT)
-            for name in (_USED, _TOTAL, _BUSY)
-        ]
-        return lambda: cores(*map(self._reply, futures))
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _reply(self, future: Any) -> dict[int, Any]:
-        try:
-            metrics = future.result().metric.metrics
-        except self._grpc.RpcError:
-            # nothing computes, the device does not report this, or the process is too busy to reply
-            return {}
-        return {metric.attribute.value.int_attr: metric.gauge for metric in metrics}
+    try:
+        return {metric.attribute.value.int_attr: metric.gauge for metric in future.result().metric.metrics}
+    except RpcError:
+        # nothing computes, the device does not report this, or the process is too busy to reply
+        return {}
 
 
 def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, TpuCore]:
@@ -105,16 +101,6 @@ def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, 
         )
         for number in sorted(used)
     }
-
-
-def _services(ports: str) -> Iterable[_RuntimeMetrics]:
-    if find_spec("tpu_info") is None or find_spec("grpc") is None:
-        return []
-    import grpc
-    from tpu_info.proto import tpu_metric_service_pb2 as messages
-    from tpu_info.proto.tpu_metric_service_pb2_grpc import RuntimeMetricServiceStub as Stub
-
-    return [_RuntimeMetrics(grpc, messages, Stub, int(port)) for port in ports.split(",") if port.strip().isdecimal()]
 
 
 def generation() -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -25,24 +25,15 @@ class RankProcesses:
     memory: int
 
 
-class DeviceGauge(Protocol):
-    """A kind of device that reports its load; nothing waits long for it, and the query wakes nothing."""
+class DeviceGauge:
+    """Reports the load of a kind of devices, of this one none; nothing waits long for it, and the query wakes nothing."""
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterable[DeviceSample]:
         """The load of these ranks' devices; a rank whose device does not report it is left out."""
-
-    def close(self) -> None:
-        """End the queries."""
-
-
-class UnmeasuredDevices:
-    """Devices that report nothing."""
-
-    def samples(self, ranks: RankProcesses, now: float) -> Iterable[DeviceSample]:
         return ()
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """End the queries."""
 
 
 _SHARED = Path("/dev/shm")
@@ -65,9 +56,11 @@ class HostGauge:
 
     def sample(self) -> HostSample:
         """The current load, its cores since the last sample."""
+        before, self._before = self._before, self._busy()
+        used, possible = (now - then for now, then in zip(self._before, before, strict=True))
         disks = [disk for folder in self._folders if (disk := _disk(folder)) is not None]
         return HostSample(
-            cpu=self._cpu(),
+            cpu=min(100.0, max(0.0, 100.0 * used / possible)) if possible > 0 else 0.0,
             memory=self.memory(),
             disk=max(disks, key=lambda disk: disk[0] / max(disk[1], 1), default=None),
             shared_memory=_disk(_SHARED),
@@ -83,11 +76,6 @@ class HostGauge:
         below = (item for item in limited if item is not None and item[1] < seen.total)
         return min(below, key=lambda memory: memory[1] - memory[0], default=machine)
 
-    def _cpu(self) -> float:
-        before, self._before = self._before, self._busy()
-        used, possible = (now - then for now, then in zip(self._before, before, strict=True))
-        return min(100.0, max(0.0, 100.0 * used / possible)) if possible > 0 else 0.0
-
     def _busy(self) -> tuple[float, float]:
         """So many seconds were computed so far, and so many could have been."""
         if self._quota is not None and (used := _cpu_seconds(self._cgroups, self._membership)) is not None:
@@ -100,7 +88,7 @@ class HostGauge:
         return total - idle, total
 
 
-class WorkerGauge:
+class WorkerGauge(DeviceGauge):
     """The processes of ranks that compute on the CPU; of each of `size` ranks an equal share of the cores is its own."""
 
     def __init__(self, size: int) -> None:
@@ -132,9 +120,6 @@ class WorkerGauge:
         self._before = {entry.pid: entry.seconds for item in found.values() for entry in item}
         return samples
 
-    def close(self) -> None:
-        """Nothing was opened."""
-
     def _utilisation(self, processes: Iterable[ProcessUsage], passed: float) -> float | None:
         known = [process.seconds - self._before[process.pid] for process in processes if process.pid in self._before]
         if not known or passed <= 0:
@@ -153,56 +138,38 @@ class ProcessUsage:
 
 def usage(leaders: Iterable[int]) -> dict[int, list[ProcessUsage]]:
     """The usage of each of these processes, with what it started: itself first, nothing where it has ended."""
-    wanted = list(leaders)
-    return _from_proc(wanted) if (_PROC / "self" / "stat").exists() else {pid: _from_psutil(pid) for pid in wanted}
-
-
-def _from_proc(leaders: Sequence[int]) -> dict[int, list[ProcessUsage]]:
-    """By one read of each process of the machine: a worker leads a session, and what it starts is in there."""
     found: dict[int, list[ProcessUsage]] = {pid: [] for pid in leaders}
+    if not (_PROC / "self" / "stat").exists():
+        return {pid: _from_psutil(pid) for pid in found}
+    # by one read of each process of the machine: a worker leads a session, and what it starts is in there
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    for pid, facts in _stats():
-        # numbered as in proc(5), from the third on: 4 parent, 6 session, 14 and 15 time, 24 memory
-        leader = pid if pid in found else int(facts[3])
-        if leader not in found:
-            continue
-        shared = 0 if pid == leader else _shared_pages(pid)
-        seconds = (int(facts[11]) + int(facts[12])) / ticks
-        found[leader].append(ProcessUsage(pid, seconds, max(0, int(facts[21]) - shared) * page))
-    return found
-
-
-def _stats() -> Iterator[tuple[int, list[str]]]:
     for entry in os.scandir(_PROC):
         if not entry.name.isdecimal():
             continue
-        try:
-            text = (_PROC / entry.name / "stat").read_text(errors="replace")
-        except OSError:
-            # it has just ended
-            continue
-        # the name of a process may hold spaces and parentheses
-        yield int(entry.name), text.rpartition(")")[2].split()
-
-
-def _shared_pages(pid: int) -> int:
-    try:
-        return int((_PROC / str(pid) / "statm").read_text().split()[2])
-    except OSError:
-        return 0
+        pid, folder = int(entry.name), _PROC / entry.name
+        # one that has just ended is left out
+        with suppress(OSError):
+            # the name of a process may hold spaces and parentheses
+            facts = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            # numbered as in proc(5), from the third on: 4 parent, 6 session, 14 and 15 time, 24 memory
+            leader = pid if pid in found else int(facts[3])
+            if leader in found:
+                shared = 0 if pid == leader else int((folder / "statm").read_text().split()[2])
+                seconds = (int(facts[11]) + int(facts[12])) / ticks
+                found[leader].append(ProcessUsage(pid, seconds, max(0, int(facts[21]) - shared) * page))
+    return found
 
 
 def _from_psutil(pid: int) -> list[ProcessUsage]:
+    found = []
     try:
         leader = psutil.Process(pid)
-        return [_usage(child) for child in (leader, *leader.children(recursive=True))]
+        for process in (leader, *leader.children(recursive=True)):
+            times = process.cpu_times()
+            found.append(ProcessUsage(process.pid, times.user + times.system, process.memory_info().rss))
     except psutil.Error:
         return []
-
-
-def _usage(process: psutil.Process) -> ProcessUsage:
-    times = process.cpu_times()
-    return ProcessUsage(process.pid, times.user + times.system, process.memory_info().rss)
+    return found
 
 
 def _disk(folder: Path) -> tuple[int, int] | None:
@@ -220,28 +187,22 @@ def _memory(folder: Path) -> tuple[int, int] | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        try:
+        # of the other version, or "max"
+        with suppress(OSError, ValueError):
             total, used = int((folder / limit).read_text()), int((folder / current).read_text())
             return max(0, used - _fact(folder / "memory.stat", cache)), total
-        except (OSError, ValueError):
-            # of the other version, or "max"
-            continue
     return None
 
 
 def _cpu_seconds(cgroups: Path, membership: Path) -> float | None:
     """The CPU seconds of all processes of this one's control group."""
     groups = groups_of(membership)
-    try:
+    with suppress(OSError):
         return _fact(cgroups / groups.get("", "/").lstrip("/") / "cpu.stat", "usage_usec") / 1e6
-    except OSError:
-        pass
     for controller in ("cpuacct", "cpu"):
         folder = cgroups / controller / groups.get(controller, "/").lstrip("/")
-        try:
+        with suppress(OSError, ValueError):
             return int((folder / "cpuacct.usage").read_text()) / 1e9
-        except (OSError, ValueError):
-            continue
     return None
 
 

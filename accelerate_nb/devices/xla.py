@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,12 +107,20 @@ def detect_devices(
     chips = tpu_chips(pci)
     if device != "CPU" and (chips or requests_tpu(environment)):
         return _tpu(environment, chips, versions)
-    return _cpu(environment, versions, requested=bool(device))
+    if trouble := _misfit(versions) or _no_number(environment, "CPU_NUM_DEVICES"):
+        return XlaDevices("CPU", 0, requested=bool(device), trouble=trouble)
+    return XlaDevices("CPU", int(environment.get("CPU_NUM_DEVICES") or 1), requested=bool(device))
 
 
 def tpu_chips(pci: Path = _PCI) -> list[str]:
     """The generation of each TPU chip of this machine, each of which is one device but for `v2 or v3`."""
-    return [name for folder in sorted(pci.glob("*")) if (name := _generation(folder))]
+    found = []
+    for folder in sorted(pci.glob("*")):
+        with suppress(OSError):
+            vendor, device = ((folder / name).read_text(encoding="ascii").strip() for name in ("vendor", "device"))
+            if vendor == _GOOGLE and device in _GENERATIONS:
+                found.append(_GENERATIONS[device])
+    return found
 
 
 def installation() -> XlaInstallation:
@@ -159,11 +168,6 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def is_loaded() -> bool:
-    """Whether this process has loaded torch_xla."""
-    return "torch_xla" in sys.modules
-
-
 def is_awake() -> bool:
     """Whether torch_xla's runtime holds its devices in this process; the call does not wake it."""
     library = sys.modules.get("_XLAC")
@@ -190,6 +194,8 @@ def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
     installed, found, chips = installation(), detect_devices(environment), tpu_chips()
     if not installed.torch_xla and found is None and not chips:
         return {}
+    import psutil
+
     from accelerate_nb.devices.tpu_info import generation
 
     facts: dict[str, Any] = {
@@ -207,7 +213,11 @@ def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
             "trouble": found.trouble or None,
         }
     if chips:
-        facts["held_by"] = [{"process": pid, "name": _name_of(pid)} for pid in holders()]
+        facts["held_by"] = [{"process": pid, "name": None} for pid in holders()]
+        for holder in facts["held_by"]:
+            # a command may not be seen
+            with suppress(psutil.Error):
+                holder["name"] = psutil.Process(holder["process"]).name()
     return facts
 
 
@@ -265,37 +275,34 @@ def set_random_state(state: int | None) -> None:
 
 
 def _tpu(environment: Mapping[str, str], chips: list[str], versions: XlaInstallation) -> XlaDevices:
-    trouble = _misfit(versions) or _no_number(environment, "TPU_NUM_DEVICES") or _no_chip(environment, chips)
+    trouble = _misfit(versions) or _no_number(environment, "TPU_NUM_DEVICES")
+    if not trouble and not chips:
+        trouble = (
+            f"{_asking(environment)} requests a TPU, but there is no TPU chip on this machine's PCI bus. Choose a machine with a "
+            "TPU (on Colab by Runtime > Change runtime type, on Kaggle by Settings > Accelerator), or pass cpu=True."
+        )
     if _RETIRED in chips:
         trouble = (
             "A TPU was requested, but this machine's chips are of TPU v2 or v3, with two cores each that are threads of one process, "
             "and here a rank is a process. Choose a TPU v5e or v6e, as Colab and Kaggle offer them, or pass cpu=True; Hugging Face's "
             "Accelerate trains on TPU v2 and v3."
         )
-    if trouble:
-        return XlaDevices("TPU", 0, trouble=trouble)
-    if not versions.libtpu:
+    if not trouble and not versions.libtpu:
         trouble = (
             "This machine's TPU was requested, but libtpu, torch_xla's driver of the chips, is not installed. "
             "pip install 'torch_xla[tpu]', or pass cpu=True."
         )
-        return XlaDevices("TPU", 0, trouble=trouble)
     shown = environment.get("TPU_VISIBLE_CHIPS") or environment.get("TPU_VISIBLE_DEVICES") or ""
     visible = len(shown.split(",")) if shown else len(chips)
-    if visible not in {1, len(chips)}:
+    if not trouble and visible not in {1, len(chips)}:
         trouble = (
             f"TPU_VISIBLE_CHIPS={shown} shows some of this machine's {len(chips)} TPU chips, but torch_xla's processes find each "
             "other on all of them only. Unset it, or name one chip."
         )
+    if trouble:
         return XlaDevices("TPU", 0, trouble=trouble)
     alone = visible < len(chips) or environment.get("TPU_NUM_DEVICES") == "1"
     return XlaDevices("TPU", 1 if alone else len(chips))
-
-
-def _cpu(environment: Mapping[str, str], versions: XlaInstallation, *, requested: bool) -> XlaDevices:
-    if trouble := _misfit(versions) or _no_number(environment, "CPU_NUM_DEVICES"):
-        return XlaDevices("CPU", 0, requested=requested, trouble=trouble)
-    return XlaDevices("CPU", int(environment.get("CPU_NUM_DEVICES") or 1), requested)
 
 
 def _misfit(versions: XlaInstallation) -> str:
@@ -306,15 +313,6 @@ def _misfit(versions: XlaInstallation) -> str:
     return (
         f"Computing through torch_xla was requested, but torch_xla {versions.torch_xla} loads beside torch {required} only, and torch "
         f"{versions.torch} is installed. pip install 'torch=={required}.*' 'torch_xla[tpu]=={required}.*', or pass cpu=True."
-    )
-
-
-def _no_chip(environment: Mapping[str, str], chips: list[str]) -> str:
-    if chips:
-        return ""
-    return (
-        f"{_asking(environment)} requests a TPU, but there is no TPU chip on this machine's PCI bus. Choose a machine with a "
-        "TPU (on Colab by Runtime > Change runtime type, on Kaggle by Settings > Accelerator), or pass cpu=True."
     )
 
 
@@ -351,21 +349,3 @@ def _holds_a_chip(process: Path) -> bool:
     except OSError:
         # it has ended, or belongs to another user
         return False
-
-
-def _generation(folder: Path) -> str:
-    try:
-        vendor, device = ((folder / name).read_text(encoding="ascii").strip() for name in ("vendor", "device"))
-    except OSError:
-        return ""
-    return _GENERATIONS.get(device, "") if vendor == _GOOGLE else ""
-
-
-def _name_of(pid: int) -> str | None:
-    """The command of a process, where it may be seen."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return None

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.tpu_info import TpuGauge
-from accelerate_nb.devices.usage import DeviceGauge, HostGauge, RankProcesses, UnmeasuredDevices, WorkerGauge
+from accelerate_nb.devices.usage import DeviceGauge, HostGauge, RankProcesses, WorkerGauge
 from accelerate_nb.events.model import DeviceSample, HostSample
 from accelerate_nb.events.run_state import RunState
 
@@ -107,7 +107,7 @@ def device_samples(
 def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGauge:
     """The gauge for `size` ranks on devices of a kind, "cpu" or torch's name for an accelerator, in this environment."""
     if size == 0:
-        return UnmeasuredDevices()
+        return DeviceGauge()
     if kind == "xla":
         # torch_xla computes on the CPU too, and writes there what it computes on where nobody has set it
         kind = "cpu" if environment.get("PJRT_DEVICE", "").upper() == "CPU" else "tpu"
@@ -115,4 +115,4 @@ def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGaug
         return WorkerGauge(size)
     if kind == "cuda":
         return GpuGauge(environment)
-    return TpuGauge(environment) if kind == "tpu" else UnmeasuredDevices()
+    return TpuGauge(environment) if kind == "tpu" else DeviceGauge()

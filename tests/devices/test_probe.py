@@ -95,26 +95,31 @@ def test_no_gpu_is_visible_where_there_is_none():
     assert gpus.visible("0,1", 0) == 0
 
 
-def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path):
+def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path, monkeypatch):
     for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
         (tmp_path / name).touch()
-    assert gpus._device_files(tmp_path) == 2
+    monkeypatch.setattr(gpus, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(gpus, "opened_library", lambda: None)
+    assert gpus.nvidia_gpus({}) == 2
 
 
-def test_amds_cpus_are_no_gpus(tmp_path):
+def test_amds_cpus_are_no_gpus(tmp_path, monkeypatch):
     for number, units in enumerate([0, 304, 304]):
         node = tmp_path / str(number)
         node.mkdir()
         (node / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\nmem_banks_count 1\n")
-    assert gpus.amd_gpus(tmp_path) == 2
+    monkeypatch.setattr(gpus, "_AMD_NODES", tmp_path)
+    assert gpus.amd_gpus({}) == 2
+    assert gpus.amd_gpus({"HIP_VISIBLE_DEVICES": "1"}) == 1
 
 
-def test_only_intels_render_nodes_are_xpus(tmp_path):
+def test_only_intels_render_nodes_are_xpus(tmp_path, monkeypatch):
     for name, vendor in [("renderD128", "0x8086"), ("renderD129", "0x10de"), ("card0", "0x8086")]:
         device = tmp_path / name / "device"
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
-    assert gpus.intel_gpus(tmp_path) == 1
+    monkeypatch.setattr(gpus, "_INTEL_NODES", tmp_path)
+    assert gpus.intel_gpus({}) == 1
 
 
 def test_gpu_checks_are_left_out_where_no_gpu_is_visible():

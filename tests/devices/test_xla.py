@@ -219,9 +219,9 @@ def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatc
     monkeypatch.setattr("accelerate_nb.devices.probe.DEVICE_TYPES", (DeviceType("cuda", "GPU", lambda _: 4),))
     monkeypatch.setattr(xla, "installation", lambda: FITS)
     # another test of this process may have loaded it
-    monkeypatch.setattr(xla, "is_loaded", lambda: False)
+    monkeypatch.delitem(sys.modules, "torch_xla", raising=False)
     assert probe({"PJRT_DEVICE": "CPU"}).kind == "xla"
-    monkeypatch.setattr(xla, "is_loaded", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
     assert probe({"PJRT_DEVICE": "CPU"}).kind == "cuda"
 
 
