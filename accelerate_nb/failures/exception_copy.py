@@ -29,12 +29,23 @@ def linked_exceptions(error: BaseException) -> list[BaseException]:
 
 def exception_values(error: BaseException) -> dict[str, Any]:
     """The values of an exception beside its arguments: its attributes, and the fields of its class (`errno`, `code`, ...)."""
-    return {**_fields(error), **vars(error)}
+    names = {
+        name
+        for base in type(error).__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, (GetSetDescriptorType, MemberDescriptorType)) and name not in _OF_EVERY_EXCEPTION
+    }
+    fields = {name: value for name in sorted(names) if (value := getattr(error, name, None)) is not None}
+    return {**fields, **vars(error)}
 
 
 def rebuilt_exception(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str, Any]) -> BaseException:
     """A `kind` with these arguments and values; no constructor written in Python is called."""
-    error: BaseException = _builtin(kind).__new__(kind, *args)
+    # the class of Python's own that decides how an instance lies in memory: only its `__new__` may make one
+    builtin: type[BaseException] | None = kind
+    while builtin is not None and vars(builtins).get(builtin.__name__) is not builtin:
+        builtin = builtin.__base__
+    error: BaseException = (builtin or BaseException).__new__(kind, *args)
     for name, value in {"args": args, **values}.items():
         # an exception may be a frozen dataclass, which refuses plain assignment
         with suppress(AttributeError):
@@ -68,21 +79,3 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
         return f"(its message can't be shown: {type(error).__qualname__}.__str__ fails)"
-
-
-def _fields(error: BaseException) -> dict[str, Any]:
-    names = {
-        name
-        for base in type(error).__mro__
-        for name, value in vars(base).items()
-        if isinstance(value, (GetSetDescriptorType, MemberDescriptorType)) and name not in _OF_EVERY_EXCEPTION
-    }
-    return {name: value for name in sorted(names) if (value := getattr(error, name, None)) is not None}
-
-
-def _builtin(kind: type[BaseException]) -> type[BaseException]:
-    """The class of Python's own that decides how an instance lies in memory: only its `__new__` may make one."""
-    base: type[BaseException] | None = kind
-    while base is not None and vars(builtins).get(base.__name__) is not base:
-        base = base.__base__
-    return base or BaseException

@@ -88,7 +88,12 @@ def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
     """
     every = _rank_positions(snapshot, sources)
     rank_positions = {rank: position for rank, position in every.items() if position is not None}
-    lines = [_line(rank_position, ranks, rank_positions) for rank_position, ranks in _groups(rank_positions)]
+    places: dict[RankPosition, list[int]] = {}
+    for rank, position in rank_positions.items():
+        places.setdefault(position, []).append(rank)
+    # those where ranks wait first, then by how many are there
+    in_order = sorted(places.items(), key=lambda place: (not place[0].waits_in, -len(place[1]), place[1]))
+    lines = [_line(position, ranks, places) for position, ranks in in_order]
     frozen = {rank: snapshot.replies[rank] for rank in sorted(every) if is_state(snapshot.replies[rank])}
     lines += [f"rank {rank} does not answer: {state}" for rank, state in frozen.items()]
     if silent := sorted(every.keys() - rank_positions.keys() - frozen.keys()):
@@ -111,18 +116,13 @@ def _rank_positions(snapshot: StackSnapshot, sources: CellSources) -> dict[int, 
     positions: dict[int, RankPosition | None] = {}
     for rank, text in snapshot.replies.items():
         stack = below_ours(main_thread(text))
-        recorded = [entry for entry in snapshot.collectives.get(rank, ()) if "number" in entry]
-        positions[rank] = _rank_position(stack, recorded, sources) if _user_frames(stack) else None
+        pending = [entry for entry in snapshot.collectives.get(rank, ()) if "number" in entry]
+        positions[rank] = None
+        for at in _user_frames(stack)[-1:]:
+            frame, line = stack[at], stack[at].line or ""
+            location = sources.location(frame.filename, frame.lineno or 0)
+            positions[rank] = RankPosition(location, line[:_WIDEST], _waits_in(line, stack[at + 1 :], pending))
     return positions
-
-
-def _rank_position(
-    stack: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]], sources: CellSources
-) -> RankPosition:
-    at = _user_frames(stack)[-1]
-    frame = stack[at]
-    waits = _waits_in(stack[at + 1 :], pending) or _waits_at(frame.line or "", stack[at + 1 :], pending)
-    return RankPosition(sources.location(frame.filename, frame.lineno or 0), (frame.line or "")[:_WIDEST], waits)
 
 
 def _user_frames(stack: Sequence[FrameSummary]) -> list[int]:
@@ -130,28 +130,20 @@ def _user_frames(stack: Sequence[FrameSummary]) -> list[int]:
     return [index for index, frame in enumerate(stack) if is_user_file(frame.filename)]
 
 
-def _waits_in(below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
-    """The collective that these calls are in, under the name by which the person called it; empty where they are in none."""
+def _waits_in(line: str, below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
+    """The collective in which a line of the person's code waits, by the calls below it, under the name by which it called it; or nothing."""
+    if not below:
+        # it has called compiled code
+        if _STORE_CALL.search(line):
+            return _STORE_WAIT
+        return _name(pending[0]) if pending and ".wait(" in line else ""
     if any(frame.filename.endswith(_COLLECTIVE_FILES) for frame in below):
         return next(frame.name for frame in below if frame.name not in _WRAPPERS)
     if pending and any(frame.name == "_engine_run_backward" for frame in below):
         return f"backward's {_name(pending[0])}"
-    if (
-        pending
-        and below
-        and (below[-1].filename.startswith(f"{_PACKAGE}{os.sep}") or _OF_TORCH.search(below[-1].filename))
-    ):
-        return below[0].name
-    return ""
-
-
-def _waits_at(line: str, below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
-    """The call of compiled code in which this line waits for others; empty where it calls more Python, or something else."""
-    if below:
-        return ""
-    if _STORE_CALL.search(line):
-        return _STORE_WAIT
-    return _name(pending[0]) if pending and ".wait(" in line else ""
+    file = below[-1].filename
+    is_torchs_or_ours = file.startswith(f"{_PACKAGE}{os.sep}") or _OF_TORCH.search(file)
+    return below[0].name if pending and is_torchs_or_ours else ""
 
 
 def _name(collective: Mapping[str, Any]) -> str:
@@ -159,19 +151,11 @@ def _name(collective: Mapping[str, Any]) -> str:
     return str(collective["name"]).rpartition(":")[2]
 
 
-def _groups(rank_positions: Mapping[int, RankPosition]) -> list[tuple[RankPosition, list[int]]]:
-    """The places with their ranks, those where ranks wait first, then by how many are there."""
-    found: dict[RankPosition, list[int]] = {}
-    for rank, rank_position in rank_positions.items():
-        found.setdefault(rank_position, []).append(rank)
-    return sorted(found.items(), key=lambda group: (not group[0].waits_in, -len(group[1]), group[1]))
-
-
-def _line(rank_position: RankPosition, ranks: Sequence[int], rank_positions: Mapping[int, RankPosition]) -> str:
+def _line(rank_position: RankPosition, ranks: Sequence[int], every: Collection[RankPosition]) -> str:
     is_single = len(ranks) == 1
     if rank_position.waits_in:
         does = f"{'waits' if is_single else 'wait'} in {rank_position.waits_in}"
-    elif any(other.waits_in for other in rank_positions.values()):
+    elif any(other.waits_in for other in every):
         does = f"{'is' if is_single else 'are'} elsewhere"
     else:
         does = "is" if is_single else "are"

@@ -82,11 +82,13 @@ def _needs(ranks: int, most_uncounted: float = math.inf) -> dict[str, tuple[Proc
 
     The user's processes, of which there may be thousands, are counted where the limit is below `most_uncounted`.
     """
-    files = _FILES_OF_A_RANK * ranks + _OWN_FILES
+    files, space = _FILES_OF_A_RANK * ranks + _OWN_FILES, _soft_limit("RLIMIT_AS")
+    remedy = "Raise it (`ulimit -v unlimited`) before the notebook server or the launch starts."
+    address_space = None if space is None else ProcessLimit("bytes of a process's address space", space, 0, remedy)
     return {
         "files": (_file_limit(files), files),
         "processes": (_process_limit(most_uncounted), _THREADS_OF_A_RANK * ranks + _OWN_THREADS),
-        "address space": (_address_limit(), _LEAST_ADDRESS_SPACE),
+        "address space": (address_space, _LEAST_ADDRESS_SPACE),
     }
 
 
@@ -121,7 +123,10 @@ def _process_limit(most_uncounted: float) -> ProcessLimit | None:
         remedy = (
             "Raise it (`ulimit -u 4096`) before the notebook server or the launch starts, or launch fewer processes."
         )
-        used = _threads_of_user() if limit < most_uncounted else 0
+        used = 0
+        for process in psutil.process_iter() if limit < most_uncounted else ():
+            with contextlib.suppress(psutil.Error):
+                used += process.num_threads() if process.uids().real == os.getuid() else 0
         found.append(ProcessLimit("processes and threads of this user", limit, used, remedy))
     remedy = "Raise the container's limit of pids (`docker run --pids-limit`, `pids.max`), or launch fewer processes."
     for group in _control_groups():
@@ -134,14 +139,6 @@ def _process_limit(most_uncounted: float) -> ProcessLimit | None:
     return min(found, key=lambda item: item.limit - item.used, default=None)
 
 
-def _address_limit() -> ProcessLimit | None:
-    limit = _soft_limit("RLIMIT_AS")
-    if limit is None:
-        return None
-    remedy = "Raise it (`ulimit -v unlimited`) before the notebook server or the launch starts."
-    return ProcessLimit("bytes of a process's address space", limit, 0, remedy)
-
-
 def _soft_limit(name: str) -> int | None:
     """A limit of this process by its name in `resource`; `None` where there is none."""
     if find_spec("resource") is None:
@@ -152,15 +149,6 @@ def _soft_limit(name: str) -> int | None:
         return None
     limit = resource.getrlimit(getattr(resource, name))[0]
     return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _threads_of_user() -> int:
-    count, user = 0, os.getuid()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.uids().real == user:
-                count += process.num_threads()
-    return count
 
 
 def _control_groups() -> Iterator[Path]:

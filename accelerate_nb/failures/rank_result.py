@@ -11,6 +11,14 @@ from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.events.model import Failure
 from accelerate_nb.failures.hints import advice_on_death
 
+_SIGNALS = {item.value: item.name for item in signal.Signals}
+_FAULT = "it touched memory that is not its own: a fault in compiled code"
+_REASONS = {
+    "SIGKILL": "it was killed from outside; Linux does that to a process when memory runs out",
+    "SIGSEGV": _FAULT,
+    "SIGBUS": _FAULT,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
@@ -43,17 +51,23 @@ def death_failure(
     rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool, crash: str = ""
 ) -> Failure:
     """A failure for a process that ended without reporting why; `crash` is where it was, as far as it is known."""
-    name = _signal_name(code)
+    name = "" if code >= 0 else _SIGNALS.get(-code, f"signal {-code}")
+    if ended_by_us:
+        message = "it was ended with the others"
+    elif name:
+        message = _REASONS.get(name, "a signal ended it")
+    else:
+        message = "it ended before its function returned" if code == 0 else "it ended itself"
     return Failure(
         rank=rank,
         type=name or f"exit code {code}",
-        message="it was ended with the others" if ended_by_us else _reason(code, name),
+        message=message,
         traceback=crash,
         time=time,
         exit_code=code,
         last_lines=tuple(last_lines),
         ended_by_us=ended_by_us,
-        advice="" if ended_by_us else advice_on_death(name or "", last_lines),
+        advice="" if ended_by_us else advice_on_death(name, last_lines),
     )
 
 
@@ -61,24 +75,3 @@ def node_loss_failure(rank: int, *, last_lines: Sequence[str], time: float) -> F
     """A failure for a process of which nothing is known but that its node was lost."""
     message = "it was lost with its node"
     return Failure(rank, "NodeLost", message, traceback="", time=time, last_lines=tuple(last_lines))
-
-
-def _signal_name(code: int) -> str | None:
-    if code >= 0:
-        return None
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _reason(code: int, name: str | None) -> str:
-    if name == "SIGKILL":
-        return "it was killed from outside; Linux does that to a process when memory runs out"
-    if name in {"SIGSEGV", "SIGBUS"}:
-        return "it touched memory that is not its own: a fault in compiled code"
-    if name is not None:
-        return "a signal ended it"
-    if code == 0:
-        return "it ended before its function returned"
-    return "it ended itself"

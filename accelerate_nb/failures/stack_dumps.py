@@ -90,12 +90,15 @@ def is_state(text: str) -> bool:
 
 
 def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
-    """Every rank's stack, outermost call first; the ranks that are elsewhere than most are marked."""
+    """Every rank's stack, outermost call first; the ranks that are elsewhere than most are marked, where several are in one place."""
     stacks = {rank: main_thread(text) for rank, text in dumps.items()}
-    odd = odd_ranks(stacks)
+    positions = {rank: tuple((frame.filename, frame.lineno) for frame in frames) for rank, frames in stacks.items()}
+    every = list(positions.values())
+    common = max(every, key=every.count, default=())
     parts = []
     for rank, frames in stacks.items():
-        head = f"rank {rank}:" + ("   ◀ elsewhere than the others" if rank in odd else "")
+        is_odd = positions[rank] != common and every.count(common) > 1
+        head = f"rank {rank}:" + ("   ◀ elsewhere than the others" if is_odd else "")
         state = dumps[rank] if is_state(dumps[rank]) else "it did not answer"
         lines = frames_text(frames, sources) or [f"  ({state})"]
         parts.append("\n".join([head, *lines]))
@@ -129,23 +132,10 @@ def main_thread(text: str) -> list[FrameSummary]:
     return _frames(_ANY.split(text)[-1])
 
 
-def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
-    """The ranks whose stack differs from the most common one, where there is one that more than one rank has."""
-    positions = {rank: tuple((frame.filename, frame.lineno) for frame in frames) for rank, frames in stacks.items()}
-    every = list(positions.values())
-    common = max(every, key=every.count, default=())
-    if every.count(common) < 2:
-        return set()
-    return {rank for rank, position in positions.items() if position != common}
-
-
 def _frames(text: str) -> list[FrameSummary]:
     """The frames of the first thread of a text, outermost first."""
-    block = _ANY.split(text, maxsplit=1)[0]
-    found = [_frame(match) for line in block.split("\n") if (match := _FRAME.match(line))]
-    return found[::-1]
-
-
-def _frame(match: re.Match[str]) -> FrameSummary:
-    line = int(match["line"]) if match["line"].isdigit() else 0
-    return FrameSummary(match["file"], line, match["name"], line=linecache.getline(match["file"], line).strip())
+    frames = []
+    for match in filter(None, map(_FRAME.match, _ANY.split(text, maxsplit=1)[0].split("\n"))):
+        file, line = match["file"], int(match["line"]) if match["line"].isdigit() else 0
+        frames.append(FrameSummary(file, line, match["name"], line=linecache.getline(file, line).strip()))
+    return frames[::-1]

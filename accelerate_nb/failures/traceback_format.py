@@ -53,55 +53,43 @@ def without_middle(calls: Sequence[AnyCall]) -> Sequence[AnyCall]:
 
 
 def _calls(error: TracebackException, sources: CellSources) -> Iterator[Frame]:
-    for _, repeated in _repeated(below_ours(error.stack)):
+    for repeated in _repeated(below_ours(error.stack)):
         for frame in repeated[:_REPEATS]:
             location = sources.location(frame.filename, frame.lineno or 0)
-            yield Frame(location, frame.name, (frame.line or "")[:_WIDEST], own=not _is_installed(frame))
-    # only a syntax error's has a file
+            yield Frame(location, frame.name, (frame.line or "")[:_WIDEST], own=is_user_file(frame.filename))
+    # only a syntax error's has a file: the line that Python could not parse is no call, but what the person has to see
     if (filename := getattr(error, "filename", None)) is not None:
-        yield _misspelled(error, filename, sources)
+        location = sources.location(filename, int(error.lineno or 0))
+        yield Frame(location, "<syntax>", (error.text or "").strip(), own=is_user_file(filename))
     for inner in _exceptions(error)[:1]:
         yield from _calls(inner, sources)
-
-
-def _misspelled(error: TracebackException, filename: str, sources: CellSources) -> Frame:
-    """The line that Python could not parse: no call, but what the person has to see."""
-    location = sources.location(filename, int(error.lineno or 0))
-    return Frame(location, "<syntax>", (error.text or "").strip(), own=is_user_file(filename))
 
 
 def frames_text(frames: Sequence[FrameSummary], sources: CellSources) -> list[str]:
     """Frames as lines of text: the person's with their source, others folded, but where it ended is named."""
     lines: list[str] = []
-    groups = [(foreign, list(group)) for foreign, group in groupby(below_ours(frames), key=_is_installed)]
-    for index, (foreign, group) in enumerate(groups):
-        if foreign:
-            # where it ended is named, unless it is in this package: its errors explain themselves
-            is_end = index == len(groups) - 1 and _PACKAGE not in Path(group[-1].filename).parents
-            named = group[-1:] if is_end else []
-            folded = group[: len(group) - len(named)]
-            if folded:
-                lines.append(f"  … {len(folded)} frame{'s' if len(folded) > 1 else ''} in {_packages(folded)}")
-            lines += _run(named, sources)
-        else:
-            lines += _run(group, sources)
+    groups = groupby(below_ours(frames), key=lambda frame: is_user_file(frame.filename))
+    every = [(is_user, list(group)) for is_user, group in groups]
+    for index, (is_user, group) in enumerate(every, start=1):
+        # where it ended is named, unless it is in this package: its errors explain themselves
+        is_end = index == len(every) and _PACKAGE not in Path(group[-1].filename).parents
+        folded = [] if is_user else group[:-1] if is_end else group
+        if folded:
+            packages = ", ".join(dict.fromkeys(package_of(frame.filename) for frame in folded))
+            lines.append(f"  … {len(folded)} frame{'s' if len(folded) > 1 else ''} in {packages}")
+        for repeated in _repeated(group[len(folded) :]):
+            for frame in repeated[:_REPEATS]:
+                lines.append(f"  {sources.location(frame.filename, frame.lineno or 0)}, in {frame.name}")
+                lines += [f"    {frame.line}"] if frame.line else []
+            if more := len(repeated[_REPEATS:]):
+                lines.append(f"  … the same call {more:,} times more")
     return lines
 
 
-def _run(frames: Sequence[FrameSummary], sources: CellSources) -> list[str]:
-    """Frames that follow each other, where a recursion is folded as Python itself does it."""
-    lines: list[str] = []
-    for _, repeated in _repeated(frames):
-        for frame in repeated[:_REPEATS]:
-            lines += _frame(frame, sources)
-        if more := len(repeated[_REPEATS:]):
-            lines.append(f"  … the same call {more:,} times more")
-    return lines
-
-
-def _repeated(frames: Sequence[FrameSummary]) -> Iterator[tuple[object, list[FrameSummary]]]:
-    for key, group in groupby(frames, key=lambda frame: (frame.filename, frame.lineno, frame.name)):
-        yield key, list(group)
+def _repeated(frames: Sequence[FrameSummary]) -> Iterator[list[FrameSummary]]:
+    """Calls that follow each other, those of a recursion in one list."""
+    for _, group in groupby(frames, key=lambda frame: (frame.filename, frame.lineno, frame.name)):
+        yield list(group)
 
 
 def below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
@@ -123,36 +111,14 @@ def _exceptions(error: TracebackException) -> list[TracebackException]:
 
 
 def _exception_text(error: TracebackException, sources: CellSources) -> str:
-    last = "".join(error.format_exception_only()).rstrip()
-    return "\n".join([*frames_text(error.stack, sources), last, *_group(error, sources)])
-
-
-def _group(error: TracebackException, sources: CellSources) -> list[str]:
-    """The exceptions of a group, each behind its number and indented."""
+    lines = [*frames_text(error.stack, sources), "".join(error.format_exception_only()).rstrip()]
     every = _exceptions(error)
-    lines = []
     for number, inner in enumerate(every[:_MOST_OF_A_GROUP], start=1):
         lines.append(f"  {number} of {len(every)}:")
         lines += [f"  {line}" for line in _exception_text(inner, sources).split("\n")]
     if more := len(every[_MOST_OF_A_GROUP:]):
         lines.append(f"  … and {more} more")
-    return lines
-
-
-def _frame(frame: FrameSummary, sources: CellSources) -> list[str]:
-    location = sources.location(frame.filename, frame.lineno or 0)
-    lines = [f"  {location}, in {frame.name}"]
-    if frame.line:
-        lines.append(f"    {frame.line}")
-    return lines
-
-
-def _is_installed(frame: FrameSummary) -> bool:
-    return not is_user_file(frame.filename)
-
-
-def _packages(frames: Sequence[FrameSummary]) -> str:
-    return ", ".join(dict.fromkeys(package_of(frame.filename) for frame in frames))
+    return "\n".join(lines)
 
 
 def _shortened(text: str) -> str:

@@ -33,8 +33,20 @@ def worker_error(rank_results: Sequence[RankResult], folder: Path | None) -> Wor
     first = cause(failures)
     original = next((rank_result.error for rank_result in rank_results if rank_result.rank == first.rank), None)
     error = _as_type_of(original)
+    parts = [failure_line(first)]
+    if first.traceback:
+        parts.append(first.traceback)
+    if first.last_lines:
+        parts.append("Its last lines:\n" + "\n".join(f"  {line}" for line in first.last_lines))
+    if others := other_failures(first, failures, _MOST_OTHERS):
+        parts.append("\n".join(others))
+    if first.advice:
+        parts.append(f"What to do: {first.advice}")
+    if folder is not None:
+        parts.append(f"All output: {shown_path(folder)}")
     facts = {
-        "message": _message(first, failures, folder),
+        # whoever shows an exception shows all of its text
+        "message": cleaned("\n\n".join(parts), None),
         "rank": first.rank,
         "failures": failures,
         "folder": None if folder is None else str(folder),
@@ -42,8 +54,10 @@ def worker_error(rank_results: Sequence[RankResult], folder: Path | None) -> Wor
     for name, value in facts.items():
         # the worker's class may be a frozen dataclass, which refuses plain assignment
         object.__setattr__(error, name, value)
-    if original is not None:
-        _take_links(error, original)
+    # what led to it leads to the error; a cycle leads back to it
+    for link in [] if original is None else linked_exceptions(original):
+        before, context = (error if inner is original else inner for inner in (link.__cause__, link.__context__))
+        relink(error if link is original else link, before, context, link.__suppress_context__)
     return error
 
 
@@ -93,22 +107,6 @@ def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], fo
     return error
 
 
-def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -> str:
-    parts = [failure_line(first)]
-    if first.traceback:
-        parts.append(first.traceback)
-    if first.last_lines:
-        parts.append("Its last lines:\n" + "\n".join(f"  {line}" for line in first.last_lines))
-    if others := other_failures(first, failures, _MOST_OTHERS):
-        parts.append("\n".join(others))
-    if first.advice:
-        parts.append(f"What to do: {first.advice}")
-    if folder is not None:
-        parts.append(f"All output: {shown_path(folder)}")
-    # whoever shows an exception shows all of its text
-    return cleaned("\n\n".join(parts), None)
-
-
 def failure_line(failure: Failure, width: int = _WIDE) -> str:
     """
     A failure in one line of about `width` characters at most.
@@ -128,8 +126,10 @@ def other_failures(first: Failure, failures: Sequence[Failure], most: int) -> li
     ended = [failure.rank for failure in others if failure.ended_by_us]
     lost = [failure.rank for failure in others if failure.lost_connection and not failure.ended_by_us]
     independent = [failure for failure in others if not (failure.lost_connection or failure.ended_by_us)]
-    same = [failure.rank for failure in independent if _is_like(failure, first)]
-    different = [failure for failure in independent if not _is_like(failure, first)]
+    # in the same place with the same words
+    known = (first.type, first.message, first.traceback)
+    same = [item.rank for item in independent if (item.type, item.message, item.traceback) == known]
+    different = [failure for failure in independent if failure.rank not in same]
     lines = [f"{of_ranks(same)} stopped with the same"] if same else []
     lines += [failure_line(failure, _SHORT) for failure in different[:most]]
     if more := [failure.rank for failure in different[most:]]:
@@ -141,58 +141,34 @@ def other_failures(first: Failure, failures: Sequence[Failure], most: int) -> li
     return lines
 
 
-def _is_like(failure: Failure, other: Failure) -> bool:
-    """Whether two ranks failed in the same place with the same words."""
-    return (failure.type, failure.message, failure.traceback) == (other.type, other.message, other.traceback)
-
-
 def _as_type_of(original: BaseException | None) -> WorkerError:
     """A `WorkerError` that is also what the worker raised, with that exception's arguments and attributes."""
+    bare = _combined(WorkerError)
+    error: BaseException = bare.__new__(bare)
     # an exit or an interrupt of a worker ends nothing here: it is reported like any other failure
-    if not isinstance(original, Exception) or isinstance(original, UnpicklableError):
-        return _bare()
-    kind = type(original)
-    try:
-        error = rebuilt_exception(_combined(kind), original.args, exception_values(original))
-    except TypeError:
-        # a class that allows no subclass, or whose memory can't be laid out together with another's
-        error = _bare()
-        error.args = (str(original),)
+    if isinstance(original, Exception) and not isinstance(original, UnpicklableError):
+        try:
+            error = rebuilt_exception(_combined(type(original)), original.args, exception_values(original))
+        except TypeError:
+            # a class that allows no subclass, or whose memory can't be laid out together with another's
+            error.args = (str(original),)
     assert isinstance(error, WorkerError)
     return error
-
-
-def _take_links(error: BaseException, original: BaseException) -> None:
-    """Give an exception what led to the one that it stands for; a cycle leads back to it."""
-    for link in linked_exceptions(original):
-        cause, context = (error if inner is original else inner for inner in (link.__cause__, link.__context__))
-        relink(error if link is original else link, cause, context, link.__suppress_context__)
-
-
-def _bare() -> WorkerError:
-    kind = _combined(WorkerError)
-    return kind.__new__(kind)
 
 
 def _combined(kind: type[BaseException]) -> type[WorkerError]:
     bases: tuple[type, ...] = (WorkerError,)
     if not issubclass(kind, WorkerError):
         bases += (kind,)
-    if (child_failed := _child_failed_error()) is not None and not issubclass(kind, child_failed):
-        bases += (child_failed,)
+    # code that catches it has imported torch
+    if "torch" in sys.modules:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        if not issubclass(kind, ChildFailedError):
+            bases += (ChildFailedError,)
     combined: type[WorkerError] = type(kind.__name__, bases, {"__module__": kind.__module__, "__init__": _no_init})
     return combined
 
 
 def _no_init(*_: Any, **__: Any) -> None:
     """The error is filled in by hand: constructors of other classes want arguments of their own."""
-
-
-def _child_failed_error() -> type[BaseException] | None:
-    # code that catches it has imported torch
-    if "torch" not in sys.modules:
-        return None
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    found: type[BaseException] = ChildFailedError
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from accelerate_nb.failures.stack_dumps import (
     dumps_since,
     lengths,
     main_thread,
-    odd_ranks,
     process_state,
     stacks_text,
 )
@@ -104,8 +104,9 @@ def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
         ([], set()),
     ],
 )
-def test_ranks_that_are_elsewhere_than_most_are_odd(texts, odd):
-    assert odd_ranks({rank: main_thread(text) for rank, text in enumerate(texts)}) == odd
+def test_ranks_that_are_elsewhere_than_most_are_marked(texts, odd):
+    marked = re.findall(r"rank (\d):   ◀ elsewhere than the others", stacks_text(dict(enumerate(texts)), NOWHERE))
+    assert set(map(int, marked)) == odd
 
 
 def test_every_rank_is_shown_and_one_that_does_not_answer_too():
