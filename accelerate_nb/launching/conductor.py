@@ -6,13 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
-from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange, cause
+from accelerate_nb.events.model import Event, Restart, State, StateChange, cause
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.events.run_state import RunState
@@ -21,8 +23,10 @@ from accelerate_nb.failures.hang_report import StackSnapshot, snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_headline, stopped_error, worker_error
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.group_runner import Outcomes, RunContext
-from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.engines.children import Engine
+from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
+from accelerate_nb.launching.node_agent.agent import NodeAgent
+from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartAgain, decide, explanation
 from accelerate_nb.launching.run import LaunchFacts
@@ -90,20 +94,47 @@ class WorkerGroupLike(Protocol):
         """The stacks and collectives of every rank now."""
 
 
-class ChangingNodes(Protocol):
-    """The nodes of a run, of which the next attempt may have others."""
+class Nodes:
+    """The nodes of a run, of which the next attempt may have others; here all ranks are on this machine, in every attempt."""
 
-    @property
-    def node_ranks(self) -> Sequence[NodeRanks]:
-        """The ranks of each node."""
+    # their names and numbers of ranks; none where this machine is the only one
+    roster = NodeRoster()
+    # the name of the run
+    run = ""
 
     @property
     def ranks_here(self) -> range | None:
         """The ranks on this machine; `None` for all."""
+        return None
+
+    @property
+    def inherits_environment(self) -> bool:
+        """Whether workers have their node's own environment, rather than that of this process."""
+        return False
 
     @property
     def retries_at_once(self) -> bool:
         """Whether an attempt that was lost before it began is made once more, on as many nodes."""
+        return True
+
+    def placement_here(self, placement: Placement) -> Placement:
+        """The part of a placement that is on this machine."""
+        return placement
+
+    def variables(self) -> dict[str, str]:
+        """The variables that have collectives use the interface between the nodes."""
+        return {}
+
+    def check_payload(self, payload: Payload) -> None:
+        """Raise `PayloadError` where it holds what can't leave this machine."""
+
+    def handed_over(self) -> AbstractContextManager[tuple[Any, ...]]:
+        """The machines for another process, which inherits their descriptors within the block; none where it reaches them by itself."""
+        return nullcontext(())
+
+    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
+        """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
+        return GroupRunner(plan, [partial(NodeAgent, engine)], run_context, number)
 
     def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
         """Have this called where the end is requested on another node."""
@@ -114,27 +145,10 @@ class ChangingNodes(Protocol):
 
         It waits for others unless a stop was requested. Raises `LaunchError` with the reason where there can't be one.
         """
-
-    def leave(self, reason: str) -> None:
-        """Let the nodes go, since the run is over, for a reason in words."""
-
-
-class ThisMachine:
-    """All ranks are on this machine, in every attempt."""
-
-    node_ranks: Sequence[NodeRanks] = ()
-    ranks_here = None
-    retries_at_once = True
-
-    def on_stop_elsewhere(self, _request_stop: Callable[[Stop], None]) -> None:
-        """No other node requests it."""
-
-    def next_nodes(self, _lost: Collection[int], _is_stopped: Callable[[], bool]) -> str:
-        """Nothing changes."""
         return ""
 
     def leave(self, reason: str) -> None:
-        """Nothing is held."""
+        """Let the nodes go, since the run is over, for a reason in words."""
 
 
 class Conductor:
@@ -151,7 +165,7 @@ class Conductor:
         self,
         launch: Launch,
         worker_group: Callable[[RunContext, int], WorkerGroupLike],
-        nodes: ChangingNodes,
+        nodes: Nodes,
         payload: Payload | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
         outcomes: Callable[[RunState, RunRecorder], Outcomes] = lambda _view, _record: Outcomes(),
@@ -379,12 +393,12 @@ class Conductor:
 
     def _take_nodes(self) -> None:
         """Know the ranks of each node."""
-        for node in self._nodes.node_ranks:
+        for node in self._nodes.roster.node_ranks:
             self._run_context.take(node)
 
     def _next_size(self, size: int) -> int | None:
         """The number of ranks of the next attempt, where it is another one than that of the last."""
-        next_size = max((node.last + 1 for node in self._nodes.node_ranks), default=size)
+        next_size = sum(self._nodes.roster.sizes) or size
         return None if next_size == size else next_size
 
     def _failed_attempt(

@@ -6,9 +6,8 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from accelerate_nb.config.environment import USE_CPU, attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
@@ -20,13 +19,11 @@ from accelerate_nb.events.model import Event
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits
-from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
+from accelerate_nb.launching.conductor import Conductor, Launch, Nodes
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
-from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
 from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
@@ -47,9 +44,6 @@ def warm_early() -> None:
     except ConfigurationError:
         idle_timeout = None
     supervisor.warm(idle_timeout)
-
-
-Nodes: TypeAlias = RunNodes | LaunchedNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ def prepare(
         variables = attempt_variables(run_context.record.folder, number)
         return InlineWorkers(call, {**config.environ(), **choice.shows, **variables}, run_context)
 
-    return Conductor(_launch(call, config, choice), worker_group, ThisMachine(), on_event=on_event)
+    return Conductor(_launch(call, config, choice), worker_group, Nodes(), on_event=on_event)
 
 
 def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: Mapping[str, str]) -> Conductor:
@@ -110,7 +104,7 @@ def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: 
     def worker_group(run_context: RunContext, _number: int) -> LaunchedProcessWorkers:
         return LaunchedProcessWorkers(call, environ, run_context, rank, size)
 
-    return Conductor(_launch(call, config, choice), worker_group, ThisMachine())
+    return Conductor(_launch(call, config, choice), worker_group, Nodes())
 
 
 def _on_each_node(
@@ -156,7 +150,11 @@ def meet_nodes(request: RunRequest) -> RunRequest:
     config, placement, nodes = join_nodes(request.config)
     plan = request.plan.with_variables(nodes.variables())
     plan = replace(
-        plan, size=placement.size, run=nodes.run, max_restarts=config.launching.max_restarts, node_sizes=nodes.sizes
+        plan,
+        size=placement.size,
+        run=nodes.run,
+        max_restarts=config.launching.max_restarts,
+        node_sizes=nodes.roster.sizes,
     )
     return replace(request, config=config, placement=placement, plan=plan, nodes=nodes)
 
@@ -170,15 +168,13 @@ def conductor_of(
     choice, plan = request.placement, request.plan
     supervisor.preload(choice.preloaded)
     engine = _engine(choice, plan.payload, request.config.launching)
-    nodes = request.nodes
+    nodes = request.nodes or Nodes()
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        if nodes is None:
-            return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
         return nodes.worker_group(attempt, engine, run_context, number)
 
-    return Conductor(request, worker_group, nodes or ThisMachine(), plan.payload, on_event, outcomes)
+    return Conductor(request, worker_group, nodes, plan.payload, on_event, outcomes)
 
 
 def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
@@ -219,7 +215,7 @@ def _request(
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts,
         kind=choice.kind,
-        node_sizes=() if nodes is None else nodes.sizes,
+        node_sizes=() if nodes is None else nodes.roster.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )
     if nodes is not None:

@@ -17,7 +17,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.events.model import Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.failures.hang_report import StackSnapshot
-from accelerate_nb.launching.conductor import Conductor, Launch, ThisMachine
+from accelerate_nb.launching.conductor import Conductor, Launch, Nodes
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
@@ -223,7 +223,7 @@ def conducted(scenario: Scenario, folder: Path) -> tuple[Conductor, list[GroupRu
         return groups[-1]
 
     launch = Launch("train", config, placement, CellSources({}, {}), folder, {})
-    return Conductor(launch, worker_group, ThisMachine(), plan.payload), groups
+    return Conductor(launch, worker_group, Nodes(), plan.payload), groups
 
 
 def test_the_table_has_every_way_in_which_a_run_ends() -> None:

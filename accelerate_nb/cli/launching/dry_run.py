@@ -133,11 +133,13 @@ def _workers(
 def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:
     rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
     yield ReportSection("What starts", rows)
-    sizes = tuple((name, f"{size} processes") for name, size in zip(nodes.names, nodes.sizes, strict=True))
-    yield ReportSection(
-        "Nodes", (*sizes, *((host.name, f"a spare for {host.slots} processes") for host in nodes.spares))
+    sizes = tuple(
+        (name, f"{size} processes") for name, size in zip(nodes.roster.names, nodes.roster.sizes, strict=True)
     )
-    inherits = nodes.engine.inherits_environment
+    yield ReportSection(
+        "Nodes", (*sizes, *((host.name, f"a spare for {host.slots} processes") for host in nodes.roster.spares))
+    )
+    inherits = nodes.inherits_environment
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
     title = "Environment of every process, beside that of its node" if inherits else "Environment of every process"
     yield ReportSection(title, tuple(sorted({**found, **request.variables}.items())))

@@ -197,7 +197,7 @@ def _with_nodes(request: RunRequest) -> RunRequest:
     environment = request.plan.process_environment
     if placement.cpu:
         environment = replace(environment, environ={**environment.environ, USE_CPU: "true"})
-    plan = replace(request.plan, size=placement.size, node_sizes=nodes.sizes, process_environment=environment)
+    plan = replace(request.plan, size=placement.size, node_sizes=nodes.roster.sizes, process_environment=environment)
     return replace(request, placement=placement, plan=plan, nodes=nodes)
 
 

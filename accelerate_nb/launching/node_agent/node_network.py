@@ -48,12 +48,6 @@ def facts_of_this_node(address: str) -> NodeFacts:
     )
 
 
-def clock_offset(facts: NodeFacts, sent: float, received: float) -> float:
-    """By how many seconds the clock of a node is ahead, which was queried and has replied then; 0 where that is less than can be measured."""
-    offset = facts.time - (sent + received) / 2
-    return offset if abs(offset) > (received - sent) / 2 else 0.0
-
-
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -70,7 +64,9 @@ class NodeNetwork:
     """The address of this node, and the socket at which other nodes reach it; `address` is the one at which it was reached."""
 
     def __init__(self, address: str = "") -> None:
-        self.address = address or address_of_ssh(os.environ) or _route_to(_ANYWHERE) or LOOPBACK
+        # the third word is that at which sshd was reached, in a process that it started
+        ssh = os.environ.get("SSH_CONNECTION", "").split()
+        self.address = address or (ssh[2] if len(ssh) == 4 else "") or _route_to(_ANYWHERE) or LOOPBACK
         self._socket: socket.socket | None = None
         self._interface = ""
 
@@ -101,8 +97,7 @@ class NodeNetwork:
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables that have collectives use that interface; those that the environment has stay."""
-        found = on_interface(self._interface) if self._interface else {}
-        return {name: value for name, value in found.items() if name not in environment}
+        return interface_variables(self._interface, environment)
 
     def close(self) -> None:
         """Close the socket, where it was not taken."""
@@ -112,43 +107,42 @@ class NodeNetwork:
 
     def _address_for(self, peers: Sequence[str]) -> str:
         for variable in INTERFACE_VARIABLES:
-            if (name := os.environ.get(variable, "").partition(",")[0].lstrip("=^")) and (
-                own := _addresses().get(name)
-            ):
+            name = os.environ.get(variable, "").partition(",")[0].lstrip("=^")
+            if own := interface_addresses().get(name):
                 return own[0]
-        far = next((peer for peer in peers if not _is_loopback(peer)), None)
+        far = next((peer for peer in peers if not is_loopback(peer)), None)
         return (far and _route_to(far)) or self.address
+
+
+def interface_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have collectives use an interface, where there is one; those that the environment has stay."""
+    found = on_interface(interface) if interface else {}
+    return {name: value for name, value in found.items() if name not in environment}
 
 
 def connect(request: ConnectToPeers) -> PeersReached:
     """Connect to every endpoint for a moment; takes as long as the slowest."""
+
+    def connection_error(endpoint: NetworkAddress) -> str:
+        try:
+            socket.create_connection(endpoint, request.timeout).close()
+        except TimeoutError:
+            return f"nothing came back for {request.timeout:g} s, as from a firewall that drops packets"
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
     with ThreadPoolExecutor(min(_MOST_CONNECTIONS, len(request.endpoints) or 1), "accelerate_nb connect") as threads:
-        errors = list(threads.map(lambda endpoint: _connection_error(endpoint, request.timeout), request.endpoints))
+        errors = list(threads.map(connection_error, request.endpoints))
     return PeersReached({str(index): error for index, error in enumerate(errors) if error})
-
-
-def _connection_error(endpoint: NetworkAddress, timeout: float) -> str:
-    try:
-        socket.create_connection(endpoint, timeout).close()
-    except TimeoutError:
-        return f"nothing came back for {timeout:g} s, as from a firewall that drops packets"
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def address_of_ssh(environment: Mapping[str, str]) -> str:
-    """The address at which sshd was reached, in a process that it started; empty elsewhere."""
-    words = environment.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else ""
 
 
 def interface_of(address: str) -> str:
     """The name of the interface that has an address; empty where none has it."""
-    return next((name for name, own in _addresses().items() if address in own), "")
+    return next((name for name, own in interface_addresses().items() if address in own), "")
 
 
-def _addresses() -> dict[str, list[str]]:
+def interface_addresses() -> dict[str, list[str]]:
     """The addresses of each interface, those of IPv4 first."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
@@ -168,11 +162,12 @@ def _route_to(peer: str) -> str:
         return ""
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address, or a name, is of this machine alone."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return address == "localhost"
+        return address in {"", "localhost"}
 
 
 def probe_connection(sock: socket.socket) -> None:

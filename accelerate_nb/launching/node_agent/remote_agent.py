@@ -10,27 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 from msgspec import structs
 
 from accelerate_nb.config.rank_lists import of_ranks
-from accelerate_nb.events.model import (
-    Event,
-    HeldAt,
-    NodeRanks,
-    TaskDone,
-)
+from accelerate_nb.events.model import Event, HeldAt, NodeRanks, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-    is_readable,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_readable
 from accelerate_nb.transport.messages import (
     HEARTBEAT_INTERVAL,
     AgentLost,
@@ -124,28 +115,24 @@ class ChannelReader:
     def _run(self, loop: AgentLoop) -> None:
         due = time.monotonic() + HEARTBEAT_INTERVAL
         with loop:
-            while self._has_channels(loop):
+            while True:
+                with self._lock:
+                    added, self._added = self._added, []
+                    if not added and not self._readings:
+                        self._loop = None
+                        return
+                for reading in added:
+                    self._readings.add(reading)
+                    # the one that read it before may have left something
+                    self._read(loop, reading)
+                    if reading in self._readings:
+                        loop.register(reading.channel, partial(self._read, loop, reading))
                 began = time.monotonic()
                 loop.wait(max(0.0, due - began))
                 if (now := time.monotonic()) >= due:
                     due = self._check(loop, now)
                 if len(self._readings) > _FEW:
                     time.sleep(max(0.0, began + _BETWEEN_READS - now))
-
-    def _has_channels(self, loop: AgentLoop) -> bool:
-        """Begin to read what was added; whether there is anything to read."""
-        with self._lock:
-            added, self._added = self._added, []
-            if not added and not self._readings:
-                self._loop = None
-                return False
-        for reading in added:
-            self._readings.add(reading)
-            # the one that read it before may have left something
-            self._read(loop, reading)
-            if reading in self._readings:
-                loop.register(reading.channel, partial(self._read, loop, reading))
-        return True
 
     def _read(self, loop: AgentLoop, reading: _Reading) -> None:
         reading.heard_at = time.monotonic()
@@ -183,38 +170,37 @@ class ChannelReader:
         reading.end(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLink:
-    """
-    The node at the other end of a channel: its name for people, and by how many seconds its clock is ahead of this machine's.
-
-    `release` gets the channel back, with whether it may be used again. `inherits_environment`: its workers have the node's own.
-    A node from which nothing comes for `silence_limit` seconds is lost. With a `log_folder` ranks' whole logs stay there, in a folder of
-    that name. The nodes of a run share its `reader`.
-    """
-
-    name: str = "their node"
-    clock_offset: float = 0.0
-    inherits_environment: bool = False
-    release: Callable[[bool], None] = lambda _: None
-    silence_limit: float = _SILENCE_LIMIT
-    log_folder: str = ""
-    reader: ChannelReader = field(default_factory=ChannelReader)
-
-
 class RemoteAgent:
     """
     One group of workers of an agent whose process is at the other end of `channel`; another group can use the channel after it.
 
-    What comes is read in the thread of its node's `reader`. An agent from which nothing comes for some seconds is lost, and so is one
-    whose connection has ended.
+    Its node has a `name` for people, and a clock that is ahead of this machine's by `clock_offset` seconds. `release` gets the channel back,
+    with whether it may be used again. `inherits_environment`: its workers have the node's own. With a `log_folder` ranks' whole logs stay
+    there, in a folder of that name.
+
+    What comes is read in the thread of `reader`, which the nodes of a run share. An agent from which nothing comes for some seconds is lost,
+    and so is one whose connection has ended.
     """
 
     has_outcomes = True
 
-    def __init__(self, channel: Channel, loop: AgentLoop, report: Report, node: NodeLink | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        loop: AgentLoop,
+        report: Report,
+        *,
+        name: str = "their node",
+        clock_offset: float = 0.0,
+        inherits_environment: bool = False,
+        release: Callable[[bool], None] = lambda _: None,
+        log_folder: str = "",
+        reader: ChannelReader | None = None,
+    ) -> None:
         self._channel, self._loop, self._report = channel, loop, report
-        self._node = node or NodeLink()
+        self._name, self._clock_offset, self._release = name, clock_offset, release
+        self._inherits_environment, self._log_folder = inherits_environment, log_folder
+        self._reader = reader or ChannelReader()
         self.ranks: tuple[int, ...] = ()
         self._arrived: deque[ReceivedMessage] = deque()
         self._queries: dict[int, queue.SimpleQueue[StackSnapshot]] = {}
@@ -229,15 +215,10 @@ class RemoteAgent:
 
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Have workers started."""
-        self._begin(request.ranks)
-        node = self._node
-        request = structs.replace(request, inherits_environment=node.inherits_environment, log_folder=node.log_folder)
+        self.ranks = request.ranks
+        self._reader.read(self._channel, self._take, self._on_end, _SILENCE_LIMIT)
+        request = structs.replace(request, inherits_environment=self._inherits_environment, log_folder=self._log_folder)
         self._channel.try_send(request, descriptors)
-
-    def _begin(self, ranks: tuple[int, ...]) -> None:
-        """Read what comes about these ranks."""
-        self.ranks = ranks
-        self._node.reader.read(self._channel, self._take, self._on_end, self._node.silence_limit)
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what has come, after which nobody waits: what follows from it is due. What comes ends a wait by itself."""
@@ -271,13 +252,13 @@ class RemoteAgent:
     def close(self) -> None:
         """Have whatever still runs ended; a connection whose agent does not reply is ended, too."""
         if not self.ranks:
-            self._node.release(True)
+            self._release(True)
             return
         if not self._close_group():
             self._channel.shutdown()
             self._closed.wait(_CLOSE_TIMEOUT)
-        self._node.reader.join()
-        self._node.release(not self._is_lost)
+        self._reader.join()
+        self._release(not self._is_lost)
         for _, descriptors in self._arrived:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -295,7 +276,7 @@ class RemoteAgent:
         """The last message has come or, for a reason, none will."""
         if reason is not None:
             self._is_lost = True
-            text = f"the agent of {self._node.name} ({of_ranks(self.ranks)}) was lost: {reason}"
+            text = f"the agent of {self._name} ({of_ranks(self.ranks)}) was lost: {reason}"
             self._on_report(ReceivedMessage(AgentLost(self.ranks, text, time.time())))
         self._closed.set()
 
@@ -315,7 +296,7 @@ class RemoteAgent:
                         )
                     )
             case NodeLoad(sample, devices):
-                offset = self._node.clock_offset
+                offset = self._clock_offset
                 load = NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
                 self._on_report(ReceivedMessage(load))
             case RankReports(reports):
@@ -329,18 +310,18 @@ class RemoteAgent:
         """Take a report about one of the ranks; anything else is refused."""
         message, descriptors = received
         if isinstance(message, AgentLost):
-            text = f"the workers of {self._node.name} ({of_ranks(message.ranks)}) were lost: {message.reason}"
+            text = f"the workers of {self._name} ({of_ranks(message.ranks)}) were lost: {message.reason}"
             self._on_report(ReceivedMessage(structs.replace(message, reason=text)))
         elif isinstance(message, _RankReport) and message.rank in self.ranks:
             if isinstance(message, RankOutput) and message.left_out:
-                message = with_gap(message, self._node.name)
+                message = with_gap(message, self._name)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
 
     def _with_our_time(self, report: _RankReport) -> Message:
         """A report as a clock of this machine would have dated it."""
-        offset = self._node.clock_offset
+        offset = self._clock_offset
         if not offset:
             return report
         match report:

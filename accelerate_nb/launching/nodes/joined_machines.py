@@ -19,15 +19,12 @@ from types import TracebackType
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, new_token
-from accelerate_nb.launching.node_agent.node_network import print_notice, probe_connection
+from accelerate_nb.launching.node_agent.node_network import is_loopback, print_notice, probe_connection
 from accelerate_nb.launching.nodes.node_engine import HandedMachine, NodeEngine, PlacedAgent
-from accelerate_nb.launching.nodes.node_placement import Host
 from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
-from accelerate_nb.launching.nodes.rendezvous_settings import is_loopback, resolved_host
-from accelerate_nb.transport.channel import (
-    Channel,
-    is_readable,
-)
+from accelerate_nb.launching.nodes.rendezvous_settings import resolved_host, split_endpoint
+from accelerate_nb.launching.planning.placement import Host
+from accelerate_nb.transport.channel import Channel, is_readable
 from accelerate_nb.transport.handshake import ListenerHandshake
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
 
@@ -374,14 +371,11 @@ def _missing_text(listener: MachineListener, count: int, names: Sequence[str], t
 
 def _address_and_port(text: str) -> tuple[str, int]:
     """The one address to listen at, and the port, or 0 for any free one; raises `LaunchError` or `ConfigurationError`."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):
-        host, port = text.strip(), "0"
-    if not (port.isdecimal() and int(port) < 65536):
+    host, port = split_endpoint(text)
+    if port and not (port.isdecimal() and int(port) < 65536):
         raise ConfigurationError(
             f"join_address={text!r} was given, and {port!r} is no port. Pass ADDRESS or ADDRESS:PORT."
         )
-    host = host.strip("[]")
     found = resolved_host(host) if host else []
     if not found or set(found) & {"0.0.0.0", "::"}:
         raise LaunchError(
@@ -389,7 +383,7 @@ def _address_and_port(text: str) -> tuple[str, int]:
             "which the other machines reach it, such as 10.0.0.1."
         )
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
-    return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port)
+    return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port or 0)
 
 
 def take_over(machines: Sequence[HandedMachine]) -> None:

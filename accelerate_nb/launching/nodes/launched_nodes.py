@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import signal
 import socket
@@ -11,29 +12,30 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from msgspec import structs
 
 from accelerate_nb.errors import LaunchError, ProtocolError
-from accelerate_nb.events.model import Failure, HeldAt, NodeRanks, StateChange, StepProfile
+from accelerate_nb.events.model import Failure, HeldAt, StateChange, StepProfile
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
-from accelerate_nb.launching.group_runner import GroupRunner, RunContext
+from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, probe_connection
-from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
-from accelerate_nb.launching.nodes.node_engine import HandedMachine
-from accelerate_nb.launching.nodes.node_placement import NodeRoster, ranks_of_nodes
-from accelerate_nb.launching.nodes.rendezvous_settings import (
-    RendezvousSettings,
+from accelerate_nb.launching.node_agent.node_network import (
+    NodeNetwork,
+    connect,
+    interface_of,
     interface_variables,
+    probe_connection,
 )
-from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
+from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
+from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
 from accelerate_nb.launching.worker_group import Decision, Stop, stronger
 from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, decode, encode
@@ -61,7 +63,6 @@ from accelerate_nb.transport.messages import (
     StopAt,
     ToRank,
 )
-from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import MasterAddress
 
 # Between two looks at what is waited for, in seconds.
@@ -97,23 +98,26 @@ class NodeExchange:
     >>> exchange.post(RequestStop("finish"))
     """
 
-    def __init__(self, listener: socket.socket | None = None, sock: socket.socket | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket | None = None, sock: socket.socket | None = None, address: str = ""
+    ) -> None:
         self._listener, self._socket = listener, sock
         self._channels: dict[int, Channel] = {}
         self._reader, self._lock = ChannelReader(), threading.Lock()
         self._is_closed = False
         # lets others in, on node 0
         self._thread: threading.Thread | None = None
-        # this node's address, as the others reach it, and that of node 0
-        self.address = self.host = ""
+        # this node's address, as the others reach it, and on the others that of node 0
+        self.address, self.host = address, ""
 
     @classmethod
     def joined(cls, host: str, port: int, timeout: float) -> NodeExchange:
         """That of the node which listens there; raises `OSError` where none does, and `LaunchError` for another release."""
-        exchange = cls(sock=(sock := socket.create_connection((host, port), timeout)))
+        sock = socket.create_connection((host, port), timeout)
         sock.settimeout(None)
         probe_connection(sock)
-        exchange.address, exchange.host = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        exchange = cls(sock=sock, address=str(sock.getsockname()[0]))
+        exchange.host = str(sock.getpeername()[0])
         exchange._channels[0] = channel = Channel(sock, passes_descriptors=False)
         try:
             # node 0 says at once that it is there
@@ -152,7 +156,9 @@ class NodeExchange:
     def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
         """Send a message to a node, or to all, from any thread; it is lost where node 0 has gone, which shows by itself."""
         entry = NodeMessage(0, to, attempt, encode(message))
-        if self.is_host:
+        if self.is_host and to == 0:
+            self._on_message(entry, message)
+        elif self.is_host:
             self._pass_on(entry)
         elif (channel := self._channels.get(0)) is not None:
             channel.try_send(entry)
@@ -233,7 +239,7 @@ class NodeExchange:
             self._on_loss(number, reason or "")
 
 
-class LaunchedNodes(ABC):
+class LaunchedNodes(Nodes, ABC):
     """
     The nodes of such a run as this one sees them, whose own ranks are those from `first_rank` on.
 
@@ -242,7 +248,6 @@ class LaunchedNodes(ABC):
 
     def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
         self._exchange, self.local, self._settings = exchange, local, settings
-        self._joined: RunJoined | None = None
         # what was posted to this node, and why others have left or were lost, by their numbers
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[Message]] = defaultdict(queue.SimpleQueue)
@@ -254,62 +259,34 @@ class LaunchedNodes(ABC):
         self.wake: Callable[[], None] = lambda: None
         self._on_stop: Callable[[Stop], None] = lambda _: None
         self._network = NodeNetwork(exchange.address)
+        # on node 0, for this attempt
+        self._store: socket.socket | None = None
         exchange.start(self._on_message, self._on_loss)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    @property
-    def joined(self) -> RunJoined:
-        """The nodes of the newest attempt, and this one's place among them."""
-        assert self._joined is not None, "it is known once all have come"
-        return self._joined
+    # the nodes of the newest attempt, and this one's place among them; with the roster it is known once all have come
+    joined: RunJoined
+    # it meets the others before anything is started again
+    retries_at_once = False
 
-    @property
-    def run(self) -> str:
-        """The name of the run."""
-        return self.joined.run
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all nodes."""
-        return self.joined.names
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of ranks of each."""
-        return self.joined.sizes
+    def _take_place(self, joined: RunJoined) -> None:
+        self.joined, self.run = joined, joined.run
+        self.roster = NodeRoster(joined.names, joined.sizes)
 
     @property
     def ranks_here(self) -> range:
         """The ranks of this node."""
-        first = sum(self.sizes[: self.joined.node_rank])
-        return range(first, first + self.local.size)
+        return self.roster.ranks_of(self.joined.node_rank)
 
     @property
-    def node_ranks(self) -> list[NodeRanks]:
-        """The ranks of each node."""
-        return ranks_of_nodes(self.names, self.sizes)
-
-    # it meets the others before anything is started again
-    retries_at_once = False
-    # this process starts the ranks of this node
-    inherits_environment = False
-
-    @property
-    @abstractmethod
     def master(self) -> tuple[MasterAddress, socket.socket | None]:
         """Where the ranks of this attempt find each other, and on node 0 the socket that listens there."""
+        return MasterAddress(self._exchange.host or self._exchange.address, self.joined.port), self._store
 
-    def placement_here(self, _: Placement) -> Placement:
+    def placement_here(self, placement: Placement) -> Placement:
         """The placement of this node's ranks, which share its threads."""
         return self.local
-
-    def check_payload(self, payload: Payload) -> None:  # noqa: B027 - nothing is to be checked
-        """It does not leave this machine."""
-
-    def handed_over(self) -> AbstractContextManager[tuple[HandedMachine, ...]]:
-        """None: the process that conducts the run meets the others."""
-        return nullcontext(())
 
     def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
         """Call `request_stop` when another node stops the run."""
@@ -317,9 +294,9 @@ class LaunchedNodes(ABC):
 
     def variables(self) -> dict[str, str]:
         """The variables that have collectives use the interface between the nodes."""
-        return interface_variables(self._exchange.address)
+        return interface_variables(interface_of(self._exchange.address), os.environ)
 
-    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, _: int) -> GroupRunner:
+    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt."""
         return LaunchedGroupRunner(plan, engine, run_context, self)
 
@@ -344,11 +321,7 @@ class LaunchedNodes(ABC):
 
     @abstractmethod
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """
-        Meet the others for another attempt; returns what has changed in a sentence.
-
-        Raises `LaunchError` where there is to be none.
-        """
+        """Meet the others for another attempt; returns what has changed in a sentence."""
 
     def leave(self, reason: str) -> None:
         """Take part no more, for a reason in words: the run is over here, or is to be for all."""
@@ -364,6 +337,7 @@ class LaunchedNodes(ABC):
                 self._stop = stronger(self._stop, how)
                 self._on_stop(how)
             case ListenToPeers() | ConnectToPeers() as query if entry.sender == 0:
+                # which may take some seconds
                 threading.Thread(target=self._reply, args=(query,), name="accelerate_nb query", daemon=True).start()
             case PeerEndpoint() | PeersReached():
                 self._replies[entry.sender].put(message)
@@ -385,18 +359,19 @@ class LaunchedNodes(ABC):
     def _lose(self, number: int, reason: str) -> None:
         """Have the attempt that goes on, and who waits, know that a node takes part no more."""
         self._inbox.put((number, NodeLeft(reason)))
-        if self._joined is None or number not in self._joined.senders:
+        if not self.roster.names or number not in (joined := self.joined).senders:
             return
-        node = self._joined.senders.index(number)
+        node = joined.senders.index(number)
         verb = "has left" if number in self._left else "was lost"
-        ranks = tuple(NodeRoster(self.names, self.sizes).ranks_of(node))
-        report = AgentLost(ranks, f"{self.names[node]} {verb}: {reason}", time.time())
-        self._reports[self._joined.attempt].put(report)
+        ranks = tuple(NodeRoster(joined.names, joined.sizes).ranks_of(node))
+        report = AgentLost(ranks, f"{joined.names[node]} {verb}: {reason}", time.time())
+        self._reports[joined.attempt].put(report)
         if self._exchange.is_host:
-            self.post(report, self._joined.attempt)
+            self.post(report, joined.attempt)
 
     def _reply(self, query: ListenToPeers | ConnectToPeers) -> None:
-        self._exchange.post(network_reply(query, self._network), 0)
+        reply = self._network.listen(query) if isinstance(query, ListenToPeers) else connect(query)
+        self._exchange.post(reply, 0)
 
     def _next(self) -> tuple[int, Message] | None:
         """The next message to this node, waited for a moment."""
@@ -404,11 +379,6 @@ class LaunchedNodes(ABC):
             return self._inbox.get(timeout=_PAUSE)
         except queue.Empty:
             return None
-
-
-def network_reply(query: ListenToPeers | ConnectToPeers, network: NodeNetwork) -> Message:
-    """The reply of this node to a check, which may take some seconds."""
-    return network.listen(query) if isinstance(query, ListenToPeers) else connect(query)
 
 
 class LaunchedGroupRunner(GroupRunner):
@@ -423,14 +393,23 @@ class LaunchedGroupRunner(GroupRunner):
         self._nodes = nodes
         # what came before this group was there to take it
         self._early: list[Message] = []
-        plan = replace(plan, size=sum(nodes.sizes), node_sizes=nodes.sizes)
+        sizes = nodes.roster.sizes
         # a node that has come late does not count its attempts itself
         number, place = nodes.joined.attempt, nodes.joined.node_rank
-        agents = [
-            self._agent_here(engine, number) if node == place else partial(RanksElsewhere, self)
-            for node in range(len(nodes.sizes))
-        ]
+
+        def agent_here(loop: AgentLoop, report: Report) -> NodeAgent:
+            def shared(message: Message, descriptors: Sequence[int]) -> None:
+                event = message.event if isinstance(message, RankEvent) else None
+                if isinstance(message, (RankExited, AgentLost)) or isinstance(event, _SHARED_EVENTS):
+                    nodes.post(message, number)
+                report(message, descriptors)
+
+            return NodeAgent(engine, loop, shared)
+
+        agents: list[AgentFactory] = [partial(RanksElsewhere, self, partial(nodes.post, attempt=number))] * len(sizes)
+        agents[place] = agent_here
         master, store = nodes.master
+        plan = replace(plan, size=sum(sizes), node_sizes=sizes)
         super().__init__(plan, agents, run_context, number, master, store=store)
 
     def follow(self) -> tuple[RankResult, ...]:
@@ -467,30 +446,13 @@ class LaunchedGroupRunner(GroupRunner):
                 case RunTimedOut():
                     self._run_context.deadline = self._group.deadline = time.monotonic()
                 case ToRank(rank, content):
-                    if isinstance(content, _PASSED_ON) and rank in self._nodes.ranks_here:
-                        self.send(rank, self._in_own_folder(content))
+                    if not isinstance(content, _PASSED_ON) or rank not in self._nodes.ranks_here:
+                        continue
+                    if isinstance(content, ProfileSteps):
+                        content = structs.replace(content, folder=str(self._run_context.record.folder))
+                    self.send(rank, content)
                 case _:
                     yield message
-
-    def pass_on(self, message: Message) -> None:
-        """Have a rank elsewhere take a message."""
-        self._nodes.post(message, self._number)
-
-    def _agent_here(self, engine: Engine, number: int) -> Callable[[AgentLoop, Report], NodeAgent]:
-        def made(loop: AgentLoop, report: Report) -> NodeAgent:
-            def shared(message: Message, descriptors: Sequence[int]) -> None:
-                is_shared = isinstance(message, (RankExited, AgentLost))
-                if is_shared or (isinstance(message, RankEvent) and isinstance(message.event, _SHARED_EVENTS)):
-                    self._nodes.post(message, number)
-                report(message, descriptors)
-
-            return NodeAgent(engine, loop, shared)
-
-        return made
-
-    def _in_own_folder(self, content: Any) -> Any:
-        folder = str(self._run_context.record.folder)
-        return structs.replace(content, folder=folder) if isinstance(content, ProfileSteps) else content
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         if self._group.cause == "timed_out" and self.timed_out is None:
@@ -509,8 +471,10 @@ class RanksElsewhere:
 
     takes_sockets = has_outcomes = False
 
-    def __init__(self, runner: LaunchedGroupRunner, loop: AgentLoop, report: Report) -> None:
-        self._runner, self._report = runner, report
+    def __init__(
+        self, runner: LaunchedGroupRunner, pass_on: Callable[[Message], None], _loop: AgentLoop, report: Report
+    ) -> None:
+        self._runner, self._pass_on, self._report = runner, pass_on, report
         self.ranks: tuple[int, ...] = ()
         self._code: int | None = None
 
@@ -537,7 +501,7 @@ class RanksElsewhere:
                 # so decides its own node, too
                 pass
             case ToRank():
-                self._runner.pass_on(message)
+                self._pass_on(message)
             case KillGroup():
                 self._code = -int(signal.SIGKILL)
             case ReleaseRanks() if self._code is None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_placement import Host
+from accelerate_nb.launching.planning.placement import Host
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.worker_spec import LOOPBACK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate_nb.config.launch import LaunchingConfig
@@ -14,17 +14,8 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.events.model import NodeRanks
-from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.launching.planning.placement import Host, NodeRoster, Placement, choose
 from accelerate_nb.transport.messages import NodeFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A host by its name, and the most ranks that it may have, where that was said."""
-
-    name: str
-    slots: int | None = None
 
 
 def node_sizes(num_processes: int | None, hosts: Sequence[Host], devices: Sequence[int]) -> tuple[int, ...]:
@@ -73,10 +64,13 @@ def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
     (Host(name='a', slots=None), Host(name='b', slots=4))
     """
     found: dict[str, Host] = {}
-    for entry in entries:
-        name, slots = _split(entry)
-        before = found.get(name)
-        if before is not None:
+    for entry in map(str.strip, entries):
+        host, colon, number = entry.rpartition(":")
+        name, slots = entry.strip("[]"), None
+        # an address of IPv6 has more colons, and stands in brackets where slots follow it
+        if colon and number.isdecimal() and int(number) and (":" not in host or host.endswith("]")):
+            name, slots = host.replace("[", "").replace("]", ""), int(number)
+        if (before := found.get(name)) is not None:
             slots = (before.slots or 1) + (slots or 1)
         found[name] = Host(name, slots)
     return tuple(found.values())
@@ -94,28 +88,16 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         raise ConfigurationError(
             f"hostfile={str(path)!r} was requested, and it can't be read: {error}. Name a file of one host a line."
         ) from None
-    entries = [entry for line in lines if (entry := _entry(line.partition("#")[0]))]
+    entries = []
+    for line in (line.partition("#")[0] for line in lines):
+        if words := line.split():
+            slots = _SLOTS.search(line)
+            entries.append(words[0] if slots is None else f"{words[0]}:{slots[1]}")
     if not entries:
         raise ConfigurationError(
             f"hostfile={str(path)!r} was requested, and it names no host. Write one a line: a slots=4."
         )
     return hosts_of(entries)
-
-
-def _entry(line: str) -> str:
-    words = line.split()
-    if not words:
-        return ""
-    slots = _SLOTS.search(line)
-    return words[0] if slots is None else f"{words[0]}:{slots[1]}"
-
-
-def _split(entry: str) -> tuple[str, int | None]:
-    name, colon, slots = entry.strip().rpartition(":")
-    # an address of IPv6 has more colons, and stands in brackets where slots follow it
-    if colon and slots.isdecimal() and int(slots) and (":" not in name or name.endswith("]")):
-        return name.replace("[", "").replace("]", ""), int(slots)
-    return entry.strip().strip("[]"), None
 
 
 def place_on_hosts(
@@ -217,33 +199,6 @@ def place_on_local_nodes(
     return replace(placement, why=why), sizes
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRoster:
-    """The names of a run's nodes, in order, the number of ranks of each, and the hosts that are there in case one is lost."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    spares: tuple[Host, ...] = ()
-
-    def ranks_of(self, node: int) -> range:
-        """The ranks of a node."""
-        first = sum(self.sizes[:node])
-        return range(first, first + self.sizes[node])
-
-    def nodes_of(self, ranks: Collection[int]) -> list[int]:
-        """The nodes that have some of these ranks."""
-        return [node for node in range(len(self.names)) if not set(ranks).isdisjoint(self.ranks_of(node))]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeChange:
-    """The nodes with which a run starts again after some were lost, the names of those that are new, and a sentence for people."""
-
-    roster: NodeRoster
-    new: tuple[str, ...]
-    text: str
-
-
 def split_spares(num_processes: int | None, hosts: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
     """
     The hosts that so many processes need, filled in their order, and those beyond, which are spares; all of them have slots.
@@ -261,36 +216,41 @@ def split_spares(num_processes: int | None, hosts: Sequence[Host]) -> tuple[tupl
     return tuple(hosts), ()
 
 
-def replace_lost(roster: NodeRoster, lost: Collection[int]) -> NodeChange | None:
+def replace_lost(
+    roster: NodeRoster, lost: Collection[int], can_reach: Callable[[str], bool]
+) -> tuple[NodeRoster, str] | None:
     """
-    The nodes with a spare in the place of each lost one; pure. `None` where there are not enough spares with room for its ranks.
+    The nodes with a spare that can be reached in the place of each lost one, and a sentence for people.
 
-    A lost host is the last of the spares from then on: it may come back.
+    `None` where there are not enough of them with room for its ranks. A lost host is the last of the spares from then on: it may come back.
 
     >>> roster = NodeRoster(("a", "b"), (2, 2), (Host("c", 2),))
-    >>> replace_lost(roster, [1]).text
+    >>> replace_lost(roster, [1], lambda name: True)[1]
     'node b was lost; ranks 2-3 start again on c'
     """
     names, spares, texts = list(roster.names), list(roster.spares), []
     for node in sorted(lost):
-        spare = next((host for host in spares if (host.slots or 0) >= roster.sizes[node]), None)
-        if spare is None:
+        for spare in [host for host in spares if (host.slots or 0) >= roster.sizes[node]]:
+            spares.remove(spare)
+            if can_reach(spare.name):
+                break
+        else:
             return None
-        spares.remove(spare)
         names[node] = spare.name
         ranks = of_ranks(roster.ranks_of(node))
         verb = "starts" if roster.sizes[node] == 1 else "start"
         texts.append(f"{_called(roster.names[node])} was lost; {ranks} {verb} again on {spare.name}")
     returning = [Host(roster.names[node], roster.sizes[node]) for node in sorted(lost)]
-    new = tuple(names[node] for node in sorted(lost))
-    return NodeChange(NodeRoster(tuple(names), roster.sizes, (*spares, *returning)), new, "; ".join(texts))
+    return NodeRoster(tuple(names), roster.sizes, (*spares, *returning)), "; ".join(texts)
 
 
-def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) -> NodeChange | None:
+def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) -> tuple[NodeRoster, str] | None:
     """
-    The nodes without those that were lost, with fewer ranks; pure. `None` where fewer than `min_nodes` are left, or all are needed.
+    The nodes without those that were lost, with fewer ranks, and a sentence for people; pure.
 
-    >>> leave_out(NodeRoster(("a", "b"), (2, 2)), [1], min_nodes=1).text
+    `None` where fewer than `min_nodes` are left, or all are needed.
+
+    >>> leave_out(NodeRoster(("a", "b"), (2, 2)), [1], min_nodes=1)[1]
     'node b was lost; 2 of 4 ranks start again, on a'
     """
     left = [node for node in range(len(roster.names)) if node not in lost]
@@ -301,43 +261,9 @@ def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) 
     subject = f"{' and '.join(gone)} {'was' if len(gone) == 1 else 'were'}"
     verb = "starts" if sum(sizes) == 1 else "start"
     text = f"{subject} lost; {sum(sizes)} of {sum(roster.sizes)} ranks {verb} again, on {', '.join(names)}"
-    return NodeChange(NodeRoster(names, sizes, roster.spares), (), text)
-
-
-def came_text(names: Sequence[str], ranks: int) -> str:
-    """
-    The sentence about nodes that take part from now on, so that there are so many ranks.
-
-    >>> came_text(["node 2 on c"], 6)
-    'node 2 on c has come; 6 ranks start again'
-    """
-    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} come; {ranks} ranks start again"
+    return NodeRoster(names, sizes, roster.spares), text
 
 
 def _called(name: str) -> str:
     """A node in a sentence: hosts have names of their own, others are numbered."""
     return name if name.startswith("node ") else f"node {name}"
-
-
-def reachable_change(roster: NodeRoster, lost: Collection[int], can_reach: Callable[[str], bool]) -> NodeChange | None:
-    """The change with spares that can be reached; `None` where there are too few of them."""
-    unreachable: set[str] = set()
-    while lost:
-        spares = tuple(host for host in roster.spares if host.name not in unreachable)
-        change = replace_lost(NodeRoster(roster.names, roster.sizes, spares), lost)
-        if change is None:
-            return None
-        missing = {name for name in change.new if not can_reach(name)}
-        if not missing:
-            return change
-        unreachable |= missing
-    return None
-
-
-def ranks_of_nodes(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
-    """The ranks of each node, in order."""
-    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
-    return [
-        NodeRanks(node, name, last - size + 1, last)
-        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
-    ]

@@ -15,23 +15,11 @@ from functools import partial
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.launching.node_agent.node_network import (
-    REPLY_TIMEOUT,
-    check_reach,
-    clock_offset,
-    endpoint_of,
-    of_all,
-)
-from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, NodeLink, RemoteAgent
+from accelerate_nb.launching.node_agent.node_network import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
+from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, RemoteAgent
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.transport.channel import Reply
-from accelerate_nb.transport.messages import (
-    ListenToPeers,
-    Message,
-    NodeFacts,
-    PeerEndpoint,
-    QueryNode,
-)
+from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
 from accelerate_nb.transport.worker_spec import MasterAddress
 
 # How long a new agent may take until it replies for the first time, in seconds.
@@ -96,10 +84,6 @@ class NodeConnection:
             f"Workers on {self.name} were requested, and its agent can't be reached: {reason}. {self.engine.advice(self.name)}."
         )
 
-    def request_end(self) -> None:
-        """Have the agent end; `close` waits until it has."""
-        self.channel.shutdown()
-
     def close(self, timeout: float = END_TIMEOUT) -> None:
         """End the agent, which may take so many seconds for it: one that is lost gets 0."""
         self.channel.shutdown()
@@ -118,16 +102,14 @@ class NodeConnection:
         self._facts = self.request(QueryNode(), NodeFacts, timeout)
         received = time.time()
         self._queried_at = time.monotonic()
-        self.clock_offset = clock_offset(self._facts, sent, received)
+        offset = self._facts.time - (sent + received) / 2
+        self.clock_offset = offset if abs(offset) > (received - sent) / 2 else 0.0
 
     def _reason(self) -> str:
         """Why nothing more comes."""
         if (error := self.channel.error) is not None:
-            return (
-                f"{error}: another release of accelerate_nb is installed there"
-                if error.refusal == "version"
-                else str(error)
-            )
+            is_other = error.refusal == "version"
+            return f"{error}: another release of accelerate_nb is installed there" if is_other else str(error)
         process, output = self._placed.process, self._placed.output
         try:
             code = None if process is None else process.wait(2.0)
@@ -183,9 +165,15 @@ def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...
 
 def idle_nodes(engine: NodeEngine) -> list[str]:
     """The names of the nodes of an engine whose agent no run uses, and is still there."""
+
+    def refresh(connection: NodeConnection) -> None:
+        # one that does not reply is not usable any more
+        with suppress(LaunchError):
+            connection.refresh()
+
     found = _pool.get().take_all(engine)
     if found:
-        _ = of_all(_refresh, found)
+        _ = of_all(refresh, found)
     for connection in found:
         release(connection, is_usable=True)
     return [connection.name for connection in found if connection.is_usable]
@@ -210,9 +198,19 @@ def open_group(
     here or from another node.
     """
     connections = lease(engine, names)
+
+    def listen(connection: NodeConnection) -> PeerEndpoint:
+        peers = tuple(other.facts.address for other in connections if other is not connection)
+        return endpoint_of(connection, ListenToPeers(port if connection is connections[0] else 0, peers))
+
     try:
-        endpoints = _listen(connections, port)
-        _check_reach(connections, endpoints)
+        endpoints = of_all(listen, connections)
+        hosts = frozenset(endpoint.host for endpoint in endpoints)
+        # once for the same nodes
+        if not all(hosts <= connection.reached for connection in connections):
+            check_reach(connections, endpoints)
+            for connection in connections:
+                connection.reached = hosts
     except BaseException:
         for connection in connections:
             release(connection, is_usable=True)
@@ -222,14 +220,12 @@ def open_group(
         partial(
             RemoteAgent,
             connection.channel,
-            node=NodeLink(
-                name=connection.name,
-                clock_offset=connection.clock_offset,
-                inherits_environment=engine.inherits_environment,
-                release=partial(release, connection),
-                log_folder=log_folder,
-                reader=reader,
-            ),
+            name=connection.name,
+            clock_offset=connection.clock_offset,
+            inherits_environment=engine.inherits_environment,
+            release=partial(release, connection),
+            log_folder=log_folder,
+            reader=reader,
         )
         for connection in connections
     ]
@@ -240,7 +236,7 @@ def close_nodes() -> None:
     """End the agents that no run uses, all at the same time."""
     connections = _pool.get().take_all()
     for connection in connections:
-        connection.request_end()
+        connection.channel.shutdown()
     deadline = time.monotonic() + END_TIMEOUT
     for connection in connections:
         connection.close(max(0.0, deadline - time.monotonic()))
@@ -265,29 +261,3 @@ def _connection(engine: NodeEngine, name: str) -> NodeConnection:
         connection.close()
         raise
     return connection
-
-
-def _refresh(connection: NodeConnection) -> None:
-    """Check that an agent still replies; one that does not is not usable any more."""
-    with suppress(LaunchError):
-        connection.refresh()
-
-
-def _listen(connections: Sequence[NodeConnection], port: int) -> list[PeerEndpoint]:
-    """Have every node listen on the interface that routes to the others."""
-
-    def listen(connection: NodeConnection) -> PeerEndpoint:
-        peers = tuple(other.facts.address for other in connections if other is not connection)
-        return endpoint_of(connection, ListenToPeers(port if connection is connections[0] else 0, peers))
-
-    return of_all(listen, connections)
-
-
-def _check_reach(connections: Sequence[NodeConnection], endpoints: Sequence[PeerEndpoint]) -> None:
-    """Check, once for the same nodes, that each can connect to others."""
-    hosts = frozenset(endpoint.host for endpoint in endpoints)
-    if all(hosts <= connection.reached for connection in connections):
-        return
-    check_reach(connections, endpoints)
-    for connection in connections:
-        connection.reached = hosts

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 from msgspec import structs
@@ -18,7 +18,6 @@ from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.launching.node_agent.node_network import (
     NodeNetwork,
-    RequestedNode,
     WaitNotice,
     check_reach,
     check_versions,
@@ -27,20 +26,18 @@ from accelerate_nb.launching.node_agent.node_network import (
     of_all,
     print_notice,
 )
-from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange, network_reply
-from accelerate_nb.launching.nodes.node_placement import NodeChange, NodeRoster, came_text, fixed_mesh, leave_out
+from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange
+from accelerate_nb.launching.nodes.node_placement import fixed_mesh, leave_out
 from accelerate_nb.launching.nodes.rendezvous_settings import (
     RendezvousSettings,
     check_name,
     hosts,
-    interface_variables,
     listen,
     local_placement,
 )
 from accelerate_nb.launching.planning.placement import Placement, check_training
 from accelerate_nb.transport.channel import Reply
 from accelerate_nb.transport.messages import (
-    ConnectToPeers,
     JoinRun,
     ListenToPeers,
     Message,
@@ -51,7 +48,6 @@ from accelerate_nb.transport.messages import (
     RunRefused,
     ShowText,
 )
-from accelerate_nb.transport.worker_spec import MasterAddress
 
 # Between two tries to reach node 0, in seconds.
 _PAUSE = 0.25
@@ -68,18 +64,18 @@ _ALL_IN_ONE_PANEL = (
 
 
 class _JoinedNode:
-    """A node that has come, or node 0 itself, and carries out a request."""
+    """A node that has come, or node 0 itself, and carries out a request; what it replies comes into a queue."""
 
-    def __init__(self, name: str, send: Callable[[Message], None], replies: queue.SimpleQueue[Message]) -> None:
-        self.name, self._send, self._replies = name, send, replies
+    def __init__(self, name: str, number: int, exchange: NodeExchange, replies: queue.SimpleQueue[Message]) -> None:
+        self.name, self._number, self._exchange, self._replies = name, number, exchange, replies
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
-        self._send(message)
+        self._exchange.post(message, self._number)
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                reply = self._replies.get(timeout=left)
+        with suppress(queue.Empty):
+            while True:
+                reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
                 if isinstance(reply, reply_class):
                     return reply
         raise LaunchError(
@@ -94,6 +90,8 @@ class HostNodes(LaunchedNodes):
         self, listener: socket.socket, local: Placement, settings: RendezvousSettings, config: RunConfig
     ) -> None:
         self._bound, self._family = str(listener.getsockname()[0]), listener.family
+        # others may reach this node at another one, and may come later
+        address = NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
         self._launching, self._mesh = config.launching, fixed_mesh(config.training)
         self._facts = facts_of_this_node(settings.host)
         # those that have come by their numbers, with their ranks among nodes, and those that wait for a place
@@ -101,23 +99,7 @@ class HostNodes(LaunchedNodes):
         self._waiting: dict[int, JoinRun] = {}
         self._ready: dict[int, int] = {}
         self._objections: list[str] = []
-        self._store: socket.socket | None = None
-        super().__init__(NodeExchange(listener), local, settings)
-
-    @property
-    def master(self) -> tuple[MasterAddress, socket.socket | None]:
-        """Where the ranks of this attempt find each other, and the socket that listens there."""
-        return MasterAddress(self._address, self.joined.port), self._store
-
-    @property
-    def _address(self) -> str:
-        """This node's address for the others, which may come later."""
-        bound = NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
-        return self._exchange.address or bound
-
-    def variables(self) -> dict[str, str]:
-        """The variables that have collectives use the interface between the nodes."""
-        return interface_variables(self._address)
+        super().__init__(NodeExchange(listener, address=address), local, settings)
 
     def meet(self) -> None:
         """
@@ -125,26 +107,31 @@ class HostNodes(LaunchedNodes):
 
         Raises `LaunchError` where they don't come in time, or run other versions; those that came get the reason, too.
         """
-        notice, deadline, last_call = WaitNotice(), time.monotonic() + self._settings.timeout, None
+        settings = self._settings
+        notice, deadline, last_call = WaitNotice(), time.monotonic() + settings.timeout, None
         try:
             while True:
                 count, now = len(self._members) + 1, time.monotonic()
-                if count < (self._settings.min_nodes or self._settings.nodes):
+                if count < (settings.min_nodes or settings.nodes):
                     last_call = None
                     if now > deadline:
-                        raise LaunchError(self._missing_text())
+                        there = ", ".join([node_name(0, self._facts.host), *map(self._name, sorted(self._members))])
+                        refused = f"; others were refused: {'; '.join(self._objections)}" if self._objections else ""
+                        raise LaunchError(
+                            f"A run of {settings.nodes} nodes was requested, and after {settings.timeout:g} s only {count} had come to "
+                            f"{settings.endpoint} ({there}{refused}): {self._missing()} did not. To go on, {settings.advice}."
+                        )
                 elif last_call is None:
-                    last_call = now + self._settings.last_call
-                if count == self._settings.nodes or (last_call is not None and now >= last_call):
+                    last_call = now + settings.last_call
+                if count == settings.nodes or (last_call is not None and now >= last_call):
                     break
-                most = self._settings.timeout if last_call is None else self._settings.last_call
+                most = settings.timeout if last_call is None else settings.last_call
                 notice.say(
-                    f"{count} of {self._settings.nodes} nodes are there; waiting at {self._settings.endpoint} for {self._missing()}, up "
-                    f"to {most:g} s"
+                    f"{count} of {settings.nodes} nodes are there; waiting at {settings.endpoint} for {self._missing()}, up to {most:g} s"
                 )
                 self._next()
                 self._admit()
-            self._check_reach(list(self._members))
+            self._check_reach()
             self._begin(0, "")
         except (AccelerateNbError, KeyboardInterrupt) as error:
             self.leave(str(error) or "node 0 was interrupted while it waited for other nodes. Launch again")
@@ -153,22 +140,24 @@ class HostNodes(LaunchedNodes):
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """Wait for those that are left, take in those that wait, and begin another attempt."""
         attempt = self.joined.attempt + 1
-        deadline, change = time.monotonic() + self._settings.timeout, self._without_lost()
+        deadline, text = time.monotonic() + self._settings.timeout, self._without_lost()
         while not all(self._ready.get(number) == attempt for number in self._members):
             if is_stopped():
                 return ""
             if time.monotonic() > deadline:
                 raise LaunchError("the other nodes did not come to another attempt. Launch it again on each node")
             self._next()
-            change = self._without_lost()
-        came = self._take_waiting()
-        texts = ["" if change is None else change.text, came_text(came, self._size) if came else ""]
-        self._begin(attempt, "; ".join(filter(None, texts)))
-        return self.joined.text
+            text = self._without_lost()
+        if came := self._take_waiting():
+            ranks = self.local.size + sum(request.processes for _, request in self._members.values())
+            came_too = f"{' and '.join(came)} {'has' if len(came) == 1 else 'have'} come; {ranks} ranks start again"
+            text = f"{text}; {came_too}" if text else came_too
+        self._begin(attempt, text)
+        return text
 
     def leave(self, reason: str) -> None:
         """Take part no more; where nothing has begun, those that have come get to know why. Later ones may be of a next run, and try again."""
-        if self._joined is None:
+        if not self.roster.names:
             self._exchange.post(RunRefused(reason))
         super().leave(reason)
         if self._store is not None:
@@ -188,7 +177,7 @@ class HostNodes(LaunchedNodes):
                         print_notice(f"a node came, and was refused: {objection}")
                     return
                 self._waiting[number] = request
-                if self._joined is not None:
+                if self.roster.names:
                     self._exchange.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
             case NodeReady(attempt):
                 self._ready[number] = attempt
@@ -196,7 +185,7 @@ class HostNodes(LaunchedNodes):
 
     def _lose(self, number: int, reason: str) -> None:
         self._waiting.pop(number, None)
-        if self._joined is None:
+        if not self.roster.names:
             self._members.pop(number, None)
         super()._lose(number, reason)
 
@@ -228,58 +217,46 @@ class HostNodes(LaunchedNodes):
             if not self._may_grow or not self._free:
                 break
             del self._waiting[number]
-            try:
-                name = f"the new node on {request.facts.host}"
-                check_versions(self._facts, {name: request.facts})
-                self._check_reach([*self._members, number], {number: name})
-            except LaunchError as error:
-                self._exchange.post(RunRefused(str(error)), number)
-                continue
             self._members[number] = self._free[0], request
-            came.append(self._name(number))
+            try:
+                check_versions(self._facts, {(name := self._name(number)): request.facts})
+                self._check_reach()
+            except LaunchError as error:
+                del self._members[number]
+                self._exchange.post(RunRefused(str(error)), number)
+            else:
+                came.append(name)
         return came
 
-    def _without_lost(self) -> NodeChange | None:
-        """Leave out those that were lost; raises `LaunchError` where there may not be fewer, or one has left, which ends the run for all."""
-        numbers = self.joined.senders
+    def _without_lost(self) -> str:
+        """
+        Leave out those that were lost; returns a sentence, which is empty where none were.
+
+        Raises `LaunchError` where there may not be fewer, or one has left, which ends the run for all.
+        """
+        numbers, names = self.joined.senders, self.roster.names
         for node, number in enumerate(numbers):
             if number in self._left:
-                raise LaunchError(f"{self.names[node]} has left it: {self._left[number]}")
+                raise LaunchError(f"{names[node]} has left it: {self._left[number]}")
         lost = [node for node, number in enumerate(numbers) if number in self._gone]
-        change = leave_out(NodeRoster(self.names, self.sizes), lost, self._settings.min_nodes)
+        change = leave_out(self.roster, lost, self._settings.min_nodes)
         if lost and change is None:
-            names = " and ".join(self.names[node] for node in lost)
-            raise LaunchError(f"{names} {'was' if len(lost) == 1 else 'were'} lost. Launch it again on each node")
+            gone = " and ".join(names[node] for node in lost)
+            raise LaunchError(f"{gone} {'was' if len(lost) == 1 else 'were'} lost. Launch it again on each node")
         for node in lost:
             self._members.pop(numbers[node], None)
-        return change
+        return "" if change is None else change[1]
 
-    def _check_reach(self, numbers: list[int], names: dict[int, str] | None = None) -> None:
-        """Check that this node and these can connect to each other; raises `LaunchError`."""
-        if not numbers:
+    def _check_reach(self) -> None:
+        """Check that this node and those that have come can connect to each other; raises `LaunchError`."""
+        if not self._members:
             return
-        own: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        with closing(NodeNetwork(self._address)) as network:
-
-            def here(message: Message) -> None:
-                assert isinstance(message, (ListenToPeers, ConnectToPeers))
-                own.put(network_reply(message, network))
-
-            def send_to(number: int) -> Callable[[Message], None]:
-                return lambda message: self._exchange.post(message, number)
-
-            others = (
-                _JoinedNode((names or {}).get(number) or self._name(number), send_to(number), self._replies[number])
-                for number in numbers
-            )
-            nodes: tuple[RequestedNode, ...] = (_JoinedNode(node_name(0, self._facts.host), here, own), *others)
-            check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
+        self._network.address = self._exchange.address
+        named = [(node_name(0, self._facts.host), 0), *((self._name(number), number) for number in self._members)]
+        nodes = [_JoinedNode(name, number, self._exchange, self._replies[number]) for name, number in named]
+        check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
 
     # ------------------------------------------------------------------------------------------------- the next attempt
-
-    @property
-    def _size(self) -> int:
-        return self.local.size + sum(request.processes for _, request in self._members.values())
 
     def _begin(self, attempt: int, text: str) -> None:
         """Give each node its place, in the order of their ranks."""
@@ -287,11 +264,11 @@ class HostNodes(LaunchedNodes):
             self._store.close()
         self._store = socket.create_server((self._bound, 0), family=self._family, backlog=4096)
         order = sorted(self._members, key=lambda number: self._members[number][0])
-        if self._joined is None:
+        if not self.roster.names:
             # where fewer came than could, one that went may have left a gap
             self._members = {number: (rank, self._members[number][1]) for rank, number in enumerate(order, 1)}
         joined = RunJoined(
-            run=uuid.uuid4().hex if self._joined is None else self._joined.run,
+            run=self.run or uuid.uuid4().hex,
             attempt=attempt,
             node_rank=0,
             senders=(0, *order),
@@ -303,7 +280,7 @@ class HostNodes(LaunchedNodes):
             timeout=self._launching.timeout,
             text=text,
         )
-        self._joined = joined
+        self._take_place(joined)
         for node_rank, number in enumerate(order, 1):
             self._exchange.post(structs.replace(joined, node_rank=node_rank), number)
 
@@ -322,21 +299,15 @@ class HostNodes(LaunchedNodes):
             return f"{len(self._free)} more"
         return " and ".join(f"node {rank}" for rank in self._free)
 
-    def _missing_text(self) -> str:
-        there = ", ".join([node_name(0, self._facts.host), *map(self._name, sorted(self._members))])
-        refused = f"; others were refused: {'; '.join(self._objections)}" if self._objections else ""
-        return (
-            f"A run of {self._settings.nodes} nodes was requested, and after {self._settings.timeout:g} s only {len(self._members) + 1} had come to "
-            f"{self._settings.endpoint} ({there}{refused}): {self._missing()} did not. To go on, {self._settings.advice}."
-        )
-
     def _objection(self, request: JoinRun) -> str:
         """Why a node can't be one of this run; empty where it can."""
         settings = self._settings
-        expected: dict[str, tuple[object, object]] = {
+        expected: dict[str, tuple[object, ...]] = {
             "rdzv_id": (request.run_id, settings.run_id),
             "num_nodes": (request.nodes, settings.nodes),
-            "rdzv_backend": (_backend(request.node_rank), _backend(settings.node_rank)),
+            "rdzv_backend": tuple(
+                "c10d" if rank is None else "static" for rank in (request.node_rank, settings.node_rank)
+            ),
         }
         for name, (theirs, ours) in expected.items():
             if theirs != ours:
@@ -385,11 +356,6 @@ class MemberNodes(LaunchedNodes):
             f"{settings.endpoint}: {trouble}. To go on, {settings.advice}."
         )
 
-    @property
-    def master(self) -> tuple[MasterAddress, socket.socket | None]:
-        """Where the ranks of this attempt find each other."""
-        return MasterAddress(self._exchange.host, self.joined.port), None
-
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """Wait for this node's place in another attempt."""
         attempt = self.joined.attempt + 1
@@ -400,7 +366,7 @@ class MemberNodes(LaunchedNodes):
                 return ""
             for known, verb in ((self._left, "has left it"), (self._gone, "was lost")):
                 if 0 in known:
-                    raise LaunchError(f"{self.names[0]} {verb}: {known[0]}")
+                    raise LaunchError(f"{self.roster.names[0]} {verb}: {known[0]}")
             match self._next():
                 case 0, RunJoined() as joined if joined.attempt == attempt and self._take(joined):
                     return joined.text
@@ -442,7 +408,7 @@ class MemberNodes(LaunchedNodes):
         )
         if not (is_complete and 0 < joined.node_rank < nodes and joined.sizes[joined.node_rank] == self.local.size):
             return False
-        self._joined = joined
+        self._take_place(joined)
         return True
 
 
@@ -481,7 +447,3 @@ def join_nodes(config: RunConfig) -> tuple[RunConfig, Placement, LaunchedNodes]:
 def node_name(number: int, host: str) -> str:
     """The name of a node for people."""
     return f"node {number} on {host}"
-
-
-def _backend(node_rank: int | None) -> str:
-    return "c10d" if node_rank is None else "static"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import time
 from dataclasses import dataclass, replace
 
-import psutil
-
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
-from accelerate_nb.launching.node_agent.node_network import interface_of
+from accelerate_nb.launching.node_agent.node_network import interface_addresses, is_loopback
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
-from accelerate_nb.transport.worker_spec import on_interface
 
 # The port of Accelerate's and torchrun's launchers, and torchrun's time for nodes to come, in seconds.
 DEFAULT_PORT = 29500
@@ -55,7 +51,13 @@ class RendezvousSettings:
     @classmethod
     def of(cls, config: LaunchingConfig) -> RendezvousSettings:
         """The settings of a configuration; raises `ConfigurationError` where the endpoint or rdzv_conf can't be understood."""
-        host, port = _endpoint(config)
+        host, port = config.master_addr, ""
+        if config.rdzv_endpoint.strip():
+            host, port = split_endpoint(config.rdzv_endpoint)
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigurationError(
+                f"rdzv_endpoint={config.rdzv_endpoint.strip()!r} was given, and {port!r} is no port. Pass HOST:PORT."
+            )
         conf = dict(config.rdzv_conf or {})
         if unknown := sorted(conf.keys() - _KNOWN):
             raise ConfigurationError(
@@ -66,7 +68,7 @@ class RendezvousSettings:
         try:
             return cls(
                 host=host,
-                port=port,
+                port=int(port or config.use_port or DEFAULT_PORT),
                 nodes=config.num_nodes,
                 node_rank=int(conf.get("rank", config.node_rank)) if config.rdzv_backend == "static" else None,
                 run_id=config.rdzv_id,
@@ -163,31 +165,12 @@ def listen(settings: RendezvousSettings) -> socket.socket | None:
         ) from None
 
 
-def interface_variables(address: str) -> dict[str, str]:
-    """The variables that have collectives use the interface with an address of this node; those of the environment stay."""
-    name = interface_of(address)
-    return {} if not name else {key: value for key, value in on_interface(name).items() if key not in os.environ}
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address, or a name, is of this machine alone."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address in {"", "localhost"}
-
-
-def _endpoint(config: LaunchingConfig) -> tuple[str, int]:
-    """The host and the port of `rdzv_endpoint`, else of `master_addr` and `use_port`."""
-    text = config.rdzv_endpoint.strip()
-    if not text:
-        return config.master_addr, config.use_port or DEFAULT_PORT
-    host, colon, port = text.rpartition(":")
+def split_endpoint(text: str) -> tuple[str, str]:
+    """The host and the port of a text, the latter empty where it has none: an address of IPv6 stands in brackets before one."""
+    host, colon, port = text.strip().rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
-        host, port = text, ""
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigurationError(f"rdzv_endpoint={text!r} was given, and {port!r} is no port. Pass HOST:PORT.")
-    return host.strip("[]"), int(port or config.use_port or DEFAULT_PORT)
+        host, port = text.strip(), ""
+    return host.strip("[]"), port
 
 
 def resolved_host(host: str) -> list[str]:
@@ -199,7 +182,5 @@ def resolved_host(host: str) -> list[str]:
 
 
 def _own_addresses() -> set[str]:
-    families = {socket.AF_INET, socket.AF_INET6}
-    own = (item for entries in psutil.net_if_addrs().values() for item in entries if item.family in families)
     # all of 127.0.0.0/8 is this machine
-    return {item.address.partition("%")[0] for item in own} | {"127.0.1.1"}
+    return {"127.0.1.1"}.union(*interface_addresses().values())

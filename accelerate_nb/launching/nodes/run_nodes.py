@@ -16,7 +16,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError, PayloadError
-from accelerate_nb.events.model import NodeRanks
+from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
@@ -31,24 +31,26 @@ from accelerate_nb.launching.nodes.node_engine import (
     used_and_others,
 )
 from accelerate_nb.launching.nodes.node_placement import (
-    Host,
-    NodeRoster,
     check_min_nodes,
     check_spares,
     hosts_of,
     leave_out,
     place_on_hosts,
     place_on_local_nodes,
-    ranks_of_nodes,
-    reachable_change,
     read_hostfile,
+    replace_lost,
     spares_with_slots,
     split_spares,
 )
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
-from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, check_training
-from accelerate_nb.launching.worker_group import Stop
+from accelerate_nb.launching.planning.placement import (
+    Host,
+    LaunchPlan,
+    NodeRoster,
+    Placement,
+    check_training,
+)
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, current_environment
@@ -68,22 +70,20 @@ _EXPORTED = (
 )
 
 
-@dataclass(slots=True)
-class RunNodes:
-    """The nodes of a run: how their agents are placed, their names, and the number of ranks of each; of the next attempt, after a loss."""
+@dataclass
+class RunNodes(Nodes):
+    """The nodes of a run: how their agents are placed, and which ranks each has; of the next attempt, after a loss."""
 
     engine: NodeEngine
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    # hosts that take the places of nodes that are lost
-    spares: tuple[Host, ...] = ()
+    # its spares take the places of nodes that are lost
+    roster: NodeRoster
     # the fewest nodes with which it goes on after a loss; `None` where all are needed
     min_nodes: int | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def inherits_environment(self) -> bool:
-        """Whether workers have their node's own environment: they are on other machines."""
+        """Whether they are on other machines."""
         return self.engine.inherits_environment
 
     @property
@@ -92,25 +92,12 @@ class RunNodes:
         return range(0) if self.inherits_environment else None
 
     @property
-    def node_ranks(self) -> list[NodeRanks]:
-        """The ranks of each node."""
-        return ranks_of_nodes(self.names, self.sizes)
-
-    @property
     def retries_at_once(self) -> bool:
-        """Whether an attempt that was lost before it began is made once more, on as many nodes."""
+        """Whether all nodes are needed."""
         return self.min_nodes is None
 
-    def placement_here(self, placement: Placement) -> Placement:
-        """The part of a placement that is on this machine: agents that pretend to be machines share it."""
-        return placement
-
-    def variables(self) -> dict[str, str]:
-        """The variables that have collectives use the interface between the nodes: agents know it."""
-        return {}
-
     def check_payload(self, payload: Payload) -> None:
-        """Raise `PayloadError` where it holds what can't leave this machine."""
+        """Raise `PayloadError` where it can't be sent."""
         if self.inherits_environment and payload.reference is not None and payload.reference.handles:
             raise PayloadError(
                 "A run on other machines was requested, and the function or its arguments hold a pipe, a socket, a queue or "
@@ -119,14 +106,14 @@ class RunNodes:
 
     def handed_over(self) -> AbstractContextManager[tuple[HandedMachine, ...]]:
         """The nodes for another process, which inherits their descriptors within the block."""
-        return self.engine.handed_over(self.names)
+        return self.engine.handed_over(self.roster.names)
 
-    def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
+    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
-        plan = replace(plan, size=sum(self.sizes), node_sizes=self.sizes)
+        plan = replace(plan, size=sum(self.roster.sizes), node_sizes=self.roster.sizes)
         log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}" if self.inherits_environment else ""
         try:
-            agents, master = open_group(self.engine, self.names, plan.port, log_folder)
+            agents, master = open_group(self.engine, self.roster.names, plan.port, log_folder)
         except LaunchError as error:
             if number == 0:
                 raise
@@ -137,38 +124,38 @@ class RunNodes:
             ) from None
         return GroupRunner(plan, agents, run_context, number, master)
 
-    def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
-        """No other process stops it."""
-
-    def next_nodes(self, lost: Collection[int], _: Callable[[], bool]) -> str:
+    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """
         Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
 
         Others are those that the engine gives, and then spares. Returns a sentence, which is empty where nothing changes.
         """
-        roster = NodeRoster(self.names, self.sizes, self.spares)
-        found = {node: self.engine.replacement(roster.names[node]) for node in roster.nodes_of(lost)}
-        # where an agent has started on its own machine again, nothing changes
-        gone = [node for node, name in found.items() if name != roster.names[node]]
-        given = tuple(Host(name, roster.sizes[node]) for node in gone if (name := found[node]) is not None)
+        roster, given, gone = self.roster, [], []
+        for node, name in enumerate(roster.names):
+            if set(lost).isdisjoint(roster.ranks_of(node)):
+                continue
+            if (found := self.engine.replacement(name)) == name:
+                # its agent has started on its own machine again
+                continue
+            gone.append(node)
+            if found is not None:
+                given.append(Host(found, roster.sizes[node]))
+        if not gone:
+            return ""
+
+        def can_reach(name: str) -> bool:
+            try:
+                check_versions(facts_of_this_node(LOOPBACK), {name: _facts(self.engine, [name])[0]})
+            except LaunchError:
+                return False
+            return True
+
         roster = replace(roster, spares=(*given, *roster.spares))
-        change = reachable_change(roster, gone, self._can_reach) or leave_out(roster, gone, self.min_nodes)
+        change = replace_lost(roster, gone, can_reach) or leave_out(roster, gone, self.min_nodes)
         if change is None:
             return ""
-        self.names, self.sizes, self.spares = change.roster.names, change.roster.sizes, change.roster.spares
-        return change.text
-
-    def leave(self, reason: str) -> None:
-        """Agents stay for the next launch."""
-
-    def _can_reach(self, name: str) -> bool:
-        try:
-            (connection,) = lease(self.engine, [name])
-            release(connection, is_usable=True)
-            check_versions(facts_of_this_node(LOOPBACK), {name: connection.facts})
-        except LaunchError:
-            return False
-        return True
+        self.roster, text = change
+        return text
 
 
 def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
@@ -184,10 +171,10 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
         hosts: Sequence[Host] = [Host(f"node {index}") for index in range(launching.num_nodes)]
         placement, sizes = place_on_local_nodes(launching, probe(), hosts)
         engine: NodeEngine = LocalNodes()
-        facts = _facts(engine, hosts)
+        facts = _facts(engine, [host.name for host in hosts])
     else:
         engine, hosts, spares = _engine_and_hosts(launching)
-        facts = _facts(engine, (*hosts, *spares))
+        facts = _facts(engine, [host.name for host in (*hosts, *spares)])
         placement, sizes = place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
         spares = spares_with_slots(placement, sizes, spares, facts[len(hosts) :])
         check_spares(placement, spares, facts[len(hosts) :])
@@ -195,14 +182,13 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
     check_training(config, placement)
     check_min_nodes(config, names[: len(hosts)])
-    nodes = RunNodes(engine, names[: len(hosts)], sizes, spares=spares, min_nodes=launching.min_nodes)
-    return placement, nodes
+    return placement, RunNodes(engine, NodeRoster(names[: len(hosts)], sizes, spares), launching.min_nodes)
 
 
 def nodes_to_find(config: RunConfig) -> tuple[Placement, RunNodes]:
     """A placement, and the nodes of a Ray cluster that another process is to find: their names and sizes are known then."""
     _check(config.launching)
-    return Placement("supervisor", 0, config.launching.cpu, ""), RunNodes(UNRESERVED, (), ())
+    return Placement("supervisor", 0, config.launching.cpu, ""), RunNodes(UNRESERVED, NodeRoster())
 
 
 def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host], tuple[Host, ...]]:
@@ -239,12 +225,11 @@ def _check(config: LaunchingConfig) -> None:
         )
 
 
-def _facts(engine: NodeEngine, hosts: Sequence[Host]) -> list[NodeFacts]:
-    connections = lease(engine, [host.name for host in hosts])
-    facts = [connection.facts for connection in connections]
+def _facts(engine: NodeEngine, names: Sequence[str]) -> list[NodeFacts]:
+    connections = lease(engine, names)
     for connection in connections:
         release(connection, is_usable=True)
-    return facts
+    return [connection.facts for connection in connections]
 
 
 def node_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:

@@ -19,8 +19,9 @@ from accelerate_nb.devices import async_io, xla
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
+from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.events.run_folder import status_of
-from accelerate_nb.events.run_reader import SavedRun, kept_runs
+from accelerate_nb.events.run_reader import kept_runs
 from accelerate_nb.transport.worker_spec import LOOPBACK, MasterAddress, ProcessEnvironment, RankInfo, WorkerSpec
 
 if TYPE_CHECKING:
@@ -105,39 +106,40 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -
     Raises `LaunchError` where they don't fit together.
     """
     through = requested_xla_devices(config, devices)
-    computing = _computing(config, devices) if through is None else xla_computing(config, through)
-    start, why = _start(config, computing.size, can_fork)
+    placement = _on_devices(config, devices) if through is None else _on_xla(config, through)
+    start, why = _start(config, placement.size, can_fork)
     if through is not None:
-        check_xla_start(start, through)
-    elif start == "inline" and computing.shows:
+        _check_xla_start(start, through)
+    elif start == "inline" and placement.shows:
         raise LaunchError(
             f"gpu_ids={config.gpu_ids!r} was requested with engine='inline', but this process has its devices already. "
             "Leave one of them out."
         )
-    is_on_cpu, why = computing.kind == "cpu", f"{computing.where}; {why}"
-    return Placement(start, computing.size, is_on_cpu, why, computing.shows, computing.kind)
+    return replace(placement, start=start, why=f"{placement.why}; {why}")
 
 
-def _computing(config: LaunchingConfig, devices: AvailableDevices) -> DevicePlacement:
-    """The number of ranks on the devices that torch itself computes on."""
+def _on_devices(config: LaunchingConfig, devices: AvailableDevices) -> Placement:
+    """The placement on the devices that torch itself computes on, whatever the way to start."""
     if config.names_hosts:
         # which they are is known once their agents are there
-        return DevicePlacement(config.num_processes or 1, "cpu", "on the hosts that are named")
+        return Placement("supervisor", config.num_processes or 1, True, "on the hosts that are named")
     seen = _seen(config, devices)
     size = config.num_processes or max(1, 0 if config.cpu else seen.count)
     if config.cpu:
-        return DevicePlacement(size, "cpu", f"{size} on the CPU")
+        return Placement("supervisor", size, True, f"{size} on the CPU")
     if seen.count == 0:
         processes = "process" if size == 1 else "processes"
-        return DevicePlacement(size, "cpu", f"{size} {processes}: no GPU found, using the CPU")
+        return Placement("supervisor", size, True, f"{size} {processes}: no GPU found, using the CPU")
     if size > seen.count:
-        raise LaunchError(
-            f"num_processes={size} was requested, but {_found(config, devices, seen)}. "
-            f"Use at most {seen.count}, or pass cpu=True."
+        number = f"{seen.count} {devices.label}{'s' if seen.count > 1 else ''}"
+        found = (
+            f"this machine has {number}" if config.gpu_ids == "all" else f"gpu_ids={config.gpu_ids!r} shows {number}"
         )
-    return DevicePlacement(
-        size, devices.kind, f"{size} of {seen.count} {devices.label}s", devices.showing(config.gpu_ids)
-    )
+        raise LaunchError(
+            f"num_processes={size} was requested, but {found}. Use at most {seen.count}, or pass cpu=True."
+        )
+    why = f"{size} of {seen.count} {devices.label}s"
+    return Placement("supervisor", size, False, why, devices.showing(config.gpu_ids), devices.kind)
 
 
 def accelerates_word(choice: Placement, devices: AvailableDevices) -> str:
@@ -166,11 +168,6 @@ def _seen(config: LaunchingConfig, devices: AvailableDevices) -> AvailableDevice
             f"{' and no '.join(missing)}. Name others, or pass gpu_ids='all'."
         )
     return devices.only(config.gpu_ids)
-
-
-def _found(config: LaunchingConfig, devices: AvailableDevices, seen: AvailableDevices) -> str:
-    number = f"{seen.count} {devices.label}{'s' if seen.count > 1 else ''}"
-    return f"this machine has {number}" if config.gpu_ids == "all" else f"gpu_ids={config.gpu_ids!r} shows {number}"
 
 
 def _start(config: LaunchingConfig, size: int, can_fork: bool) -> tuple[Start, str]:
@@ -226,18 +223,16 @@ def taken(devices: Sequence[str], parent: Path) -> Iterator[str]:
     if not devices:
         return
     for run in kept_runs(parent):
-        if run.is_detached and not run.is_over and (both := [name for name in _held_by(run) if name in devices]):
+        if not run.is_detached or run.is_over:
+            continue
+        status = status_of(run.folder) or {}
+        held = status.get("devices") if status.get("host") == socket.gethostname() else None
+        if both := [name for name in (held if isinstance(held, list) else ()) if name in devices]:
             since = time.strftime("%H:%M on %Y-%m-%d", time.localtime(run.started))
             yield (
                 f"{', '.join(both)} {'is' if len(both) == 1 else 'are'} taken by the detached run {run.name!r} since {since} "
                 f"({run.folder}). Choose others with gpu_ids=, or stop it: accelerate_nb.attach({run.folder.name!r}).stop()."
             )
-
-
-def _held_by(run: SavedRun) -> list[str]:
-    status = status_of(run.folder) or {}
-    devices = status.get("devices")
-    return [*map(str, devices)] if status.get("host") == socket.gethostname() and isinstance(devices, list) else []
 
 
 def requested_xla_devices(config: LaunchingConfig, devices: AvailableDevices) -> XlaDevices | None:
@@ -263,21 +258,34 @@ def requested_xla_devices(config: LaunchingConfig, devices: AvailableDevices) ->
     return found
 
 
-def xla_computing(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
-    """
-    The number of ranks on these devices; pure.
-
-    Raises `LaunchError` for what torch_xla does not do there.
-    """
+def _on_xla(config: LaunchingConfig, found: XlaDevices) -> Placement:
+    """The placement on these devices; raises `LaunchError` for what torch_xla does not do there."""
     if config.gpu_ids != "all":
         raise LaunchError(
             f"gpu_ids={config.gpu_ids!r} was requested, but {found.label}s are not chosen by number: torch_xla takes all of them, "
             "or one. Leave gpu_ids out; num_processes=1 takes one."
         )
-    return _on_xla_cpu(config, found) if found.device == "CPU" else _on_tpu(config, found)
+    size = config.num_processes or found.count
+    devices = f"{found.count} {found.label}{'s' if found.count != 1 else ''}"
+    if found.device == "CPU":
+        where = f"{size} {found.label}{'s' if size != 1 else ''}"
+        why = where if found.requested else f"{where}, through torch_xla: there is no TPU"
+        shows = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
+        return Placement("supervisor", size, False, why, shows, "xla")
+    possible = f"{found.count} or 1" if found.count > 1 else "1"
+    if size > found.count:
+        raise LaunchError(
+            f"num_processes={size} was requested, but this machine has {devices}. Use {possible}, or pass cpu=True."
+        )
+    if size not in {1, found.count}:
+        raise LaunchError(
+            f"num_processes={size} was requested, but torch_xla's processes find each other on all of this machine's "
+            f"{devices} only. Use {possible}."
+        )
+    return Placement("supervisor", size, False, f"{size} of {devices}", {"PJRT_DEVICE": "TPU"}, "xla")
 
 
-def check_xla_start(start: str, found: XlaDevices) -> None:
+def _check_xla_start(start: str, found: XlaDevices) -> None:
     """
     Raise `LaunchError` where workers that start so could not have the devices, because this process has.
 
@@ -295,47 +303,6 @@ def check_xla_start(start: str, found: XlaDevices) -> None:
             f"start_method='fork' was requested, but {found.held}, and does not work in a process that is forked from there. "
             "Leave start_method out: the workers then come from a process in which it sleeps."
         )
-
-
-def _on_xla_cpu(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
-    size = config.num_processes or found.count
-    where = _several(size, found) + ("" if found.requested else ", through torch_xla: there is no TPU")
-    return DevicePlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})
-
-
-def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> DevicePlacement:
-    size = config.num_processes or found.count
-    if size > found.count:
-        raise LaunchError(
-            f"num_processes={size} was requested, but this machine has {_several(found.count, found)}. "
-            f"Use {_possible_sizes(found)}, or pass cpu=True."
-        )
-    if size not in {1, found.count}:
-        raise LaunchError(
-            f"num_processes={size} was requested, but torch_xla's processes find each other on all of this machine's "
-            f"{_several(found.count, found)} only. Use {_possible_sizes(found)}."
-        )
-    where = f"{size} of {_several(found.count, found)}"
-    return DevicePlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"})
-
-
-def _possible_sizes(found: XlaDevices) -> str:
-    return f"{found.count} or 1" if found.count > 1 else "1"
-
-
-def _several(number: int, found: XlaDevices) -> str:
-    return f"{number} {found.label}{'s' if number != 1 else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePlacement:
-    """`size` ranks, the `kind` of their devices in torch's word, and `where` that is, in a person's."""
-
-    size: int
-    kind: str
-    where: str
-    # the variables that show workers no other devices than those that were requested
-    shows: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_deepspeed(config: TrainingConfig, kind: str) -> None:
@@ -417,6 +384,34 @@ def check_megatron(config: TrainingConfig, kind: str, size: int) -> None:
             f"megatron_lm_config was requested with degrees whose product is {number}, which does not divide {size} processes. Pass "
             f"num_processes={number} or a multiple, or other degrees."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host by its name, and the most ranks that it may have, where that was said."""
+
+    name: str
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoster:
+    """The names of a run's nodes, in order, the number of ranks of each, and the hosts that are there in case one is lost."""
+
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    spares: tuple[Host, ...] = ()
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks of a node."""
+        first = sum(self.sizes[:node])
+        return range(first, first + self.sizes[node])
+
+    @property
+    def node_ranks(self) -> list[NodeRanks]:
+        """The ranks of each node, in order."""
+        ranks = [self.ranks_of(node) for node in range(len(self.names))]
+        return [NodeRanks(node, self.names[node], found[0], found[-1]) for node, found in enumerate(ranks)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from accelerate_nb.transport.messages import (
     RankOutcome,
     RankOutput,
     RankReports,
+    StartWorkers,
 )
 from accelerate_nb.transport.worker_spec import MasterAddress, RankInfo, WorkerSpec, current_environment
 
@@ -124,7 +125,8 @@ def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
     reports: list[Message] = []
     with AgentLoop() as loop, Channel(near) as channel, Channel(far) as node:
         agent = RemoteAgent(channel, loop, lambda report, _: reports.append(report))
-        agent._begin((0,))
+        spec = WorkerSpec(RankInfo(0, 1, 0, 1, MasterAddress("", 0), "run"), current_environment({}, None))
+        agent.start(StartWorkers((spec,)), ())
         strange = (RankOutput(7, 0, b"", ()), state(1))
         node.send(RankReports(strange))
         node.shutdown()

@@ -10,22 +10,19 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.nodes.node_placement import (
-    Host,
-    NodeRoster,
     check_min_nodes,
     check_spares,
     hosts_of,
     leave_out,
     node_sizes,
     place_on_hosts,
-    reachable_change,
     read_hostfile,
     replace_lost,
     spares_with_slots,
     split_spares,
 )
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
-from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.planning.placement import Host, NodeRoster, Placement
 from accelerate_nb.transport.messages import NodeFacts
 
 
@@ -151,27 +148,23 @@ def test_without_a_number_of_processes_or_slots_no_host_is_a_spare(number, hosts
 
 
 def test_the_first_spare_with_room_takes_the_place_of_a_lost_node_which_is_the_last_spare_then():
-    change = replace_lost(ROSTER, ROSTER.nodes_of([4]))
-    assert change is not None
-    assert change.roster == NodeRoster(("a", "b", "e"), (2, 1, 2), (Host("d", 1), Host("c", 2)))
-    assert change.text == "node c was lost; ranks 3-4 start again on e"
+    roster, text = replace_lost(ROSTER, [2], lambda _: True)
+    assert roster == NodeRoster(("a", "b", "e"), (2, 1, 2), (Host("d", 1), Host("c", 2)))
+    assert text == "node c was lost; ranks 3-4 start again on e"
 
 
 def test_two_lost_nodes_need_two_spares_with_room():
-    change = replace_lost(ROSTER, ROSTER.nodes_of([0, 2]))
-    assert change is not None
-    assert change.roster.names == ("e", "d", "c")
-    assert change.text == "node a was lost; ranks 0-1 start again on e; node b was lost; rank 2 starts again on d"
-    assert replace_lost(ROSTER, [0, 2]) is None
+    roster, text = replace_lost(ROSTER, [0, 1], lambda _: True)
+    assert roster.names == ("e", "d", "c")
+    assert text == "node a was lost; ranks 0-1 start again on e; node b was lost; rank 2 starts again on d"
+    assert replace_lost(ROSTER, [0, 2], lambda _: True) is None
 
 
 def test_a_spare_that_can_not_be_reached_is_passed_over():
     roster = NodeRoster(("a", "b"), (1, 1), (Host("c", 1), Host("d", 1)))
-    change = reachable_change(roster, [1], lambda name: name != "c")
-    assert change is not None
-    assert change.roster.names == ("a", "d")
-    assert reachable_change(roster, [1], lambda _: False) is None
-    assert reachable_change(roster, [], lambda _: True) is None
+    after, _ = replace_lost(roster, [1], lambda name: name != "c")
+    assert (after.names, after.spares) == (("a", "d"), (Host("b", 1),))
+    assert replace_lost(roster, [1], lambda _: False) is None
 
 
 def test_a_spare_needs_the_devices_of_the_others():
@@ -192,10 +185,9 @@ def test_a_spare_without_slots_has_room_for_any_node_as_far_as_its_devices_allow
 
 
 def test_fewer_nodes_keep_their_number_of_ranks_as_long_as_the_fewest_are_left():
-    change = leave_out(ROSTER, [0], min_nodes=2)
-    assert change is not None
-    assert change.roster == NodeRoster(("b", "c"), (1, 2), ROSTER.spares)
-    assert change.text == "node a was lost; 3 of 5 ranks start again, on b, c"
+    roster, text = leave_out(ROSTER, [0], min_nodes=2)
+    assert roster == NodeRoster(("b", "c"), (1, 2), ROSTER.spares)
+    assert text == "node a was lost; 3 of 5 ranks start again, on b, c"
     assert leave_out(ROSTER, [0], min_nodes=3) is None
     assert leave_out(ROSTER, [0], min_nodes=None) is None
     assert leave_out(ROSTER, [0, 1, 2], min_nodes=1) is None

@@ -97,7 +97,7 @@ def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_i
             told = f"a node came, and was refused: {reason}".replace("this node", "that node")
             assert told in capsys.readouterr().err
         member = meeting.join()
-        assert member.sizes == (2, 2)
+        assert member.roster.sizes == (2, 2)
         meeting.met.result()
         assert meeting.nodes.run == member.run
         left(member, meeting.nodes)
@@ -114,7 +114,7 @@ def test_what_a_stranger_sends_is_neither_unpickled_nor_in_the_way() -> None:
             with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
                 stranger.sendall(raw)
         member = meeting.join()
-        assert member.sizes == (2, 2)
+        assert member.roster.sizes == (2, 2)
         left(member, meeting.nodes)
 
 
@@ -152,12 +152,12 @@ C10D = {"rdzv_backend": "c10d", "rdzv_conf": {"last_call_timeout": 0.5}}
 def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_last_call() -> None:
     with host(**C10D, num_nodes="2:4") as meeting:
         member = meeting.join()
-        assert (member.sizes, member.joined.node_rank) == ((2, 2), 1)
+        assert (member.roster.sizes, member.joined.node_rank) == ((2, 2), 1)
         left(member, meeting.nodes)
     with host(**C10D, num_nodes="1:2") as meeting:
         meeting.met.result()
         alone = meeting.nodes
-        assert (alone.sizes, alone.master[0].host) == ((2,), "127.0.0.1")
+        assert (alone.roster.sizes, alone.master[0].host) == ((2,), "127.0.0.1")
         # a late one waits, and gets to know for what
         with pytest.raises(
             LaunchError, match="a run is under way there, in which this node takes part when it starts again"
