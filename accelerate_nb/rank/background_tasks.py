@@ -5,26 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 Wait = Callable[[], object]
 # Long enough for a device's step; whoever interrupts a function waits for its failure meanwhile.
 _TIMEOUT = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class _BackgroundTask:
-    """A task in the background: what waits for it, and what saves as much of it as one rank can by itself."""
-
-    wait: Wait
-    salvage: Wait | None
-
-
 class _BackgroundTasks:
-    """The tasks of this process that have begun and are not over."""
+    """The tasks of this process that are not over, by what waits for each: what saves as much of it as one rank can by itself."""
 
     def __init__(self) -> None:
-        self.going: list[_BackgroundTask] = []
+        self.going: dict[Wait, Wait | None] = {}
 
 
 _tasks = _BackgroundTasks()
@@ -36,23 +27,20 @@ def register(wait: Wait, salvage: Wait | None = None) -> None:
 
     `salvage` is called instead where the function has failed: it does what can be done of it without the other ranks.
     """
-    _tasks.going.append(_BackgroundTask(wait, salvage))
+    _tasks.going[wait] = salvage
 
 
 def forget(wait: Wait) -> None:
     """Forget a registered task, since it is over, or has been waited for."""
-    going = _tasks.going
-    for task in going:
-        if task.wait == wait:
-            going.remove(task)
-            return
+    _tasks.going.pop(wait, None)
 
 
 def finish() -> None:
     """Wait until all is done that was begun; raises what failed first."""
-    going = _tasks.going
-    while going:
-        going.pop(0).wait()
+    while _tasks.going:
+        wait = next(iter(_tasks.going))
+        forget(wait)
+        wait()
 
 
 def salvage(timeout: float = _TIMEOUT) -> None:
@@ -61,17 +49,17 @@ def salvage(timeout: float = _TIMEOUT) -> None:
 
     The failure that is to be reported after it is more important.
     """
-    calls = [task.salvage for task in _tasks.going if task.salvage is not None]
+    calls = [saves for saves in list(_tasks.going.values()) if saves is not None]
     if not calls:
         return
+
+    def save() -> None:
+        for call in calls:
+            with suppress(Exception):
+                call()
+
     # in a thread, since who waits for a device can't be called back
-    saving = threading.Thread(target=_call_all, args=(calls,), name="accelerate_nb salvage", daemon=True)
+    saving = threading.Thread(target=save, name="accelerate_nb salvage", daemon=True)
     with suppress(KeyboardInterrupt):
         saving.start()
         saving.join(timeout)
-
-
-def _call_all(calls: list[Wait]) -> None:
-    for call in calls:
-        with suppress(Exception):
-            call()

@@ -7,22 +7,47 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from accelerate_nb.config.environment import autolog
 from accelerate_nb.events.model import Event, Metric
 
 
-@dataclass(slots=True)
-class _LogCalls:
-    """The calls of logs on this rank: how deep they are nested, and the names that were logged so far."""
+class EventSink(Protocol):
+    """Something that takes events: a worker's `Sender`, or a list in a test."""
 
-    depth: int = 0
-    names: set[str] = field(default_factory=set)
+    rank: int
+
+    def send(self, event: Event) -> None:
+        """Pass the event on; never raises and never waits for a reader."""
 
 
-_calls = _LogCalls()
+class _Outlet:
+    """Where this rank's events go; how deep its calls of logs are nested, and the names that were logged so far."""
+
+    def __init__(self) -> None:
+        self.sink: EventSink | None = None
+        self.depth = 0
+        self.names: set[str] = set()
+
+
+_outlet = _Outlet()
+
+
+def connect(outlet: EventSink | None) -> None:
+    """Send this rank's events to `outlet` from now on; `None` drops them."""
+    _outlet.sink = outlet
+
+
+def outlet() -> EventSink | None:
+    """The rank's outlet, or `None` where nobody listens (a plain script)."""
+    return _outlet.sink
+
+
+def emit(event: Event) -> None:
+    """Send an event to whoever listens; does nothing where nobody does."""
+    if (listener := outlet()) is not None:
+        listener.send(event)
 
 
 def is_on() -> bool:
@@ -33,38 +58,32 @@ def is_on() -> bool:
 @contextmanager
 def log_call() -> Iterator[bool]:
     """A call of some library's log; yields whether it is the outermost, the only one whose numbers are reported."""
-    _calls.depth += 1
+    _outlet.depth += 1
     try:
-        yield _calls.depth == 1
+        yield _outlet.depth == 1
     finally:
-        _calls.depth -= 1
+        _outlet.depth -= 1
 
 
-def report_logged(values: Mapping[str, Any], step: int | None) -> None:
-    """Send the numbers among logged values as metrics, where somebody listens."""
-    if outlet() is None:
-        return
-    numbers = dict(numbers_of(values))
-    note_logged(numbers)
-    _send(numbers, step)
-
-
-def note_logged(names: Mapping[str, Any]) -> None:
-    """Remember names that were logged: a progress bar that shows a number of the same name adds nothing to them."""
-    _calls.names.update(names)
+def report_logged(values: Mapping[str, Any], step: int | None, now: float | None = None) -> None:
+    """Send the numbers among logged values as metrics of a moment, where somebody listens."""
+    # a tensor on a device is waited for only where its value is shown
+    if outlet() is not None:
+        numbers = dict(numbers_of(values))
+        _outlet.names.update(numbers)
+        _send(numbers, step, now)
 
 
 def report_shown(numbers: Mapping[str, float], step: int | None) -> None:
     """Send the numbers that stand beside a progress bar, but for those that are logged as well."""
-    _send({name: value for name, value in numbers.items() if name not in _calls.names}, step)
+    _send({name: value for name, value in numbers.items() if name not in _outlet.names}, step)
 
 
-def _send(numbers: Mapping[str, float], step: int | None) -> None:
-    if (listener := outlet()) is None:
-        return
-    now = time.time()
-    for name, value in numbers.items():
-        emit(Metric(listener.rank, name, value, step, now))
+def _send(numbers: Mapping[str, float], step: int | None, now: float | None = None) -> None:
+    if (listener := outlet()) is not None:
+        now = time.time() if now is None else now
+        for name, value in numbers.items():
+            emit(Metric(listener.rank, name, value, step, now))
 
 
 def numbers_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -96,37 +115,3 @@ def number_of(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         return None
-
-
-class EventSink(Protocol):
-    """Something that takes events: a worker's `Sender`, or a list in a test."""
-
-    rank: int
-
-    def send(self, event: Event) -> None:
-        """Pass the event on; never raises and never waits for a reader."""
-
-
-class _Outlet:
-    """Where this process's events go."""
-
-    sink: EventSink | None = None
-
-
-_outlet = _Outlet()
-
-
-def connect(outlet: EventSink | None) -> None:
-    """Send this rank's events to `outlet` from now on; `None` drops them."""
-    _outlet.sink = outlet
-
-
-def outlet() -> EventSink | None:
-    """The rank's outlet, or `None` where nobody listens (a plain script)."""
-    return _outlet.sink
-
-
-def emit(event: Event) -> None:
-    """Send an event to whoever listens; does nothing where nobody does."""
-    if (listener := outlet()) is not None:
-        listener.send(event)

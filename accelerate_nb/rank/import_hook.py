@@ -29,15 +29,14 @@ class _HookingFinder(MetaPathFinder):
         others = [finder for finder in sys.meta_path if not isinstance(finder, _HookingFinder)]
         found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((item for item in found if item is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
-        return spec
+        loader: Any = None if spec is None else spec.loader
 
-    def _follow(self, loader: Any) -> None:
         # many search for a module without importing it: the hook is called for one that has run
         def exec_module(module: Any) -> None:
             del loader.exec_module
             loader.exec_module(module)
             self._hook(module)
 
-        loader.exec_module = exec_module
+        if loader is not None:
+            loader.exec_module = exec_module
+        return spec

@@ -6,16 +6,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, StopRequested
 from accelerate_nb.events.model import HeldAt, KnobValue, StateChange
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.rank.step_profiler import report_first_step
+from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.user_warnings import warn_user
 
 # How long a rank waits at a boundary to learn after which one to act; the reply takes milliseconds.
@@ -48,6 +47,7 @@ class StepHold:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._knobs: dict[str, Knob] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -63,9 +63,9 @@ class StepHold:
         self._is_after_step = False
         self._is_in_step = False
         self._saving = 0
-        # the numbers of the requests that this rank waits for, what is due after how many steps, and where it stops
+        # the numbers of the requests that this rank waits for, which knobs get which value after how many steps, and where it stops
         self._held: set[int] = set()
-        self._due: list[tuple[int, Callable[[], None]]] = []
+        self._due: list[tuple[int, str, float]] = []
         self._stop: StopPoint | None = None
 
     def restart(self) -> None:
@@ -92,7 +92,7 @@ class StepHold:
         self._stepped_at = time.monotonic()
         self._is_in_step, self._is_after_step = False, True
         self.steps += 1
-        report_first_step()
+        current_step_profiler().report_first_step()
         self._come_to(f"after step {self.steps}")
 
     def went_backward(self) -> None:
@@ -111,6 +111,21 @@ class StepHold:
         self.checks = True
         self._come_to("at stop_requested")
         return self.stopped_at is not None
+
+    def declare_knob(self, name: str, value: float, least: float | None, most: float | None) -> Knob:
+        """The knob of this name, with the value that it was changed to where the same was declared before."""
+        made = Knob(name, value, least, most)
+        known = self._knobs.get(name)
+        if known is not None and (known.declared, known.least, known.most) == (made.declared, least, most):
+            return known
+        self._knobs[name] = made
+        self._report_knob(made, changed=False)
+        return made
+
+    def _report_knob(self, knob: Knob, *, changed: bool) -> None:
+        if (listener := outlet()) is not None:
+            now = time.time()
+            emit(KnobValue(listener.rank, knob.name, knob.value, self.steps, knob.least, knob.most, now, changed))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -132,25 +147,25 @@ class StepHold:
                     "A requested stop or change of a knob is late or left out: not every rank has replied.",
                     RuntimeWarning,
                 )
-            due = [do for after, do in self._due if after <= self.steps]
-            self._due = [(after, do) for after, do in self._due if after > self.steps]
+            due = [change for change in self._due if change[0] <= self.steps]
+            self._due = [change for change in self._due if change[0] > self.steps]
             stop = self._stop
-            if stop is not None and self._has_come_to(stop):
-                self._stop, self.stopped_at = None, where
-            else:
-                stop = None
-        for do in due:
-            do()
+            if stop is not None:
+                checks = stop.stepless_checks
+                if self.steps >= stop.steps or (checks is not None and self._stepless_checks >= checks):
+                    self._stop, self.stopped_at = None, where
+                else:
+                    stop = None
+        for _, name, value in due:
+            if (knob := self._knobs.get(name)) is not None:
+                knob.value = value
+                self._report_knob(knob, changed=True)
         if stop is None:
             return
         if (listener := outlet()) is not None:
             emit(StateChange(listener.rank, "stopping", time.time(), where))
         if stop.raises:
             raise StopRequested(f"a stop was requested, and every rank has come to it: {where}")
-
-    def _has_come_to(self, last: StopPoint) -> bool:
-        made = last.stepless_checks is not None and self._stepless_checks >= last.stepless_checks
-        return made or self.steps >= last.steps
 
     # --------------------------------------------------------------------------------------------- the thread that receives
 
@@ -169,12 +184,16 @@ class StepHold:
             made = steps if self.makes_steps else None
             return HeldAt(rank, number, made, max(pace, check_gap), self.checks, self._saving > 0, checks)
 
-    def go_on(self, number: int, after: int | None, do: Callable[[], None]) -> None:
-        """Let the process go on, and do something after so many steps; with `None`, or where it has waited too long, not at all."""
+    def change_knob_after(self, number: int, name: str, value: float, after: int | None) -> None:
+        """Let the process go on, and change a knob after so many steps; with `None`, or where it has waited too long, not at all."""
+        if after is None and not self.makes_steps:
+            sys.stderr.write(
+                "A knob was not changed: no optimizer was given to `Accelerator.prepare`, whose steps it could follow.\n"
+            )
         with self._changed:
             if number in self._held:
                 self._held.remove(number)
-                self._due += [] if after is None else [(after, do)]
+                self._due += [] if after is None else [(after, name, value)]
                 self._changed.notify_all()
 
     def stop_at(self, point: StopPoint) -> None:
@@ -216,52 +235,6 @@ class Knob:
 
     def __repr__(self) -> str:
         return f"Knob({self.name!r}, {self.value:g})"
-
-
-class KnobBoard:
-    """A rank's knobs by their names, which the thread that trains declares and changes."""
-
-    def __init__(self) -> None:
-        self._knobs: dict[str, Knob] = {}
-
-    def declare(self, name: str, value: float, least: float | None, most: float | None) -> Knob:
-        """The knob of this name, with the value that it was changed to where the same was declared before."""
-        made = Knob(name, value, least, most)
-        known = self._knobs.get(name)
-        if known is not None and (known.declared, known.least, known.most) == (made.declared, least, most):
-            return known
-        self._knobs[name] = made
-        self._report(made, changed=False)
-        return made
-
-    def change(self, name: str, value: float) -> None:
-        """Give a knob another value, where it is there."""
-        if (knob := self._knobs.get(name)) is not None:
-            knob.value = value
-            self._report(knob, changed=True)
-
-    def _report(self, knob: Knob, *, changed: bool) -> None:
-        if (listener := outlet()) is not None:
-            steps, now = current_step_hold().steps, time.time()
-            emit(KnobValue(listener.rank, knob.name, knob.value, steps, knob.least, knob.most, now, changed))
-
-
-_board = KnobBoard()
-
-
-def current_knobs() -> KnobBoard:
-    """The knobs of this rank."""
-    return _board
-
-
-def change_after(number: int, name: str, value: float, after: int | None) -> None:
-    """Let this rank go on, which holds for this change, and change the knob after so many steps; with `None`, not at all."""
-    hold = current_step_hold()
-    if after is None and not hold.makes_steps:
-        sys.stderr.write(
-            "A knob was not changed: no optimizer was given to `Accelerator.prepare`, whose steps it could follow.\n"
-        )
-    hold.go_on(number, after, partial(current_knobs().change, name, value))
 
 
 def checked_value(name: str, value: object, least: float | None, most: float | None) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.events.model import FirstStep, ProfiledOperation, StepProfile
@@ -29,16 +29,6 @@ _BETWEEN_CHECKS = 1.0
 _NO_STEP = "no optimizer step was seen before its function ended"
 
 
-class Averages(Protocol):
-    """The totals of one operation (`torch.autograd.profiler_util.FunctionEventAvg`), in microseconds."""
-
-    key: str
-    count: int
-    self_cpu_time_total: float
-    self_device_time_total: float
-    device_type: Any
-
-
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
     """A request to profile a rank's next steps; `folder` is that of the run, on the machine that launched it."""
@@ -51,14 +41,6 @@ class ProfileRequest:
     def without_profile(self, problem: str) -> StepProfile:
         """The reply where there is no profile."""
         return StepProfile(self.rank, self.number, 0, 0.0, (), "", time.time(), problem)
-
-    def trace_file(self) -> Path:
-        """The file of the trace: in the run's folder, or where this machine has none in a folder of its own."""
-        folder = Path(self.folder)
-        if not folder.is_dir():
-            folder = runs_folder(os.environ) / "nodes" / folder.name
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder / f"profile_{self.number}_rank_{self.rank}.json.gz"
 
 
 @dataclass(slots=True)
@@ -74,16 +56,10 @@ class _Recording:
     longest: float = 0.0
     over: threading.Event = field(default_factory=threading.Event)
 
-    def count_step(self) -> None:
-        now = time.monotonic()
-        self.longest = max(self.longest, now - self.stepped)
-        self.steps, self.stepped = self.steps + 1, now
-
-    @property
-    def deadline(self) -> float:
-        """The end of the time for the next step."""
+    def is_late(self) -> bool:
+        """Whether the next step has not come in time."""
         limit = max(_STEP_LIMIT, _TIMES_LONGEST * self.longest) if self.steps else _FIRST_STEP_LIMIT
-        return self.stepped + limit
+        return time.monotonic() > self.stepped + limit
 
 
 class StepProfiler:
@@ -100,6 +76,7 @@ class StepProfiler:
         self._recording: _Recording | None = None
         self._export: threading.Thread | None = None
         self._is_over = False
+        self._is_first_step_reported = False
 
     # --------------------------------------------------------------------------------------------- the thread that receives
 
@@ -113,6 +90,14 @@ class StepProfiler:
 
     # ------------------------------------------------------------------------------------------------- the thread that trains
 
+    def report_first_step(self) -> None:
+        """Send the event of the first step, once a rank; called after every step."""
+        if self._is_first_step_reported:
+            return
+        self._is_first_step_reported = True
+        if (listener := outlet()) is not None:
+            emit(FirstStep(listener.rank, time.time()))
+
     def stepped(self, optimizer: Any) -> None:
         """Note a step of an optimizer: a profile may begin or end here."""
         recording = self._recording
@@ -120,7 +105,9 @@ class StepProfiler:
             if self._request is not None:
                 self._begin(optimizer)
         elif recording.optimizer is optimizer:
-            recording.count_step()
+            now = time.monotonic()
+            recording.longest = max(recording.longest, now - recording.stepped)
+            recording.steps, recording.stepped = recording.steps + 1, now
             if recording.steps >= recording.request.steps:
                 self._finish(recording)
 
@@ -148,7 +135,12 @@ class StepProfiler:
         if obstacle := _obstacle():
             emit(request.without_profile(obstacle))
             return
-        profiler = _new_profiler()
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        devices = {"CUDA": torch.cuda, "XPU": torch.xpu}
+        used = [getattr(ProfilerActivity, name) for name, module in devices.items() if module.is_initialized()]
+        profiler = profile(activities=[ProfilerActivity.CPU, *used])
         profiler.start()
         now = time.monotonic()
         self._recording = recording = _Recording(request, profiler, optimizer, now, now)
@@ -174,15 +166,9 @@ class StepProfiler:
 
     def _watch(self, recording: _Recording) -> None:
         while not recording.over.wait(_BETWEEN_CHECKS):
-            if time.monotonic() > recording.deadline:
+            if recording.is_late():
                 # only the thread that began a profile can end it
                 ctypes.pythonapi.Py_AddPendingCall(_FINISH_LATE, None)
-
-    def finish_late(self) -> None:
-        """Finish a profile whose next step has not come in time."""
-        recording = self._recording
-        if recording is not None and time.monotonic() > recording.deadline:
-            self._finish(recording)
 
 
 _profiler = StepProfiler()
@@ -194,7 +180,9 @@ def current_step_profiler() -> StepProfiler:
 
 
 def _finish_late(_: object) -> int:
-    current_step_profiler().finish_late()
+    """Finish a profile whose next step has not come in time."""
+    if (recording := _profiler._recording) is not None and recording.is_late():
+        _profiler._finish(recording)
     return 0
 
 
@@ -202,18 +190,19 @@ def _finish_late(_: object) -> int:
 _FINISH_LATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_finish_late)
 
 
-def costliest(averages: Sequence[Averages], most: int = MOST_OPERATIONS) -> tuple[ProfiledOperation, ...]:
+def costliest(averages: Sequence[Any]) -> tuple[ProfiledOperation, ...]:
     """
     The operations that took the most time in themselves, the costliest first: on the device where one was used, else on the CPU.
 
-    A device's kernels count for the operations that launched them.
+    `averages` are each an operation's totals in microseconds (`torch.autograd.profiler_util.FunctionEventAvg`). A device's kernels count
+    for the operations that launched them.
     """
     operations = [item for item in averages if _type_of(item.device_type) == "cpu"]
     kernels = [item for item in averages if _type_of(item.device_type) != "cpu" and item.self_device_time_total > 0]
     device = _type_of(kernels[0].device_type) if kernels else "cpu"
     times = [item.self_device_time_total if kernels else item.self_cpu_time_total for item in operations]
     total = sum(times) or 1.0
-    ranked = sorted(zip(times, operations, strict=True), key=lambda pair: -pair[0])[:most]
+    ranked = sorted(zip(times, operations, strict=True), key=lambda pair: -pair[0])[:MOST_OPERATIONS]
     return tuple(
         ProfiledOperation(item.key[:_LONGEST_NAME], item.count, time / 1e6, time / total, device)
         for time, item in ranked
@@ -240,58 +229,32 @@ def _obstacle() -> str:
     return ""
 
 
-def _new_profiler() -> Any:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    devices = {"CUDA": torch.cuda, "XPU": torch.xpu}
-    used = [getattr(ProfilerActivity, name) for name, module in devices.items() if module.is_initialized()]
-    return profile(activities=[ProfilerActivity.CPU, *used])
-
-
 def _export(recording: _Recording, seconds: float) -> None:
     """Send what a profile saw, and write its trace, whose file is complete when its event comes."""
     request, trace = recording.request, ""
     with suppress(OSError, RuntimeError):
         # a full disk costs the trace
-        path = request.trace_file()
+        folder = Path(request.folder)
+        if not folder.is_dir():
+            # the run was launched on another machine
+            folder = runs_folder(os.environ) / "nodes" / folder.name
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"profile_{request.number}_rank_{request.rank}.json.gz"
         recording.profiler.export_chrome_trace(str(path))
         trace = str(path)
     operations = costliest(recording.profiler.key_averages())
     emit(StepProfile(request.rank, request.number, recording.steps, seconds, operations, trace, time.time()))
 
 
-class _FirstStep:
-    """Whether this process has reported its first step."""
-
-    is_reported = False
-
-
-_first_step = _FirstStep()
-
-
-def report_first_step() -> None:
-    """Send the event of the first step, once a rank; called after every step."""
-    if _first_step.is_reported:
-        return
-    _first_step.is_reported = True
-    if (listener := outlet()) is not None:
-        emit(FirstStep(listener.rank, time.time()))
-
-
 def watch_steps() -> None:
     """Have any optimizer of torch report its steps in this process, also where no `Accelerator` is used."""
-    after_import("torch.optim.optimizer", _watch)
 
+    def on_step(optimizer: Any, *_: Any) -> None:
+        import torch
 
-def _watch(module: Any) -> None:
-    module.register_optimizer_step_post_hook(_on_step)
+        # a step that is being traced is none, and to send anything would break its graph
+        if not torch.compiler.is_compiling():
+            _profiler.report_first_step()
+            _profiler.stepped(optimizer)
 
-
-def _on_step(optimizer: Any, *_: Any) -> None:
-    import torch
-
-    # a step that is being traced is none, and to send anything would break its graph
-    if not torch.compiler.is_compiling():
-        report_first_step()
-        current_step_profiler().stepped(optimizer)
+    after_import("torch.optim.optimizer", lambda module: module.register_optimizer_step_post_hook(on_step))

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import astuple
 
 from accelerate_nb.rank.event_sink import emit
-from accelerate_nb.rank.step_hold import change_after, current_step_hold
+from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
 from accelerate_nb.transport.channel import (
     Channel,
@@ -127,7 +127,7 @@ def install(channel: ControlChannel) -> None:
     current_step_hold().reset()
     channel.on(HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
     channel.on(StopAt, lambda message, _: current_step_hold().stop_at(message.point))
-    channel.on(ChangeKnobAfter, lambda message, _: change_after(*astuple(message)))
+    channel.on(ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
     channel.on(QueryCollectives, _collectives)
     channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
 

@@ -6,23 +6,30 @@ import atexit
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
 from accelerate_nb.devices.xla import read_environment_again, wake
+from accelerate_nb.events.event_codec import EventSender
+from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.stack_dumps import SIGNAL
-from accelerate_nb.rank import step_profiler
+from accelerate_nb.rank import background_tasks, step_profiler
+from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.sources.installed_packages import loaded_since
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import BeginWorker
-from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.outcome import failure_of, write_result
+from accelerate_nb.transport.payload import Payload, received_payload
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import logging_hooks, stdio, tqdm_hook
+from accelerate_nb.worker import control_channel, logging_hooks, stdio, tqdm_hook
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
-from accelerate_nb.worker.rank import RankConnection
 
 # How long what was registered with atexit may take.
 _PARTING = 2.0
@@ -32,30 +39,15 @@ def work(worker: LocalWorker, parent: int, payload: Payload | None = None) -> No
     """Be a worker: run the payload, leave its outcome, wait until all ranks have, and end the process."""
     try:
         _settle(worker, parent)
-        # other ranks need the store also after this one's function has returned: it lasts until all have
-        store: list[Any] = []
         os.environ.update(worker.spec.rank_info.environ())
         rank = RankConnection(worker, payload)
-        succeeds = rank.completes(lambda: _prepare(worker, store), rank.unpack, rank.run)
-        if succeeds:
-            rank.finish()
+        succeeds = rank.run()
         rank.wait_for_leave()
         _part()
         os._exit(0 if succeeds else 1)
     finally:
         # nothing of the process that this one was forked from may run on in here
         os._exit(70)
-
-
-def _prepare(worker: LocalWorker, store: list[Any]) -> None:
-    """Prepare the process before its function is there; the store that it hosts, if any, is put into `store`."""
-    spec = worker.spec
-    store.append(_host_store(worker))
-    separate_groups(*spec.rank_info.master)
-    _set_threads(spec.process_environment.threads)
-    if spec.kind == "xla":
-        read_environment_again()
-        wake(spec.rank_info.local_rank, spec.rank_info.local_size)
 
 
 def _settle(worker: LocalWorker, parent: int) -> None:
@@ -91,28 +83,6 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     send_main_by_value()
 
 
-def _host_store(worker: LocalWorker) -> Any:
-    """On rank 0: the store of the ranks' rendezvous, on the listening socket that was bound before any of them started."""
-    if worker.descriptors.store < 0:
-        return None
-    from torch.distributed import TCPStore
-
-    return TCPStore(
-        *worker.spec.rank_info.master,
-        world_size=None,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=worker.descriptors.store,
-    )
-
-
-def _set_threads(threads: int | None) -> None:
-    # where torch is not loaded yet, it reads OMP_NUM_THREADS when it is
-    torch = sys.modules.get("torch")
-    if torch is not None and threads is not None and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-
-
 def _part() -> None:
     """Run what was registered for the end, but not for ever."""
     watch = threading.Timer(_PARTING, os._exit, (0,))
@@ -123,6 +93,98 @@ def _part() -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     stdio.flush()
+
+
+class RankConnection:
+    """A rank's connection to its kernel, in both directions, from when it is made."""
+
+    def __init__(self, worker: LocalWorker, payload: Payload | None = None) -> None:
+        self._worker = worker
+        self._payload = payload or received_payload(worker.descriptors.payload, worker.descriptors.more)
+        self._before = len(sys.modules)
+        self._is_interrupted = False
+        # other ranks need the store also after this one's function has returned: it lasts until all have
+        self._store: Any = None
+        sock = socket.socket(fileno=worker.descriptors.events)
+        self._sender = EventSender(sock, worker.rank)
+        connect(self._sender)
+        self.channel = control_channel.ControlChannel(sock)
+        control_channel.connect(self.channel)
+        control_channel.install(self.channel)
+        # from here on it dumps its stack at the signal
+        self._send_state("starting")
+
+    def run(self) -> bool:
+        """Call the function and leave its value; an exception is reported as this rank's failure. Returns whether all went well."""
+        try:
+            self._prepare()
+            call = self._payload.unpack()
+            self._send_state("running")
+            try:
+                value = call()
+            finally:
+                step_profiler.current_step_profiler().end_function()
+            background_tasks.finish()
+            is_wanted = self._worker.spec.is_result_wanted
+            result = RankResult(self._worker.rank, value, modules=loaded_since(self._before))
+            write_result(self._worker.descriptors.outcome, result, is_wanted=is_wanted)
+        except BaseException as error:
+            self._fail(error)
+            return False
+        self._note_interrupts()
+        # after all that it wrote
+        stdio.flush()
+        self._send_state("finished")
+        return True
+
+    def wait_for_leave(self) -> None:
+        """Stay until the kernel releases it, or has gone: connections of other ranks end here."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if not self._is_interrupted:
+                self.channel.wait_for_leave()
+        except KeyboardInterrupt:
+            return
+
+    def _prepare(self) -> None:
+        """Prepare the process before its function is there."""
+        spec, store = self._worker.spec, self._worker.descriptors.store
+        if store >= 0:
+            from torch.distributed import TCPStore
+
+            # of the ranks' rendezvous, on the listening socket that was bound before any of them started
+            self._store = TCPStore(
+                *spec.rank_info.master, world_size=None, is_master=True, wait_for_workers=False, master_listen_fd=store
+            )
+        separate_groups(*spec.rank_info.master)
+        # where torch is not loaded yet, it reads OMP_NUM_THREADS when it is
+        torch, threads = sys.modules.get("torch"), spec.process_environment.threads
+        if torch is not None and threads is not None and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if spec.kind == "xla":
+            read_environment_again()
+            wake(spec.rank_info.local_rank, spec.rank_info.local_size)
+
+    def _fail(self, error: BaseException) -> None:
+        background_tasks.salvage()
+        self._note_interrupts()
+        failure = failure_of(error, self._worker.rank, self._payload.sources)
+        result = RankResult(failure.rank, failure=failure, error=error, modules=loaded_since(self._before))
+        write_result(self._worker.descriptors.outcome, result)
+        stdio.flush()
+        self._sender.send(failure)
+        self._send_state("stopped" if failure.ended_by_us else "failed")
+
+    def _note_interrupts(self) -> None:
+        """Report the end of the function whole: an interrupt that comes now, since another rank has failed, ends the wait after it."""
+
+        def note(*_: object) -> None:
+            self._is_interrupted = True
+
+        signal.signal(signal.SIGINT, note)
+
+    def _send_state(self, state: State) -> None:
+        self._sender.send(StateChange(rank=self._sender.rank, state=state, time=time.time(), detail=str(os.getpid())))
 
 
 def main() -> NoReturn:

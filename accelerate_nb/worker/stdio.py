@@ -10,12 +10,13 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.events.model import Display
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.transport.logging_state import StreamName, stream_name
+from accelerate_nb.transport.logging_state import stream_name
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 _INPUT = builtins.input
@@ -23,7 +24,9 @@ _INPUT = builtins.input
 
 def take_over(stdout: int, stderr: int) -> None:
     """Make these pipes descriptors 1 and 2, and Python's streams; descriptor 0 becomes empty."""
-    handlers = _handlers_on_streams()
+    # handlers of logging that were made before the streams changed write to the new ones; this is the only list of all handlers
+    handlers: list[Any] = [reference() for reference in list(logging._handlerList)]  # type: ignore[attr-defined]
+    names = [stream_name(getattr(handler, "stream", None)) for handler in handlers]
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(stdout, 1)
@@ -31,8 +34,16 @@ def take_over(stdout: int, stderr: int) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # final for others; this process has just begun
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-    _repoint_logging(handlers)
-    _line_buffer_c()
+    for handler, name in zip(handlers, names, strict=True):
+        # some look it up each time
+        with suppress(AttributeError):
+            if name is not None:
+                handler.stream = getattr(sys, name)
+    # lines that C code prints come at once, as they would in a terminal; without this they wait for 4 kB or the end
+    with suppress(OSError, ValueError, AttributeError):
+        # another C library, with other names: its lines come late, and still come
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
 
 
 def flush() -> None:
@@ -50,32 +61,6 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
-def _handlers_on_streams() -> list[tuple[Any, StreamName]]:
-    """The handlers of logging that write to a standard stream, with its name."""
-    # the only list of all handlers
-    handlers = [reference() for reference in list(logging._handlerList)]  # type: ignore[attr-defined]
-    found = [(handler, stream_name(getattr(handler, "stream", None))) for handler in handlers]
-    return [(handler, name) for handler, name in found if name is not None]
-
-
-def _repoint_logging(handlers: list[tuple[Any, StreamName]]) -> None:
-    """Handlers made before the streams changed write to the new ones."""
-    for handler, name in handlers:
-        with suppress(AttributeError):
-            # some look it up each time
-            handler.stream = getattr(sys, name)
-
-
-def _line_buffer_c() -> None:
-    """Lines that C code prints come at once, as they would in a terminal; without this they wait for 4 kB or the end."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
-    except (OSError, ValueError, AttributeError):
-        # another C library, with other names: its lines come late, and still come
-        return
-
-
 # --------------------------------------------------------------------------------------------------- screen and keyboard
 
 
@@ -84,11 +69,10 @@ def replace_screen_and_keyboard() -> None:
     builtins.display = display  # type: ignore[attr-defined]  # IPython puts it there too
     builtins.input = _no_input
     sys.breakpointhook = _no_breakpoint
-    shown = sys.modules.get("IPython.core.display_functions")
-    if shown is None:
-        return
-    shown.display = display  # type: ignore[attr-defined]  # what `from IPython.display import display` gives from now on
-    sys.modules["IPython.display"].display = display  # type: ignore[attr-defined]
+    if "IPython.core.display_functions" in sys.modules:
+        # what `from IPython.display import display` gives from now on
+        for name in ("IPython.core.display_functions", "IPython.display"):
+            sys.modules[name].display = display  # type: ignore[attr-defined]
 
 
 def allow_prompts() -> None:
@@ -112,17 +96,13 @@ def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = 
 
 def _formatted(shown: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     from IPython.core.formatters import DisplayFormatter
-
-    formatter = DisplayFormatter()
-    formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _figure)
-    data, about = formatter.format(shown)  # type: ignore[no-untyped-call]
-    return data, about
-
-
-def _figure(figure: Any) -> Any:
     from IPython.core.pylabtools import print_figure
 
-    return print_figure(figure, "png", base64=True)  # type: ignore[no-untyped-call]
+    formatter: Any = DisplayFormatter()
+    to_png = partial(print_figure, fmt="png", base64=True)
+    formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", to_png)
+    data, about = formatter.format(shown)
+    return data, about
 
 
 def as_plain(data: dict[str, Any]) -> dict[str, Any]:

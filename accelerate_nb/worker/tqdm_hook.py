@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -39,60 +39,48 @@ def install() -> None:
     here, so a `tqdm.notebook` bar is a bar of text. Where tqdm isn't loaded yet it is hooked when it is: nothing is imported
     here.
     """
-    watch = _BarHook()
-    after_import("tqdm.std", lambda module: watch.keep(module.tqdm))
+    after_import("tqdm.std", functools.partial(_report_bars, process=os.getpid()))
     after_import("tqdm.notebook", _as_text)
 
 
-class _BarHook:
-    """Has the bars of this process send their progress."""
+def _report_bars(module: Any, process: int) -> None:
+    """
+    Make tqdm's class of bars, which all other kinds of bars inherit from, send the progress of its bars in this process.
 
-    def __init__(self) -> None:
-        self._process = os.getpid()
-        self._bars = _OpenBars()
+    Those of a data loader's processes send nothing: the socket is their parent's.
+    """
+    tqdm, bars = module.tqdm, _OpenBars()
+    print_status, postfix = tqdm.status_printer, tqdm.set_postfix
 
-    def keep(self, tqdm: Any) -> None:
-        """Make a class of bars, which all other kinds of bars inherit from, send the progress of its bars."""
-        tqdm.status_printer = staticmethod(self._silencing(tqdm.status_printer))
-        # at these three moments a bar of any kind has something new to show
-        tqdm.__init__ = self._reporting(tqdm.__init__)
-        tqdm.refresh = self._reporting(tqdm.refresh)
-        tqdm.close = self._reporting(tqdm.close)
-        if event_sink.is_on():
-            tqdm.set_postfix = self._noting(tqdm.set_postfix)
-
-    def _reporting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def reporting(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def reporting(bar: Any, *args: Any, **kwargs: Any) -> Any:
+        def reported(bar: Any, *args: Any, **kwargs: Any) -> Any:
             done = method(bar, *args, **kwargs)
-            if self._is_rank_process():
-                self._bars.update(bar)
+            if os.getpid() == process:
+                bars.update(bar)
             return done
 
-        return reporting
+        return reported
 
-    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def set_postfix(bar: Any, ordered_dict: Any = None, refresh: bool = True, **kwargs: Any) -> Any:
-            # as they are: the text beside the bar has three digits of them
-            setattr(bar, _NUMBERS, {**(ordered_dict or {}), **kwargs})
-            return method(bar, ordered_dict, refresh, **kwargs)
+    @functools.wraps(print_status)
+    def status_printer(file: Any) -> Any:
+        """A bar calls it once, before it is drawn first; `file` is the bar's own wrapper of where it is drawn."""
+        if os.getpid() == process and file in (sys.__stdout__, sys.__stderr__):
+            file.wrapper_setattr("write", _nothing)
+        return print_status(file)
 
-        return set_postfix
+    @functools.wraps(postfix)
+    def set_postfix(bar: Any, ordered_dict: Any = None, refresh: bool = True, **kwargs: Any) -> Any:
+        # as they are: the text beside the bar has three digits of them
+        setattr(bar, _NUMBERS, {**(ordered_dict or {}), **kwargs})
+        return postfix(bar, ordered_dict, refresh, **kwargs)
 
-    def _silencing(self, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(method)
-        def status_printer(file: Any) -> Any:
-            """A bar calls it once, before it is drawn first; `file` is the bar's own wrapper of where it is drawn."""
-            if self._is_rank_process() and file in (sys.__stdout__, sys.__stderr__):
-                file.wrapper_setattr("write", _nothing)
-            return method(file)
-
-        return status_printer
-
-    def _is_rank_process(self) -> bool:
-        """Whether this is not a process of a data loader: the socket is its parent's."""
-        return os.getpid() == self._process
+    tqdm.status_printer = staticmethod(status_printer)
+    # at these three moments a bar of any kind has something new to show
+    for name in ("__init__", "refresh", "close"):
+        setattr(tqdm, name, reporting(getattr(tqdm, name)))
+    if event_sink.is_on():
+        tqdm.set_postfix = set_postfix
 
 
 def _nothing(text: str) -> int:
@@ -104,14 +92,19 @@ class _OpenBars:
     """
     The bars of this rank that are open, each under the first number that was free when it was first drawn.
 
-    The number distinguishes nested bars, and stays the same when a loop makes its inner bar anew.
+    The number distinguishes nested bars, and stays the same when a loop makes its inner bar anew. Numbers beside the bars are metrics
+    over what the bars have counted: a loop that makes its bar anew goes on counting where the former one ended. Bars with other labels
+    that show numbers of the same name have their label before it: `loss` beside "train 3", `val/loss` beside "val 3".
     """
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
         self._last: dict[int, float] = {}
         self._waiting: dict[int, tuple[ReferenceType[Any], _BarState]] = {}
-        self._numbers = _ShownNumbers()
+        # by a bar's number, what those before it have counted, and the count whose numbers were reported last
+        self._counts: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
+        self._labels: dict[str, str] = {}
 
     def update(self, bar: Any) -> None:
         """Send a bar's progress, or do so a moment later, where it has something new to show."""
@@ -120,7 +113,8 @@ class _OpenBars:
         if state is None:
             if closed or not _is_drawn(bar):
                 return
-            state = _BarState(self._take())
+            state = _BarState(next(number for number in range(len(self._taken) + 1) if number not in self._taken))
+            self._taken.add(state.number)
             setattr(bar, _STATE, state)
         if state.left:
             return
@@ -131,28 +125,19 @@ class _OpenBars:
                 # past the wrapper, in one go: others write between two
                 bar.fp._wrapped.write(f"{bar}\n")
         if self._due_in(state.number) <= 0 or (state.sent and (closed or bar.n == bar.total)):
-            self._send(_progress(bar, state.number, closed=closed), state)
-            self._numbers.report(bar, state, closed=closed)
+            self._send(bar, state, closed=closed)
         elif not closed:
-            self._send_soon(bar, state)
+            # it was drawn too early, and may not move again
+            is_waited_for = state.number in self._waiting
+            self._waiting[state.number] = ref(bar), state
+            if not is_waited_for:
+                timer = threading.Timer(max(0.0, self._due_in(state.number)), self._send_late, (state.number,))
+                timer.daemon = True
+                timer.start()
 
     def _due_in(self, number: int) -> float:
         """Seconds until it is time for more of this number: a loop may make a thousand short bars in it each second."""
         return self._last.get(number, -_BETWEEN) + _BETWEEN - time.monotonic()
-
-    def _send(self, progress: Progress, state: _BarState) -> None:
-        state.sent = progress
-        self._last[state.number] = time.monotonic()
-        emit(progress)
-
-    def _send_soon(self, bar: Any, state: _BarState) -> None:
-        """Send a bar a moment later, where it was drawn too early: it may not move again."""
-        is_waited_for = state.number in self._waiting
-        self._waiting[state.number] = ref(bar), state
-        if not is_waited_for:
-            timer = threading.Timer(max(0.0, self._due_in(state.number)), self._send_late, (state.number,))
-            timer.daemon = True
-            timer.start()
 
     def _send_late(self, number: int) -> None:
         """In a thread of its own: send the newest bar of a number, where it is still there and has moved."""
@@ -163,57 +148,33 @@ class _OpenBars:
         progress = _progress(bar, state.number, closed=False)
         if state.sent is not None and _shown(progress) == _shown(state.sent):
             return
-        self._send(progress, state)
-        self._numbers.report(bar, state, closed=False)
+        self._send(bar, state, closed=False)
         if state.left:
             # it closed meanwhile, and that is to be sent last
-            self._send(_progress(bar, state.number, closed=True), state)
+            emit(_progress(bar, state.number, closed=True))
 
-    def _take(self) -> int:
-        number = next(number for number in range(len(self._taken) + 1) if number not in self._taken)
-        self._taken.add(number)
-        return number
-
-
-class _ShownNumbers:
-    """
-    The numbers beside the bars of a rank, as metrics over what the bars have counted.
-
-    A loop that makes its bar anew goes on counting where the former one ended. Bars with other labels that show numbers of the same
-    name have their label before it: `loss` beside "train 3", `val/loss` beside "val 3".
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[int, float] = {}
-        self._reported: dict[int, float] = {}
-        self._labels: dict[str, str] = {}
-
-    def report(self, bar: Any, state: _BarState, *, closed: bool) -> None:
-        """Send the numbers that a bar shows; those of its end are sent once more only where they have changed."""
+    def _send(self, bar: Any, state: _BarState, *, closed: bool) -> None:
+        """Send a bar's progress, and the numbers that it shows; those of its end once more only where they have changed."""
+        state.sent = _progress(bar, state.number, closed=closed)
+        self._last[state.number] = time.monotonic()
+        emit(state.sent)
         if not event_sink.is_on():
             return
-        before = self._counts.get(state.number, 0)
-        count = before + getattr(bar, "n", 0)
+        count = self._counts.get(state.number, 0) + getattr(bar, "n", 0)
         if closed:
             self._counts[state.number] = count
-        numbers = _shown_numbers(bar)
+        # those that its code gave, and those that stand in a text which it wrote
+        text = str(getattr(bar, "postfix", None) or "")
+        numbers = {name: float(value) for name, value in _SHOWN_NUMBER.findall(text)}
+        numbers.update(event_sink.numbers_of(getattr(bar, _NUMBERS, {})))
         # a bar counts some units at once: what it shows meanwhile has no place of its own
         if numbers and numbers != state.numbers and count > self._reported.get(state.number, -1):
             state.numbers = numbers
             self._reported[state.number] = count
             label = re.sub(r"[^A-Za-z]+", " ", str(getattr(bar, "desc", None) or "")).strip()
-            event_sink.report_shown({self._name(name, label): value for name, value in numbers.items()}, int(count))
-
-    def _name(self, name: str, label: str) -> str:
-        first = self._labels.setdefault(name, label)
-        return name if label in {"", first} else f"{label}/{name}"
-
-
-def _shown_numbers(bar: Any) -> dict[str, float]:
-    """The numbers beside a bar: those that its code gave, and those that stand in a text which it wrote."""
-    text = str(getattr(bar, "postfix", None) or "")
-    given: Mapping[str, Any] = getattr(bar, _NUMBERS, {})
-    return {name: float(value) for name, value in _SHOWN_NUMBER.findall(text)} | dict(event_sink.numbers_of(given))
+            is_first = {name: label in {"", self._labels.setdefault(name, label)} for name in numbers}
+            shown = {name if is_first[name] else f"{label}/{name}": value for name, value in numbers.items()}
+            event_sink.report_shown(shown, int(count))
 
 
 @dataclass(slots=True)

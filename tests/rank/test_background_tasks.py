@@ -12,7 +12,7 @@ from accelerate_nb.rank import background_tasks
 @pytest.fixture(autouse=True)
 def none_left():
     yield
-    assert background_tasks._tasks.going == []
+    assert background_tasks._tasks.going == {}
 
 
 def test_what_was_begun_is_waited_for_once_in_its_order():

@@ -19,7 +19,7 @@ from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
-from accelerate_nb.rank.step_hold import STOP, change_after, current_step_hold
+from accelerate_nb.rank.step_hold import STOP, current_step_hold
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.messages import (
     ChangeKnobAfter,
@@ -93,7 +93,7 @@ class InlineWorkers:
             case HoldAtStep(_, number):
                 self._run_context.take(current_step_hold().hold(rank, number))
             case ChangeKnobAfter(number, name, value, after):
-                change_after(number, name, value, after)
+                current_step_hold().change_knob_after(number, name, value, after)
 
     def task_reply(self, rank: int, task: int) -> int:
         """A call takes no tasks, so it has no replies: raises `KeyError`."""

@@ -12,7 +12,7 @@ import torch
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.event_sink import log_call
-from accelerate_nb.rank.step_hold import Knob, current_knobs
+from accelerate_nb.rank.step_hold import Knob, current_step_hold
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import NullTracker, PanelTracker, plain
 from accelerate_nb.runtime.trackers.registry import made
@@ -81,7 +81,7 @@ class TrackingMethods(ProcessMethods):
         >>> lr = accelerator.knob("lr", 1e-3, min=1e-6, max=1e-1)  # doctest: +SKIP
         >>> optimizer.param_groups[0]["lr"] = lr.value  # doctest: +SKIP
         """
-        return current_knobs().declare(name, value, min, max)
+        return current_step_hold().declare_knob(name, value, min, max)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """

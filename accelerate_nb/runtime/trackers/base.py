@@ -13,8 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import IncompleteTrackerError
-from accelerate_nb.events.model import Metric
-from accelerate_nb.rank.event_sink import emit, note_logged, numbers_of, outlet
+from accelerate_nb.rank.event_sink import report_logged
 from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.world.registry import current_world
 
@@ -223,13 +222,6 @@ class PanelTracker(GeneralTracker):
 
     def log_at(self, now: float, values: dict[str, Any], step: int | None = None) -> None:
         """Show values as those of a moment."""
-        if outlet() is None:
-            # a tensor on a device is waited for only where its value is shown
-            return
-        rank = current_world().rank
         count = plain(step)
         shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
-        numbers = dict(numbers_of(values))
-        note_logged(numbers)
-        for name, value in numbers.items():
-            emit(Metric(rank, name, value, shown_step, now))
+        report_logged(values, shown_step, now)
