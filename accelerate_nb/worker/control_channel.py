@@ -19,11 +19,7 @@ from msgspec.structs import astuple
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-    frame,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, frame
 from accelerate_nb.transport.messages import (
     ChangeKnobAfter,
     CollectivesReply,
@@ -51,7 +47,8 @@ class ControlChannel:
         self._lock = threading.Lock()
         self._handlers: dict[type[Message], Handler] = {}
         self._waiting: list[ReceivedMessage] = []
-        self._leave = threading.Event()
+        # set when the kernel reports that all ranks have returned, or has gone
+        self.leave = threading.Event()
         threading.Thread(target=self._receive, name="accelerate_nb inbox", daemon=True).start()
 
     def on(self, message_class: type[Message], handler: Handler) -> None:
@@ -63,27 +60,20 @@ class ControlChannel:
         for message, descriptors in due:
             handler(message, descriptors)
 
-    def wait_for_leave(self) -> None:
-        """Wait until the kernel reports that all ranks have returned, or has gone."""
-        self._leave.wait()
-
     def _receive(self) -> None:
         # the notebook's process may go, and then this one is about to be ended
         with suppress(OSError):
             while (received := self._channel.receive()) is not None:
-                self._take(received)
-        self._leave.set()
-
-    def _take(self, received: ReceivedMessage) -> None:
-        if isinstance(received.message, LeaveGroup):
-            self._leave.set()
-            return
-        with self._lock:
-            handler = self._handlers.get(type(received.message))
-            if handler is None:
-                self._waiting.append(received)
-        if handler is not None:
-            handler(*received)
+                if isinstance(received.message, LeaveGroup):
+                    self.leave.set()
+                    continue
+                with self._lock:
+                    handler = self._handlers.get(type(received.message))
+                    if handler is None:
+                        self._waiting.append(received)
+                if handler is not None:
+                    handler(*received)
+        self.leave.set()
 
 
 class _Inbox:
@@ -113,12 +103,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 # Files of torch whose calls wait for other ranks; those that wait for one, by the argument that names it.
 _OF_TORCH = ("torch/distributed/distributed_c10d.py", "torch/distributed/elastic/utils/store.py")
 _PEERS = {
-    "recv": "src",
-    "irecv": "src",
-    "send": "dst",
-    "isend": "dst",
-    "recv_object_list": "src",
-    "send_object_list": "dst",
+    **dict.fromkeys(("recv", "irecv", "recv_object_list"), "src"),
+    **dict.fromkeys(("send", "isend", "send_object_list"), "dst"),
 }
 
 

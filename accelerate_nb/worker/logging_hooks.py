@@ -5,18 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from accelerate_nb.rank import event_sink
 from accelerate_nb.rank.import_hook import after_import
 
-
-class _Logged(NamedTuple):
-    values: Mapping[str, Any]
-    step: int | None
-
-
+# A call's arguments by their names; the values that it logs and their step.
 _Call: TypeAlias = Mapping[str, Any]
+_Logged: TypeAlias = tuple[Mapping[str, Any], "int | None"]
 _Reader: TypeAlias = Callable[[Any, _Call], _Logged]
 
 
@@ -54,17 +50,14 @@ def _measure_steps_of(module: Any) -> None:
 
 
 def _report_calls_of(module: Any) -> None:
-    for name, owner, method, logged in _LOGS:
-        if name == module.__name__:
-            _report_calls(module, owner, method, logged)
+    for _, owner, method, logged in [entry for entry in _LOGS if entry[0] == module.__name__]:
+        # a version of the library that has no such method logs otherwise, and is left alone
+        owner_class = getattr(module, owner, None)
+        if (original := getattr(owner_class, method, None)) is not None:
+            setattr(owner_class, method, _reporting(original, logged))
 
 
-def _report_calls(module: Any, owner: str, method: str, logged: _Reader) -> None:
-    # a version of the library that has no such method logs otherwise, and is left alone
-    owner_class = getattr(module, owner, None)
-    original = getattr(owner_class, method, None)
-    if original is None:
-        return
+def _reporting(original: Callable[..., Any], logged: _Reader) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -75,71 +68,55 @@ def _report_calls(module: Any, owner: str, method: str, logged: _Reader) -> None
             event_sink.report_logged(*logged(self, signature.bind(self, *args, **kwargs).arguments))
         return value
 
-    setattr(owner_class, method, reporting)
+    return reporting
 
 
 # Each reads a call's arguments by the names of the library's parameters. An argument that another version names otherwise is missing.
 
 
 def _of_trainer(trainer: Any, call: _Call) -> _Logged:
-    logs = {_name_of_trainer(name): value for name, value in call.get("logs", {}).items()}
-    return _Logged({"epoch": trainer.state.epoch, **logs}, trainer.state.global_step)
-
-
-def _name_of_trainer(name: str) -> str:
-    """A name as the callbacks of transformers give it to TensorBoard and others: `train/loss`, `eval/loss`."""
-    group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if group in {"eval", "test"} else name if name == "epoch" else f"train/{name}"
+    """The names are those that the callbacks of transformers give to TensorBoard and others: `train/loss`, `eval/loss`."""
+    logs = {"epoch": trainer.state.epoch}
+    for name, value in call.get("logs", {}).items():
+        group, _, rest = name.partition("_")
+        logs[f"{group}/{rest}" if group in {"eval", "test"} else name if name == "epoch" else f"train/{name}"] = value
+    return logs, trainer.state.global_step
 
 
 def _of_lightning(connector: Any, call: _Call) -> _Logged:
     step = call.get("step")
-    return _Logged(call.get("metrics", {}), connector.trainer.global_step if step is None else step)
-
-
-def _of_summary_writer(_writer: Any, call: _Call) -> _Logged:
-    return _Logged({str(call.get("tag")): call.get("scalar_value")}, call.get("global_step"))
+    return call.get("metrics", {}), connector.trainer.global_step if step is None else step
 
 
 def _of_wandb(run: Any, call: _Call) -> _Logged:
     step = call.get("step")
-    return _Logged(call.get("data", {}), getattr(run, "step", None) if step is None else step)
-
-
-def _of_mlflow_metric(_client: Any, call: _Call) -> _Logged:
-    # the functions of the module say 0 where no step was given
-    return _Logged({str(call.get("key")): call.get("value")}, call.get("step") or None)
+    return call.get("data", {}), getattr(run, "step", None) if step is None else step
 
 
 def _of_mlflow_batch(_client: Any, call: _Call) -> _Logged:
     metrics = call.get("metrics", ())
-    return _Logged({metric.key: metric.value for metric in metrics}, (metrics[0].step or None) if metrics else None)
+    return {metric.key: metric.value for metric in metrics}, (metrics[0].step or None) if metrics else None
 
 
 def _of_comet(experiment: Any, call: _Call) -> _Logged:
     step, prefix = call.get("step"), f"{call['prefix']}_" if call.get("prefix") else ""
     values = call.get("dic", {call.get("name"): call.get("value")})
-    return _Logged(
-        {f"{prefix}{name}": value for name, value in values.items()}, experiment.curr_step if step is None else step
-    )
+    named = {f"{prefix}{name}": value for name, value in values.items()}
+    return named, experiment.curr_step if step is None else step
 
 
 def _of_aim(_run: Any, call: _Call) -> _Logged:
     value = call.get("value")
-    return _Logged(value if isinstance(value, Mapping) else {str(call.get("name")): value}, call.get("step"))
+    return value if isinstance(value, Mapping) else {str(call.get("name")): value}, call.get("step")
 
 
 def _of_clearml(_logger: Any, call: _Call) -> _Logged:
     title, series = call.get("title"), call.get("series")
-    return _Logged({str(title if title == series else f"{title}/{series}"): call.get("value")}, call.get("iteration"))
-
-
-def _of_dvclive(live: Any, call: _Call) -> _Logged:
-    return _Logged({str(call.get("name")): call.get("val")}, live.step)
+    return {str(title if title == series else f"{title}/{series}"): call.get("value")}, call.get("iteration")
 
 
 def _of_dictionary(_run: Any, call: _Call) -> _Logged:
-    return _Logged(call.get("metrics", call.get("data", {})), call.get("step"))
+    return call.get("metrics", call.get("data", {})), call.get("step")
 
 
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
@@ -148,15 +125,26 @@ _LOGS: tuple[tuple[str, str, str, _Reader], ...] = (
     ("transformers.trainer", "Trainer", "log", _of_trainer),
     (f"lightning.pytorch.{_CONNECTOR}", "_LoggerConnector", "log_metrics", _of_lightning),
     (f"pytorch_lightning.{_CONNECTOR}", "_LoggerConnector", "log_metrics", _of_lightning),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", _of_summary_writer),
+    (
+        "torch.utils.tensorboard.writer",
+        "SummaryWriter",
+        "add_scalar",
+        lambda _, call: ({str(call.get("tag")): call.get("scalar_value")}, call.get("global_step")),
+    ),
     ("wandb.sdk.wandb_run", "Run", "log", _of_wandb),
-    ("mlflow.tracking.client", "MlflowClient", "log_metric", _of_mlflow_metric),
+    (
+        "mlflow.tracking.client",
+        "MlflowClient",
+        "log_metric",
+        # the functions of the module say 0 where no step was given
+        lambda _, call: ({str(call.get("key")): call.get("value")}, call.get("step") or None),
+    ),
     ("mlflow.tracking.client", "MlflowClient", "log_batch", _of_mlflow_batch),
     ("comet_ml.experiment", "CometExperiment", "log_metric", _of_comet),
     ("comet_ml.experiment", "CometExperiment", "log_metrics", _of_comet),
     ("aim.sdk.run", "BasicRun", "track", _of_aim),
     ("clearml.logger", "Logger", "report_scalar", _of_clearml),
-    ("dvclive.live", "Live", "log_metric", _of_dvclive),
+    ("dvclive.live", "Live", "log_metric", lambda live, call: ({str(call.get("name")): call.get("val")}, live.step)),
     ("trackio.run", "Run", "log", _of_dictionary),
     ("swanlab.data.run.main", "SwanLabRun", "log", _of_dictionary),
     ("swanlab.sdk.internal.run", "Run", "log", _of_dictionary),

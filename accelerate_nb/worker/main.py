@@ -142,7 +142,7 @@ class RankConnection:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if not self._is_interrupted:
-                self.channel.wait_for_leave()
+                self.channel.leave.wait()
         except KeyboardInterrupt:
             return
 

@@ -7,10 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
-from typing import Any, TypeAlias
-
-# What torch calls for `init_process_group("env://")`: it gives the store, the rank and the world's size.
-Handler: TypeAlias = Callable[..., Iterator[tuple[Any, int, int]]]
+from typing import Any
 
 
 class _GroupKeys:
@@ -33,18 +30,12 @@ def separate_groups(host: str, port: int) -> None:
     because all of them make the same groups in the same order.
     """
     _groups.numbers.setdefault(f"{host}:{port}", itertools.count())
-    handlers: dict[str, Handler] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    if not hasattr(handlers["env"], "__wrapped__"):
-        handlers["env"] = _separating(handlers["env"])
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    # what torch calls for `init_process_group("env://")`: it gives the store, the rank and the world's size
+    handler: Callable[..., Iterator[tuple[Any, int, int]]] = handlers["env"]
+    if hasattr(handler, "__wrapped__"):
+        return
 
-
-def begin_generation(name: str) -> None:
-    """Count the groups anew, under a name that is used once: after a failure, ranks may have made different numbers of them."""
-    _groups.generation = name
-    _groups.numbers = {store: itertools.count() for store in _groups.numbers}
-
-
-def _separating(handler: Handler) -> Handler:
     @wraps(handler)
     def separating(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         from torch.distributed import PrefixStore
@@ -54,4 +45,10 @@ def _separating(handler: Handler) -> Handler:
             keys = f"accelerate_nb/groups/{_groups.generation}/{next(numbers)}" if numbers is not None else ""
             yield (PrefixStore(keys, store) if keys else store), rank, size
 
-    return separating
+    handlers["env"] = separating
+
+
+def begin_generation(name: str) -> None:
+    """Count the groups anew, under a name that is used once: after a failure, ranks may have made different numbers of them."""
+    _groups.generation = name
+    _groups.numbers = {store: itertools.count() for store in _groups.numbers}

@@ -167,8 +167,11 @@ class StandardInput:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (DupFd(self._descriptor),)
+    def __getstate__(self) -> Any:
+        return DupFd(self._descriptor)
+
+    def __setstate__(self, descriptor: Any) -> None:
+        self._descriptor = descriptor.detach()
 
     def take_over(self) -> None:
         """Make it the standard input of the process in which this is called."""
@@ -177,10 +180,6 @@ class StandardInput:
     def close(self) -> None:
         """Give back what is held of it in this process."""
         os.close(self._descriptor)
-
-
-def _arrived(descriptor: Any) -> StandardInput:
-    return StandardInput(descriptor.detach())
 
 
 def standard_input() -> StandardInput | None:
@@ -225,29 +224,26 @@ class Program:
     def __call__(self) -> None:
         """Be the program."""
         is_worker = os.getpid() != self.launcher
-        self._enter(is_worker)
-        if is_worker and self.stdin is not None and os.environ.get("RANK") == "0":
-            self.stdin.take_over()
-        try:
-            self.what.run(self.arguments)
-        except Exception as error:
-            if not _only_prints(sys.excepthook):
-                sys.excepthook(type(error), error, _below(error.__traceback__))
-            raise
-        if is_worker:
-            _end()
-
-    def _enter(self, is_worker: bool) -> None:
-        """Begin as a Python that has just started does."""
         if self.folder is not None:
             os.chdir(self.folder)
         sys.path[:] = self.path
-        if not is_worker:
-            return
-        allow_prompts()
-        random.seed()
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed()
+        if is_worker:
+            # as a Python that has just started
+            allow_prompts()
+            random.seed()
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed()
+            if self.stdin is not None and os.environ.get("RANK") == "0":
+                self.stdin.take_over()
+        try:
+            self.what.run(self.arguments)
+        except Exception as error:
+            _call_hook(error)
+            raise
+        if is_worker:
+            # as Python does when a program's last line has run: its threads, thread pools too, then what it registered
+            threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls
+            atexit._run_exitfuncs()
 
 
 def code_of(path: str) -> CodeType:
@@ -290,14 +286,8 @@ def _run_spec(spec: ModuleSpec | None, name: str) -> None:
     code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or code is None:
         raise ImportError(f"{name} can't be run: Python finds no {_NAME} module in it", name=name)
-    _run_as_main(
-        code,
-        __file__=spec.origin,
-        __cached__=spec.cached,
-        __loader__=spec.loader,
-        __package__=spec.parent,
-        __spec__=spec,
-    )
+    origin = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
+    _run_as_main(code, **origin, __package__=spec.parent, __spec__=spec)
 
 
 def _run_as_main(code: CodeType, **names: Any) -> None:
@@ -307,19 +297,12 @@ def _run_as_main(code: CodeType, **names: Any) -> None:
     exec(code, vars(module))
 
 
-def _only_prints(hook: Any) -> bool:
-    """Whether a hook for exceptions does no more than to print them, as Python's, torch's and this package's do."""
-    return hook is sys.__excepthook__ or getattr(hook, "__module__", "").partition(".")[0] in _PRINTING
-
-
-def _below(trace: Any) -> Any:
-    """A traceback without the frames that led to the program."""
+def _call_hook(error: Exception) -> None:
+    """Give an exception to the program's own hook, without the frames that led to the program."""
+    hook, trace = sys.excepthook, error.__traceback__
+    # those of Python, torch and this package do no more than to print
+    if hook is sys.__excepthook__ or getattr(hook, "__module__", "").partition(".")[0] in _PRINTING:
+        return
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    return trace
-
-
-def _end() -> None:
-    """Do what Python does when a program's last line has run: wait for its threads, then call what it registered."""
-    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls; thread pools end here, too
-    atexit._run_exitfuncs()
+    hook(type(error), error, trace)

@@ -168,7 +168,7 @@ def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, owner,
     logged = next(entry for entry in logging_hooks._LOGS if entry[0] == module)
     double = ModuleType(module)
     setattr(double, owner.__name__, type(owner.__name__, (owner,), {}))
-    logging_hooks._report_calls(double, *logged[1:])
+    logging_hooks._report_calls_of(double)
     call = getattr(getattr(double, logged[1])(), method)
     assert call({"loss": 0.5, "note": "text"})[:2] == ({"loss": 0.5, "note": "text"}, None)
     call({"loss": 0.25}, step=2)
@@ -249,4 +249,4 @@ def test_what_mlflow_gets_are_metrics(tmp_path):
 
 
 def test_a_log_that_is_no_more_is_left_alone():
-    logging_hooks._report_calls(ModuleType("wandb.sdk.wandb_run"), "Run", "log", logging_hooks._of_wandb)
+    logging_hooks._report_calls_of(ModuleType("wandb.sdk.wandb_run"))

@@ -19,7 +19,8 @@ def cut_connections(others: Collection[int], *, store_port: int) -> None:
 
     Of those to ranks on other machines, each side cuts the ones that it has accepted: one of two ranks has (gloo/transport/tcp/pair.cc).
     """
-    theirs, listening = _inodes(others), _listening_ports() if _has_ranks_elsewhere() else set()
+    has_ranks_elsewhere = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+    theirs, listening = _inodes(others), _listening_ports() if has_ranks_elsewhere else set()
     for connection in _connections():
         with connection, contextlib.suppress(OSError):
             near, far = connection.getsockname(), connection.getpeername()
@@ -69,10 +70,6 @@ def _connections() -> Iterator[socket.socket]:
             sock.close()
 
 
-def _has_ranks_elsewhere() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
-
-
 def _listening_ports() -> set[int]:
     """The ports at which this process accepts connections."""
     ports = set()
@@ -100,14 +97,11 @@ def _inodes(pids: Collection[int]) -> set[str] | None:
 
 def _inode_at(local: int, remote: int) -> str | None:
     """The socket between these two ports of this machine (proc(5): columns are local and remote address, and the tenth is the inode)."""
+    near, far = f":{local:04X}", f":{remote:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 columns = line.split()
-                if (_port(columns[1]), _port(columns[2])) == (local, remote):
+                if columns[1].endswith(near) and columns[2].endswith(far):
                     return columns[9]
     return None
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2], 16)

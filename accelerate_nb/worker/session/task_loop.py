@@ -26,11 +26,7 @@ from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.sources.run_source import SourcePart
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
-from accelerate_nb.transport.messages import (
-    BeginTask,
-    CloseSession,
-    InterruptTask,
-)
+from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import failure_of, why_left_out
 from accelerate_nb.transport.serializer import dump_homeward, explain, load
 from accelerate_nb.transport.session_tasks import (
@@ -70,9 +66,7 @@ def session() -> None:
     channel, sender = current_inbox(), outlet()
     assert channel is not None
     assert sender is not None
-    task_loop = TaskLoop(sender.rank)
-    task_loop.open(channel)
-    task_loop.work()
+    TaskLoop(sender.rank, channel).work()
 
 
 class _PendingTask(NamedTuple):
@@ -84,9 +78,11 @@ class _PendingTask(NamedTuple):
 
 
 class TaskLoop:
-    """One worker's tasks; those that come while one is done wait."""
+    """One worker's tasks, done in a shell of its own; those that come while one is done wait."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, channel: ControlChannel) -> None:
+        from accelerate_nb.worker.session.shell import new_shell
+
         self._rank = rank
         self._due: queue.SimpleQueue[_PendingTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -97,10 +93,17 @@ class TaskLoop:
         self._done = threading.Event()
         # held while connections are cut: those of the next task are not meant
         self._freeing = threading.Lock()
-        self._main = ModuleType("__main__")
         self._known: frozenset[str] = frozenset()
         # groups of the person's own that went when groups were rebuilt
         self._gone = 0
+        sys.modules["__main__"] = self._main = ModuleType("__main__")
+        self._shell = new_shell(self._main)
+        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
+        channel.on(BeginTask, self.on_task)
+        channel.on(InterruptTask, self.on_interrupt)
+        # tasks that have come are done still
+        channel.on(CloseSession, lambda *_: self._due.put(None))
+        emit(TaskDone(rank, 0))
 
     # ---------------------------------------------------------------------------------------- in the inbox's thread
 
@@ -123,10 +126,6 @@ class TaskLoop:
             target=self._free, args=(message.number, message.others), name="accelerate_nb freeing", daemon=True
         ).start()
 
-    def on_close(self, *_: Any) -> None:
-        """Close the session: tasks that have come are done still."""
-        self._due.put(None)
-
     def _free(self, number: int, others: Sequence[int]) -> None:
         """Free the main thread, where it does not see the interrupt because it waits for others."""
         port = int(os.environ["MASTER_PORT"])
@@ -144,18 +143,6 @@ class TaskLoop:
                 cut_from_store(port)
 
     # ------------------------------------------------------------------------------------------ in the main thread
-
-    def open(self, channel: ControlChannel) -> None:
-        """Make the shell in which cells run, and begin to receive."""
-        from accelerate_nb.worker.session.shell import new_shell
-
-        sys.modules["__main__"] = self._main
-        self._shell = new_shell(self._main)
-        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
-        channel.on(BeginTask, self.on_task)
-        channel.on(InterruptTask, self.on_interrupt)
-        channel.on(CloseSession, self.on_close)
-        emit(TaskDone(self._rank, 0))
 
     def work(self) -> None:
         """Do the tasks that come, until the session is closed."""
@@ -205,7 +192,12 @@ class TaskLoop:
                 begin_generation(due.message.renewal)
             request: TaskRequest = load(map_entries(due.request))
             self._known = request.known
-            self._learn(request)
+            # the notebook's lines, and its functions and classes under their names, where the worker has none of its own
+            CellSources(request.lines, request.numbers).install()
+            self._shell.compile._filename_map.update(request.numbers)
+            vars(self._main).update(
+                {name: value for name, value in request.names.items() if name not in vars(self._main)}
+            )
             match request.task:
                 case RunCell() as cell:
                     return self._run(cell)
@@ -240,13 +232,6 @@ class TaskLoop:
                     f"There are: {', '.join(_names(self._shell))}."
                 )
         return {name: main_names[name] for name in names}
-
-    def _learn(self, request: TaskRequest) -> None:
-        """Take in the notebook's lines, and its functions and classes under their names, where the worker has none of its own."""
-        CellSources(request.lines, request.numbers).install()
-        self._shell.compile._filename_map.update(request.numbers)
-        for name, value in request.names.items():
-            vars(self._main).setdefault(name, value)
 
     def _failed(self, error: BaseException) -> TaskReply:
         sources = self._sources()
@@ -303,8 +288,7 @@ def _collectives() -> dict[str, int]:
 
 def _names(shell: Any) -> tuple[str, ...]:
     """The person's variables."""
-    names = list(shell.user_ns)
-    return tuple(sorted(name for name in names if not name.startswith("_") and name not in shell.user_ns_hidden))
+    return tuple(sorted(name for name in list(shell.user_ns) if name[:1] != "_" and name not in shell.user_ns_hidden))
 
 
 def below(trace: TracebackType | None, sources: CellSources) -> TracebackType | None:
