@@ -172,8 +172,12 @@ def plain(source: str, *, keep_installs: bool = False, on_ranks: bool = False) -
     if (magic := cell_magic(lines)) is not None:
         return translator.cell(magic, lines)
     lines, calls = transformed(lines)
-    if not calls and (line := _automagic(lines)) is not None:
-        return plain(line, keep_installs=keep_installs, on_ranks=on_ranks)
+    filled = [line for line in lines if line.strip()]
+    word = re.match(r"\s*(\w+)(?=\s|$)(?!\s*=)", filled[0]) if len(filled) == 1 else None
+    if not calls and word is not None and word[1] in MAGICS:
+        # a cell of one line is a magic without its `%`
+        named = "\n".join(f"%{line.lstrip()}" if line.strip() else line for line in lines)
+        return plain(named, keep_installs=keep_installs, on_ranks=on_ranks)
     return translator.lines(lines, calls)
 
 
@@ -293,15 +297,6 @@ def _call(text: str) -> SyntaxPiece | None:
     return SyntaxPiece(1, 1, "", kind, name, argument)
 
 
-def _automagic(lines: Sequence[str]) -> str | None:
-    """A cell of one line that IPython takes for a magic without its `%`."""
-    filled = [line for line in lines if line.strip()]
-    word = re.match(r"\s*(\w+)(?=\s|$)(?!\s*=)", filled[0]) if len(filled) == 1 else None
-    if word is None or word[1] not in MAGICS:
-        return None
-    return "\n".join(f"%{line.lstrip()}" if line.strip() else line for line in lines)
-
-
 # ----------------------------------------------------------------------------------------------------------------- writing
 
 
@@ -329,7 +324,7 @@ class _CellTranslator:
         for call in calls:
             text = None
             try:
-                text = self._replacement(call)
+                text = self._command(call) if call.kind in {"system", "getoutput"} else self._line(call)
             except _LeftOut as why:
                 notes += [Remark(call.first, str(why))] if str(why) else []
             except _Refused as why:
@@ -353,15 +348,10 @@ class _CellTranslator:
             return [f"{indent}pass{call.after}", *["#"] * more]
         return [f"{indent}pass  {comments[0]}" if indent else comments[0], *comments[1:]]
 
-    def _replacement(self, call: SyntaxPiece) -> str:
-        if call.kind == "usage":
-            raise _LeftOut(f"? was left out: {_SHOWS}")
-        if call.kind == "line":
-            return self._line(call)
-        return self._command(call.text, is_captured=call.kind == "getoutput")
-
     def _line(self, call: SyntaxPiece) -> str:
         name, text = call.name, call.text
+        if call.kind == "usage":
+            raise _LeftOut(f"? was left out: {_SHOWS}")
         if name.startswith("%"):
             raise _Refused(
                 f"%{name} is below other lines, but IPython takes it in the first line of a cell only. "
@@ -402,7 +392,10 @@ class _CellTranslator:
                 raise _LeftOut(f"{shown} was left out{f': {why}' if why else ''}.")
             if command.word in {"push", "pull"}:
                 names_of(" ".join(read(rest, command.flags, shown)[1]), f"%{ACCELERATE} {command.word}")
-            if command.word == "run" and not _is_call(rest):
+            tree = parsed(rest) if command.word == "run" else None
+            if command.word == "run" and [type(getattr(node, "value", None)) for node in getattr(tree, "body", ())] != [
+                ast.Call
+            ]:
                 raise _Refused(f"%{ACCELERATE} run was given {rest!r}, which is no call.")
             if command.word == "restart":
                 where = f"%{ACCELERATE} restart"
@@ -413,10 +406,11 @@ class _CellTranslator:
         if command.word == "stop":
             raise _LeftOut
 
-    def _command(self, command: str, *, is_captured: bool) -> str:
+    def _command(self, call: SyntaxPiece) -> str:
         """`!command`, or `x = !command`, which gives the lines that it prints."""
+        command = call.text
         self._check_install(f"!{command.strip()}", command)
-        if is_captured:
+        if call.kind == "getoutput":
             return f"nb_shell.capture({literal(command)})"
         if re.fullmatch(r"\s*cd\b[^&|;\n]*", command):
             why = "it changes the folder of its own shell only; %cd changes the script's."
@@ -480,29 +474,22 @@ class _CellTranslator:
             raise _Refused(f"%%time takes no statement in its own line when there is code below it. {_OTHERWISE}")
         if magic.name not in {*_OF_CODE, ACCELERATE}:
             return PlainCell(text)
-        notes = self._notes_on_flags(magic) if magic.name == ACCELERATE else ()
+        unused: dict[str, bool] = {}
+        if magic.name == ACCELERATE:
+            try:
+                options, _ = read_cell_line(magic.text)
+            except AccelerateNbError as error:
+                raise _Refused(str(error)) from None
+            unused = {
+                "--background was left out: a script's cells run one after the other.": options.background,
+                "--timeout was left out: a script's cells run one after the other.": options.timeout is not None,
+                "--detach was left out: pass it to accelerate-nb launch, for all of the script.": options.detach,
+            }
+        notes = (Remark(0, text) for text, is_given in unused.items() if is_given)
         inner = plain(text, keep_installs=self._keep_installs, on_ranks=self._on_ranks or magic.name == ACCELERATE)
         return replace(
             inner, notes=(*notes, *inner.notes), problems=inner.problems or tuple(wrong_python(inner.source))
         )
-
-    def _notes_on_flags(self, magic: SyntaxPiece) -> tuple[Remark, ...]:
-        """The flags of `%%accelerate` that a script has no use for."""
-        try:
-            options, _ = read_cell_line(magic.text)
-        except AccelerateNbError as error:
-            raise _Refused(str(error)) from None
-        unused = {
-            "--background was left out: a script's cells run one after the other.": options.background,
-            "--timeout was left out: a script's cells run one after the other.": options.timeout is not None,
-            "--detach was left out: pass it to accelerate-nb launch, for all of the script.": options.detach,
-        }
-        return tuple(Remark(0, text) for text, is_given in unused.items() if is_given)
-
-
-def _is_call(text: str) -> bool:
-    tree = parsed(text)
-    return tree is not None and [type(getattr(node, "value", None)) for node in tree.body] == [ast.Call]
 
 
 _OTHERWISE = "Tag the cell `skip-script`, or write it as Python."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -55,7 +55,16 @@ def read(path: str | Path) -> Notebook:
     [1, 2, 3]
     """
     path = Path(path)
-    content = _checked(_content(path), path)
+    content = _content(path)
+    # Without nbformat, for two reasons: importing it takes more than a second (its validator imports jsonschema, which has
+    # lark build a grammar of RFC 3987), and it refuses old notebooks that lack an unneeded key.
+    version = content.get("nbformat") if isinstance(content, dict) else None
+    if not isinstance(version, int) or not any(isinstance(content.get(key), list) for key in ("cells", "worksheets")):
+        raise ExportError(f"{path} is no notebook: it lacks a notebook's cells. Name a file that Jupyter has saved.")
+    if version > _CURRENT:
+        raise ExportError(
+            f"{path} is a notebook of format {version}, and formats up to {_CURRENT} are known here. Save it in one of these."
+        )
     if (language := _language(content.get("metadata"))) not in _PYTHON:
         raise ExportError(f"{path} is a notebook in {language}. Only notebooks in Python can be scripts of Python.")
     return Notebook(path, tuple(_cells(content)))
@@ -66,7 +75,9 @@ def _content(path: Path) -> Any:
         # a mark at the beginning of the file is none of its text
         return json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
-        raise ExportError(f"{path} was to be read as a notebook, but there is no such file.{_nearby(path)}") from None
+        other = path.with_name(path.name + ".ipynb")
+        hint = f" Did you mean {other}?" if other.exists() else ""
+        raise ExportError(f"{path} was to be read as a notebook, but there is no such file.{hint}") from None
     except IsADirectoryError:
         raise ExportError(f"{path} was to be read as a notebook, but it is a folder. Name a file in it.") from None
     except OSError as error:
@@ -75,24 +86,6 @@ def _content(path: Path) -> Any:
         ) from None
     except (ValueError, RecursionError):
         raise ExportError(f"{path} is no notebook: it holds no JSON. Name a file that Jupyter has saved.") from None
-
-
-def _nearby(path: Path) -> str:
-    notebook = path.with_name(path.name + ".ipynb")
-    return f" Did you mean {notebook}?" if notebook.exists() else ""
-
-
-def _checked(content: Any, path: Path) -> Mapping[str, Any]:
-    # Without nbformat, for two reasons: importing it takes more than a second (its validator imports jsonschema, which has
-    # lark build a grammar of RFC 3987), and it refuses old notebooks that lack an unneeded key.
-    version = content.get("nbformat") if isinstance(content, dict) else None
-    if not isinstance(version, int) or not any(isinstance(content.get(key), list) for key in ("cells", "worksheets")):
-        raise ExportError(f"{path} is no notebook: it lacks a notebook's cells. Name a file that Jupyter has saved.")
-    if version > _CURRENT:
-        raise ExportError(
-            f"{path} is a notebook of format {version}, and formats up to {_CURRENT} are known here. Save it in one of these."
-        )
-    return _mapping(content)
 
 
 def _language(metadata: Any) -> str:
@@ -106,36 +99,27 @@ def _language(metadata: Any) -> str:
 
 
 def _cells(content: Mapping[str, Any]) -> Iterator[NotebookCell]:
+    # formats 2 and 3 keep cells on sheets
+    sheets = [content] if "cells" in content else content.get("worksheets") or ()
     numbers = count(1)
-    for cell in _raw_cells(content):
+    for cell in (_mapping(cell) for sheet in sheets for cell in _list(_mapping(sheet).get("cells"))):
         kind = _CELL_KINDS.get(str(cell.get("cell_type")), "raw")
         source = _source(cell)
         number = next(numbers) if kind == "code" and source.strip() else None
-        yield NotebookCell(kind, source, number, frozenset(_tags(cell)))
-
-
-def _raw_cells(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The cells as the file has them; formats 2 and 3 keep them on sheets."""
-    sheets = [_mapping(sheet).get("cells") for sheet in content.get("worksheets") or ()]
-    for cells in sheets if "cells" not in content else [content["cells"]]:
-        yield from map(_mapping, cells if isinstance(cells, list) else ())
+        tags = (tag for tag in _list(_mapping(cell.get("metadata")).get("tags")) if isinstance(tag, str))
+        yield NotebookCell(kind, source, number, frozenset(tags))
 
 
 def _source(cell: Mapping[str, Any]) -> str:
-    text = next((_text(cell[key]) for key in _SOURCES if key in cell), "")
+    value = next((cell[key] for key in _SOURCES if key in cell), "")
+    text = "".join(line for line in (_list(value) or [value]) if isinstance(line, str))
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return f"{'#' * int(cell['level'])} {text}" if isinstance(cell.get("level"), int) else text
-
-
-def _text(source: Any) -> str:
-    lines = source if isinstance(source, list) else [source]
-    text = "".join(line for line in lines if isinstance(line, str))
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _tags(cell: Mapping[str, Any]) -> Iterable[str]:
-    tags = _mapping(cell.get("metadata")).get("tags")
-    return (tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

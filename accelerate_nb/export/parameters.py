@@ -44,7 +44,10 @@ def parameters_of(source: str) -> Parameters:
     >>> parameters_of("epochs: int = 3  # how often").found
     (Parameter(name='epochs', type='int', default='3', help='how often'),)
     """
-    comments = _comments(source)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts = {token.start[0]: token.string.lstrip("#: ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
+    # Colab's `#@param {type: "number"}` describes a form field
+    comments = {line: text for line, text in texts.items() if not text.startswith("@param")}
     found: dict[str, Parameter] = {}
     problems: list[Remark] = []
     for node in ast.parse(source).body:
@@ -94,13 +97,6 @@ def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
         else:
             continue
         yield Remark(first[name], text)
-
-
-def _comments(source: str) -> dict[int, str]:
-    """The comment of each line, without Colab's `#@param {type: "number"}`, which describes a form field."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {token.start[0]: token.string.lstrip("#: ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
-    return {line: text for line, text in texts.items() if not text.startswith("@param")}
 
 
 def _type_of(value: ast.expr) -> str | None:

@@ -81,12 +81,12 @@ class ModuleNames(ast.NodeVisitor):
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._visit_parameters(node.args)
 
-    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._visit_name_and_decorators(node)
         self._visit_parameters(node.args)
         self._visit_all([node.returns])
 
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - the names that `ast` calls
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - a name that `ast` calls
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_name_and_decorators(node)
@@ -166,8 +166,13 @@ def result_of(source: str, cell: str = "") -> ast.Expr | None:
     """
     body = ast.parse(source).body
     last = body[-1] if body else None
-    if not isinstance(last, ast.Expr) or _is_silent(last.value):
+    if not isinstance(last, ast.Expr) or (isinstance(last.value, ast.Constant) and last.value.value is None):
         return None
+    if isinstance(call := last.value, ast.Call):
+        function = ast.unparse(call.func)
+        magic = call.args[0].value if function == "nb_shell.cell" and isinstance(call.args[0], ast.Constant) else None
+        if function in _SILENT or magic in _SILENT_CELLS:
+            return None
     line, column = end_of(last)
     if any(text.strip() and not text.lstrip().startswith("#") for text in cell.split("\n")[line:]):
         return None
@@ -186,18 +191,6 @@ def around(node: ast.expr | ast.stmt, opening: str, closing: str) -> list[Edit]:
     """The edits that put these texts before and after a node."""
     start, end = (node.lineno, node.col_offset), end_of(node)
     return [Edit(start, start, opening), Edit(end, end, closing)]
-
-
-def _is_silent(value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant) and value.value is None:
-        return True
-    if not isinstance(value, ast.Call):
-        return False
-    function = ast.unparse(value.func)
-    is_cell = (
-        function == "nb_shell.cell" and isinstance(value.args[0], ast.Constant) and value.args[0].value in _SILENT_CELLS
-    )
-    return function in _SILENT or is_cell
 
 
 def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
@@ -258,7 +251,7 @@ class DefinitionFinder:
         there = names.bound if defines else ModuleNames(_imports(nodes)).bound
         self.guarded = (self.guarded | names.bound) - there
         for node in nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(node, _LATER):
                 self._inside[node.name] = mentioned(node)
         return defines
 
@@ -306,6 +299,8 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
         yield from _parts(child)
 
 
+# Statements whose body is no part of the cell's own run.
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # They need a loop that runs, which a notebook always has.
 _NEEDS_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})
 
@@ -318,7 +313,9 @@ def is_async(nodes: Sequence[ast.stmt]) -> bool:
     True
     """
     code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return bool(code.co_flags & inspect.CO_COROUTINE) or any(part in _NEEDS_LOOP for part in _called(nodes))
+    now = (part for node in nodes if not isinstance(node, _LATER) for part in ast.walk(node))
+    called = (ast.unparse(part.func).rpartition(".")[2] for part in now if isinstance(part, ast.Call))
+    return bool(code.co_flags & inspect.CO_COROUTINE) or any(name in _NEEDS_LOOP for name in called)
 
 
 def with_global_annotations(source: str) -> str:
@@ -335,21 +332,12 @@ def with_global_annotations(source: str) -> str:
 
 
 def _parentheses(node: ast.AST) -> Iterator[Edit]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+    if isinstance(node, (*_LATER, ast.Lambda)):
         return
     if isinstance(node, ast.AnnAssign) and node.simple:
         yield from around(node.target, "(", ")")
     for child in ast.iter_child_nodes(node):
         yield from _parentheses(child)
-
-
-def _called(nodes: Sequence[ast.stmt]) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                yield ast.unparse(part.func).rpartition(".")[2]
 
 
 GUARD = 'if __name__ == "__main__":'

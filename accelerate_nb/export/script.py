@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,32 +72,25 @@ def _as_script(notebook: Notebook, keep_installs: bool) -> ExportedScript:
     cells = [replace(cell, source=cell.source.rstrip()) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS]
     translation = NotebookTranslation(name, cells, keep_installs=keep_installs)
     if problems := translation.problems():
-        raise ExportError(_refusal(name, problems))
+        lines = "\n".join(f"  {line}" for line in _described(name, problems))
+        raise ExportError(
+            f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
+        )
     text = translation.text()
-    _check(text, name)
+    try:
+        # what only goes wrong once cells stand together is found before anyone runs it
+        compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
+        wrong = f"{error.msg}: `{(error.text or '').strip()}`"
+        raise ExportError(f"{position}: {wrong}. A script can't hold this.") from None
     parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
     return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
-
-
-def _refusal(name: str, problems: Sequence[tuple[int, Remark]]) -> str:
-    lines = "\n".join(f"  {line}" for line in _described(name, problems))
-    return f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
 
 
 def _described(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
     for number, remark in remarks:
         yield f"{name}, cell {number}, line {remark.line}: {remark.text}"
-
-
-def _check(text: str, name: str) -> None:
-    """The script is Python: what only goes wrong once cells stand together is found before anyone runs it."""
-    try:
-        compile(text, name, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
-        raise ExportError(
-            f"{position}: {error.msg}: `{(error.text or '').strip()}`. A script can't hold this."
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +101,6 @@ class TranslatedCell:
     plain: PlainCell
     futures: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-
-    @property
-    def number(self) -> int:
-        """The cell's number; cells without one are not translated."""
-        assert self.cell.number is not None
-        return self.cell.number
 
     @property
     def tree(self) -> ast.Module:
@@ -133,15 +120,17 @@ class NotebookTranslation:
         self._all_cells = cells
         self._definitions = DefinitionFinder()
         self.cells = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
-        self.session, self._session_problems = _session_of(self.cells.values())
+        self.session, self._session_problems = _session_of(self.cells)
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
-        return sorted(((cell.number, note) for cell in self.cells.values() for note in cell.plain.notes), key=_position)
+        return sorted(
+            ((number, note) for number, cell in self.cells.items() for note in cell.plain.notes), key=_position
+        )
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
-        found = [(cell.number, problem) for cell in self.cells.values() for problem in cell.plain.problems]
+        found = [(number, problem) for number, cell in self.cells.items() for problem in cell.plain.problems]
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         second = "is tagged `parameters` already; a script has its options from one cell."
         found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
@@ -149,9 +138,9 @@ class NotebookTranslation:
 
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
-        sound = [(item, item.tree.body) for item in self.cells.values() if not item.plain.problems]
-        defined = {name for _, body in sound for name in ModuleNames(body).bound}
-        for item, body in sound:
+        sound = [(number, item, item.tree.body) for number, item in self.cells.items() if not item.plain.problems]
+        defined = {name for _, _, body in sound for name in ModuleNames(body).bound}
+        for number, item, body in sound:
             read = ModuleNames(body).read - defined
             lines: dict[str, int] = {}
             for node in body if any(map(_PAST_RESULT.fullmatch, read)) else ():
@@ -161,14 +150,14 @@ class NotebookTranslation:
                         lines.setdefault(part.id, part.lineno)
             for name, line in lines.items():
                 what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
-                yield item.number, Remark(line, f"{what}.")
+                yield number, Remark(line, f"{what}.")
             # a cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`
             source = item.plain.source.strip()
             word = re.split(r"\W", source, maxsplit=1)[0]
             is_magic = word in MAGICS & read and "\n" not in source
             if is_magic and "*" not in defined and not hasattr(builtins, word):
                 line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
-                yield item.number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
+                yield number, Remark(line, f"nothing is called `{word}`, so it is a magic: write `%{source}`.")
 
     def text(self) -> str:
         """The whole text."""
@@ -220,19 +209,19 @@ class NotebookTranslation:
             yield from ("", marker(self._name, None), *_commented(cell.source))
         elif cell.number is not None:
             item = self.cells[cell.number]
-            yield from ("", marker(self._name, cell.number), *self._code(item))
+            yield from ("", marker(self._name, cell.number), *self._code(item, cell.number))
             if names := ", ".join(parameter.name for parameter in item.parameters):
                 # the names of the `parameters` cell get the values of the options
                 comma = "," if len(item.parameters) == 1 else ""
                 yield added(f"{names}{comma} = nb_options.instead_of({names})")
 
-    def _code(self, item: TranslatedCell) -> Iterable[str]:
+    def _code(self, item: TranslatedCell, number: int) -> Iterable[str]:
         source = item.plain.source
         if item.plain.left_out:
             return _commented(source)
         if (result := result_of(source, item.cell.source)) is not None:
             source = edited(source, showing(result, "nb_shell.shown"))
-        return guarded(source, item.number, self._definitions, shown=result is not None)
+        return guarded(source, number, self._definitions, shown=result is not None)
 
 
 def _commented(text: str) -> Iterator[str]:
@@ -254,13 +243,13 @@ def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
     return TranslatedCell(cell, replace(found, source=source, problems=options.problems), futures, options.found)
 
 
-def _session_of(cells: Iterable[TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
+def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | None, tuple[tuple[int, Remark], ...]]:
     """The settings of the session that cells request, one after the other, and what a script's processes can't be."""
     settings: dict[str, Any] | None = None
     defaults = {setting.name: setting.default for setting in all_settings()}
     stopped: tuple[int, int] | None = None
     problems: list[tuple[int, Remark]] = []
-    for number, line in ((cell.number, line) for cell in cells for line in cell.plain.on_ranks):
+    for number, line in ((number, line) for number, cell in cells.items() for line in cell.plain.on_ranks):
         if line.text.startswith("%%"):
             options, given = read_cell_line(line.text[2:])
             restarts, ranks = options.restart, options.ranks
