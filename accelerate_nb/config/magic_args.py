@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -160,6 +161,37 @@ def names_of(text: str, where: str) -> list[str]:
         found = "no name" if wrong is None else repr(wrong)
         raise ConfigurationError(f"{where} was given {found}. Write names of variables, such as {where} x y.")
     return names
+
+
+def call_in(text: str) -> ast.Call:
+    """The call that `%accelerate run` was given."""
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        call = ast.Constant(None)
+    if not isinstance(call, ast.Call):
+        raise ConfigurationError(
+            f"%accelerate run was given {text!r}, which is no call. Write one, such as %accelerate run train(3, rate=0.1)."
+        )
+    return call
+
+
+def evaluated_call(text: str, names: Mapping[str, Any], unknown: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function, the arguments and the named ones of a call, from these names; `unknown` ends the error without the function."""
+    __tracebackhide__ = True
+    call = call_in(text)
+
+    def value(node: ast.expr, **more: Any) -> Any:
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<%accelerate run>", "eval")
+        return eval(code, {**names, **more})
+
+    try:
+        function = value(call.func)
+    except NameError:
+        raise ConfigurationError(f"%accelerate run was given {ast.unparse(call.func)}, which {unknown}") from None
+    collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
+    args, kwargs = value(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
+    return function, args, kwargs
 
 
 def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:

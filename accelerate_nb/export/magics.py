@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from accelerate_nb.config.formats import literal
-from accelerate_nb.config.magic_args import names_of, read, read_cell_line, read_line, refuse
+from accelerate_nb.config.magic_args import call_in, names_of, read, read_cell_line, read_line, refuse
 from accelerate_nb.errors import AccelerateNbError
 
 
@@ -392,11 +392,8 @@ class _CellTranslator:
                 raise _LeftOut(f"{shown} was left out{f': {why}' if why else ''}.")
             if command.word in {"push", "pull"}:
                 names_of(" ".join(read(rest, command.flags, shown)[1]), f"%{ACCELERATE} {command.word}")
-            tree = parsed(rest) if command.word == "run" else None
-            if command.word == "run" and [type(getattr(node, "value", None)) for node in getattr(tree, "body", ())] != [
-                ast.Call
-            ]:
-                raise _Refused(f"%{ACCELERATE} run was given {rest!r}, which is no call.")
+            if command.word == "run":
+                call_in(rest)
             if command.word == "restart":
                 where = f"%{ACCELERATE} restart"
                 refuse(read(rest, command.flags, where)[1], where, "It takes flags of settings only.")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from accelerate_nb.sources.cells import in_words, name_in_warnings
+from accelerate_nb.sources.cells import cell_line, in_words, name_in_warnings
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 
 if TYPE_CHECKING:
-    from traceback import FrameSummary, TracebackException
+    from traceback import TracebackException
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -50,45 +49,31 @@ def traceback_text(error: BaseException, file: str) -> str:
     from accelerate_nb.errors import AccelerateNbError
 
     whole = TracebackException.from_exception(error)
-    for item in _every(whole):
-        _clean(item, file, ours=isinstance(error, AccelerateNbError))
-    return in_words("".join(whole.format()))
-
-
-def _every(error: TracebackException) -> Iterator[TracebackException]:
-    """An exception, those that it came from, and those of a group."""
-    waiting = [error]
+    # the exception, those that it came from, and those of a group
+    waiting = [whole]
     while waiting:
         item = waiting.pop()
-        yield item
+        _clean(item, file, ours=isinstance(error, AccelerateNbError))
         others = (item.__cause__, item.__context__, *(getattr(item, "exceptions", None) or ()))
         waiting += [other for other in others if other is not None]
+    return in_words("".join(whole.format()))
 
 
 def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
     """Leave out how the script came to call its cells, and this package, unless an error of another's began there."""
-    frames = list(error.stack)
+    frames, kept = list(error.stack), []
     raised_in_package = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
-    below = _below_runners(frames)
-    kept = [frame for frame in below if not _is_left_out(frame, file, raised_in_package=raised_in_package)]
-    for frame in kept:
-        if frame.filename == file and frame.name.startswith("_cell_"):
-            frame.name = "<module>"
-    error.stack[:] = kept or frames
-
-
-def _below_runners(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
-    """The frames without asyncio's and IPython's own below the functions that call them."""
     hidden = None
     for frame in frames:
+        # asyncio's and IPython's own frames stand below the functions that call them
         hidden = _RUNNERS.get(frame.filename, hidden if hidden and hidden in frame.filename else None)
-        if not (hidden and hidden in frame.filename):
-            yield frame
-
-
-def _is_left_out(frame: FrameSummary, file: str, *, raised_in_package: bool) -> bool:
-    from accelerate_nb.sources.cells import cell_line
-
-    if frame.filename == file:
-        return cell_line(file, frame.lineno or 0) is None
-    return frame.filename.startswith(_RUNTIME if raised_in_package else _PACKAGE)
+        if frame.filename == file:
+            is_left_out = cell_line(file, frame.lineno or 0) is None
+        else:
+            is_left_out = frame.filename.startswith(_RUNTIME if raised_in_package else _PACKAGE)
+        if is_left_out or (hidden and hidden in frame.filename):
+            continue
+        if frame.filename == file and frame.name.startswith("_cell_"):
+            frame.name = "<module>"
+        kept.append(frame)
+    error.stack[:] = kept or frames

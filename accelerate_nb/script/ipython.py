@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -99,8 +100,9 @@ class ScriptShell(InteractiveShell):
         raise  # noqa: PLE0704 - IPython calls this while it handles an error
 
 
-def new_shell() -> Any:
-    """The shell of a script."""
+@cache
+def script_shell() -> Any:
+    """The shell of this script."""
     shell: Any = ScriptShell(config=Config({"HistoryManager": {"enabled": False}}))  # type: ignore[no-untyped-call] # IPython's own
     # nobody turns the pages of a script
     shell.set_hook("show_in_pager", page.as_hook(page.display_page), 90)  # type: ignore[no-untyped-call] # IPython's own

@@ -32,7 +32,10 @@ def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, s
     >>> options = parameters(__name__, __file__, "Train a model", epochs=("int", "3", "how often"))
     >>> (epochs,) = options.instead_of(3)
     """
-    return read(_words(name), os.path.basename(file), title, options)
+    if name == "__main__":
+        os.environ[_WORDS] = json.dumps(sys.argv[1:])
+    words = json.loads(os.environ.get(_WORDS, "[]")) if name in {"__main__", "__mp_main__"} else []
+    return read(words, os.path.basename(file), title, options)
 
 
 def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tuple[str, str, str]]) -> OptionValues:
@@ -48,24 +51,13 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     for option, texts in options.items():
         _add(parser, option, *texts)
     # --batch_size is --batch-size too
-    parsed, others = parser.parse_known_args([re.sub(r"^--\w[\w-]*", _dashed, word) for word in words])
+    dashed = [re.sub(r"^--\w[\w-]*", lambda flag: flag[0].replace("_", "-"), word) for word in words]
+    parsed, others = parser.parse_known_args(dashed)
     if others:
         parser.error(_unknown(others[0], parser))
     tuples = {option for option, (kind, _, _) in options.items() if kind.startswith("tuple")}
     values = {name: tuple(value) if name in tuples else value for name, value in vars(parsed).items()}
     return OptionValues(tuple(options), values)
-
-
-def _dashed(flag: re.Match[str]) -> str:
-    return flag[0].replace("_", "-")
-
-
-def _words(name: str) -> list[str]:
-    if name == "__main__":
-        os.environ[_WORDS] = json.dumps(sys.argv[1:])
-        return sys.argv[1:]
-    words: list[str] = json.loads(os.environ.get(_WORDS, "[]")) if name == "__mp_main__" else []
-    return words
 
 
 @dataclass(frozen=True, slots=True)

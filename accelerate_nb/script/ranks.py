@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import os
 import pickle
@@ -13,13 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.formats import flags
-from accelerate_nb.config.magic_args import PullOptions, names_of, ranks_of, read, read_cell_line, read_line
+from accelerate_nb.config.magic_args import (
+    PullOptions,
+    evaluated_call,
+    names_of,
+    ranks_of,
+    read,
+    read_cell_line,
+    read_line,
+)
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
@@ -65,7 +71,14 @@ def begin(file: str, **settings: Any) -> None:
     if frame.f_globals.get("__name__") != "__main__":
         return
     if not already_launched(os.environ):
-        _refuse_in_a_notebook(file)
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and ipython.get_ipython() is not None:
+            # `%run` in a notebook would end the kernel with the script
+            name = os.path.basename(file)
+            raise LaunchError(
+                f"{name} runs on several processes, and was called inside IPython, which would end with it. "
+                f"Run `!accelerate-nb launch {name}` instead, or the notebook that it was exported from."
+            )
         # -W, -X, -O and their like: no public function gives them, and multiprocessing uses this one too
         options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         for stream in (sys.stdout, sys.stderr):
@@ -104,17 +117,6 @@ def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -
 
 def _count(number: Any) -> str:
     return "1 process" if number == 1 else f"{number} processes"
-
-
-def _refuse_in_a_notebook(file: str) -> None:
-    """`%run` in a notebook would end the kernel with the script."""
-    shell = sys.modules.get("IPython")
-    if shell is not None and shell.get_ipython() is not None:
-        name = os.path.basename(file)
-        raise LaunchError(
-            f"{name} runs on several processes, and was called inside IPython, which would end with it. "
-            f"Run `!accelerate-nb launch {name}` instead, or the notebook that it was exported from."
-        )
 
 
 # ----------------------------------------------------------------------------------------------------------------- cells
@@ -189,8 +191,7 @@ class ScriptRanks:
             given, words = read(rest, command.flags, "%accelerate pull")
             self._pull(PullOptions(**given), names_of(" ".join(words), "%accelerate pull"), names)
         elif command.word == "run":
-            call = _call_of(rest, names)
-            return self._all("_run", call.func, call.args, call.keywords)
+            return self._all("_run", *evaluated_call(rest, names, "the script does not know. Define it first."))
         elif command.word == "restart":
             self._session()
         else:
@@ -357,13 +358,3 @@ def everywhere(function: Callable[..., Result], *args: Any) -> Result:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     ranks = _current.get()
     return function(*args) if ranks is None or ranks.is_busy or ranks.size == 1 else ranks.everywhere(function, *args)
-
-
-def _call_of(text: str, names: dict[str, Any]) -> partial[Any]:
-    """The function and the arguments of a call, evaluated with the script's names."""
-    call = ast.parse(text, mode="eval").body
-    assert isinstance(call, ast.Call)
-    collect = ast.Call(ast.Name("_partial_", ast.Load()), [call.func, *call.args], call.keywords)
-    code = compile(ast.fix_missing_locations(ast.Expression(collect)), "<%accelerate run>", "eval")
-    found: partial[Any] = eval(code, {**names, "_partial_": partial})
-    return found

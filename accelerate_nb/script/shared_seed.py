@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from getopt import GetoptError, getopt
-from typing import NoReturn
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.rank.import_hook import after_import
@@ -42,8 +41,11 @@ def alike(file: str) -> None:
     if not already_launched(os.environ) or os.environ["WORLD_SIZE"] == "1" or _begun.is_set():
         return
     number = number_of(os.environ)
-    if _has_random_hashes() and can_begin_again(file, sys.orig_argv, sys.argv):
-        _begin_again(number)
+    can_be_set = not sys.flags.ignore_environment and _HASHES not in os.environ and sys.gettrace() is None
+    if sys.flags.hash_randomization and can_be_set and can_begin_again(file, sys.orig_argv, sys.argv):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _HASHES: str(number)})
     _begun.set()
     random.seed(number)
     after_import("numpy.random", lambda module: module.seed(number))
@@ -68,14 +70,3 @@ def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -
         return False
     runs_file = program == list(arguments) and os.path.abspath(program[0]) == os.path.abspath(file)
     return runs_file and not {"-c", "-m"} & {name for name, _ in options}
-
-
-def _has_random_hashes() -> bool:
-    can_be_set = not sys.flags.ignore_environment and _HASHES not in os.environ
-    return bool(sys.flags.hash_randomization) and can_be_set and sys.gettrace() is None
-
-
-def _begin_again(number: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _HASHES: str(number)})

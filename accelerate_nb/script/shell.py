@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -107,7 +106,9 @@ def _shell_at(frame: FrameType) -> Iterator[Any]:
     """The shell of this script, with the names of a frame, which `get_ipython` gives until the end of the block."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    shell, other = _shell(), InteractiveShell._instance
+    from accelerate_nb.script.ipython import script_shell
+
+    shell, other = script_shell(), InteractiveShell._instance
     kept = shell.user_module, shell.user_ns, shell.frame
     names = frame.f_globals
     for history, first in (("_ih", [""]), ("_oh", {}), ("_dh", [Path.cwd()])):
@@ -120,10 +121,3 @@ def _shell_at(frame: FrameType) -> Iterator[Any]:
     finally:
         shell.user_module, shell.user_ns, shell.frame = kept
         InteractiveShell._instance = other
-
-
-@cache
-def _shell() -> Any:
-    from accelerate_nb.script.ipython import new_shell
-
-    return new_shell()

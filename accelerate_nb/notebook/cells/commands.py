@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.magic_args import LineCommand, LogsOptions, PullOptions, names_of, read, read_line, refuse
+from accelerate_nb.config.magic_args import (
+    LineCommand,
+    LogsOptions,
+    PullOptions,
+    evaluated_call,
+    names_of,
+    read,
+    read_line,
+    refuse,
+)
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.config.value_types import did_you_mean
@@ -131,7 +139,11 @@ class SessionCommands:
 
     def _run(self, rest: str, command: LineCommand) -> Any:
         __tracebackhide__ = True
-        function, args, kwargs = self._call(rest)
+        unknown = (
+            "the notebook does not know. Define it in a cell of the notebook (or with %%accelerate --local); a call of what only "
+            "the ranks know goes into a %%accelerate cell."
+        )
+        function, args, kwargs = evaluated_call(rest, self.shell.user_global_ns, unknown)
         session = self.kept.ready()
         run = session.call(function, args, kwargs)
         output = CellOutput.of(session, run, self.host().screen, self.kept.cursor)
@@ -143,33 +155,6 @@ class SessionCommands:
         if text := left_out_text(run.name, {ends[0].rank: ends[0].left_out}):
             warn_user(text)
         return ends[0].value
-
-    def _call(self, text: str) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        """The function and the arguments of a call, evaluated here."""
-        __tracebackhide__ = True
-        try:
-            call = ast.parse(text, mode="eval").body
-        except SyntaxError:
-            call = ast.Constant(None)
-        if not isinstance(call, ast.Call):
-            raise ConfigurationError(
-                f"%accelerate run was given {text!r}, which is no call. Write one, such as %accelerate run train(3, rate=0.1)."
-            )
-        name = ast.unparse(call.func)
-        try:
-            function = self._evaluated(call.func)
-        except NameError:
-            raise ConfigurationError(
-                f"%accelerate run was given {name}, which the notebook does not know. Define it in a cell of the notebook (or "
-                "with %%accelerate --local); a call of what only the ranks know goes into a %%accelerate cell."
-            ) from None
-        collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
-        args, kwargs = self._evaluated(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
-        return function, args, kwargs
-
-    def _evaluated(self, node: ast.expr, **more: Any) -> Any:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<%accelerate run>", "eval")
-        return eval(code, {**self.shell.user_global_ns, **more})
 
     def _value(self, name: str, where: str) -> Any:
         known = self.shell.user_ns
