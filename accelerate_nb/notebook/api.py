@@ -237,31 +237,22 @@ def resolved(
         if whole is None:
             path = hf_files.find(os.environ, config_file)
             content = hf_files.read(path) if path is not None else None
-            config = resolve(
-                arguments, os.environ, content if content is None or only is None else _part(content, only)
-            )
+            if content is not None and only is not None:
+                keys = {key for setting in all_settings() if setting.name in only for key in setting.keys}
+                content = {key: value for key, value in content.items() if key in keys}
+            config = resolve(arguments, os.environ, content)
         else:
             _check_whole(whole, config_file)
             config = resolve({**differing(whole), **given_arguments(arguments)}, {})
     except AccelerateNbError as error:
         # it explains itself: the calls of this package that led to it are of no use to a reader
         raise error.with_traceback(None) from None
-    return _of_all_nodes(config, arguments)
-
-
-def _of_all_nodes(config: RunConfig, arguments: Mapping[str, Any]) -> RunConfig:
-    """A configuration for all nodes: the argument `num_processes` of a launch on each node is that node's, as Accelerate has it."""
     given = given_arguments(arguments).get("num_processes")
     if given is None or not config.launching.is_on_each_node:
         return config
+    # `num_processes` of a launch on each node is that node's, as Accelerate has it
     launching_config = replace(config.launching, num_processes=int(given) * config.launching.num_nodes)
     return replace(config, launching=launching_config)
-
-
-def _part(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The part of a file's content that holds these settings."""
-    keys = {key for setting in all_settings() if setting.name in names for key in setting.keys}
-    return {key: value for key, value in content.items() if key in keys}
 
 
 def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
@@ -307,7 +298,8 @@ def _warn_of_size(requested: int, size: int) -> None:
 def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
     """The return value of a launcher in processes that exist already."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    call, results = FunctionCall(_checked(function), _as_arguments(args)), config.launching.results
+    check_function(function)
+    call, results = FunctionCall(function, _as_arguments(args)), config.launching.results
     values, _ = launched_call(call, _environ_in_process(config), results)
     return values if results == "all" else values[0]
 
@@ -315,7 +307,8 @@ def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig
 def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
     """The run that a launch gives in processes that are there already."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
-    call, environ = FunctionCall(_checked(function), _as_arguments(args)), _environ_in_process(config)
+    check_function(function)
+    call, environ = FunctionCall(function, _as_arguments(args)), _environ_in_process(config)
     run = Run(launching.prepare_in_launched_process(call, config, environ), select.FailureOnly()).start()
     if run.error is not None:
         sys.stderr.write(
@@ -346,20 +339,15 @@ def _prepared(
 ) -> Run:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     shown = front_end or select.front_end(config.launching, os.environ)
-    call, arguments = _checked(function), _as_arguments(args)
+    check_function(function)
+    arguments = _as_arguments(args)
     try:
         if config.launching.detach:
-            return Run(launch_detached(call, arguments, config), shown)
-        return Run(launching.prepare(call, arguments, config, is_run_kept=front_end is not None), shown)
+            return Run(launch_detached(function, arguments, config), shown)
+        return Run(launching.prepare(function, arguments, config, is_run_kept=front_end is not None), shown)
     except AccelerateNbError as error:
         # as in `resolved`
         raise error.with_traceback(None) from None
-
-
-def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    __tracebackhide__ = True  # IPython shows the user's own frames alone
-    check_function(function)
-    return function
 
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:

@@ -70,8 +70,12 @@ def _service(shell: Any, environment: Mapping[str, str]) -> Service | None:
 def _reader(shell: Any, environment: Mapping[str, str]) -> Reader:
     if type(shell).__module__.startswith("spyder_kernels"):
         return "console"
-    # jupyter_client names the process that starts a kernel
-    return reader_of(_command(environment.get("JPY_PARENT_PID", "")))
+    try:
+        # jupyter_client names the process that starts a kernel
+        command = psutil.Process(int(environment.get("JPY_PARENT_PID", ""))).cmdline()
+    except (ValueError, OverflowError, psutil.Error):
+        command = []
+    return reader_of(command)
 
 
 def reader_of(command: Sequence[str]) -> Reader:
@@ -89,11 +93,3 @@ def reader_of(command: Sequence[str]) -> Reader:
     # this package's own command may start the kernel; further words may be a folder's, which many call so
     is_ours = "accelerate-nb" in words[:2] or ("-m", "accelerate_nb") in pairwise(words)
     return "file" if called & _EXECUTORS or is_ours else "page"
-
-
-def _command(process: str) -> list[str]:
-    """The command line of a process, empty where it can't be seen."""
-    try:
-        return psutil.Process(int(process)).cmdline()
-    except (ValueError, OverflowError, psutil.Error):
-        return []

@@ -13,7 +13,6 @@ from accelerate_nb.config.settings import section_name
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError, mark_in_panel, titled
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.run import Run
-from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
@@ -30,6 +29,25 @@ from accelerate_nb.worker.session.task_loop import DetachedCell
 
 NAME = "accelerate"
 _HELP = frozenset({"-h", "--help", "help"})
+# The flags of the cell, then those of the session, stand in the braces.
+_CELL_HELP = """\
+Run the cell on every rank of a session, which keeps its variables between cells.
+
+    %%accelerate -n 2 --mixed-precision bf16
+    x = torch.ones(3, device=device) * rank
+    accelerator.reduce(x)
+
+The first such cell starts the session. A cell without flags uses the session as it is; a setting with another
+value restarts it, with a message. There are `accelerator`, `rank`, `world_size` and `device`.
+With --detach the cell is a run of its own, which outlives the notebook: it knows the notebook's variables that it
+names, and none of the session's. `accelerate_nb.attach()` finds it again.
+`%accelerate?` lists the commands for the session.
+
+Of the cell:
+{}
+
+Of the session:
+{}"""
 
 
 def register(shell: Any) -> None:
@@ -72,7 +90,9 @@ class AccelerateCellMagic:
 
     def getdoc(self) -> str:
         """The text of `%%accelerate?`."""
-        return cell_help()
+        of_cell = [cell_flag for cell_flag in cell_flags() if cell_flag.section == section_name(CellOptions)]
+        of_session = [cell_flag for cell_flag in cell_flags() if cell_flag not in of_cell]
+        return _CELL_HELP.format(help_of(of_cell), help_of(of_session))
 
     def _run(self, line: str, code: CellCode) -> BackgroundCell | Run | None:
         __tracebackhide__ = True
@@ -93,9 +113,25 @@ class AccelerateCellMagic:
             first_line=FIRST_LINE,
             timeout=options.timeout,
         )
+        launching = session.config.launching
+        # text, or on request the live panel
+        panel = front_end(launching, os.environ) if launching.panel == "widget" else None
+        sink, cursor = self.host().screen, self.kept.cursor
+        output = CellOutput.of(session, run, sink, cursor, options.displays, panel, background=options.background)
         if options.background:
-            return self._in_background(session, run, options)
-        self._in_foreground(session, run, options)
+
+            def ended() -> None:
+                self.kept.cursor = output.cursor
+
+            self.kept.background = BackgroundCell(run, output, sink(), ended).follow()
+            return self.kept.background
+        try:
+            run.wait(output.refresh, throw=False)
+        finally:
+            output.closed(results_of(run.ends))
+            self.kept.cursor = output.cursor
+        if run.error is not None:
+            raise self._with_what_follows(run.error, session, in_panel=output.shows_failure)
         return None
 
     def _detached(self, options: CellOptions, given: Mapping[str, Any], code: CellCode) -> Run:
@@ -116,17 +152,6 @@ class AccelerateCellMagic:
         run.follow()
         return run
 
-    def _in_foreground(self, session: Session, run: CellRun, options: CellOptions) -> None:
-        __tracebackhide__ = True
-        output = self._output(session, run, options)
-        try:
-            run.wait(output.refresh, throw=False)
-        finally:
-            output.closed(results_of(run.ends))
-            self.kept.cursor = output.cursor
-        if run.error is not None:
-            raise self._with_what_follows(run.error, session, in_panel=output.shows_failure)
-
     def _with_what_follows(self, error: BaseException, session: Session, *, in_panel: bool) -> BaseException:
         """A cell's error, with what has become of the session."""
         if session.alive:
@@ -144,22 +169,6 @@ class AccelerateCellMagic:
             text = f"the cell was interrupted on every rank. {follows}"
             return shown_as(error, [titled(self.shell, "KeyboardInterrupt", text)])
         return error
-
-    def _in_background(self, session: Session, run: CellRun, options: CellOptions) -> BackgroundCell:
-        output = self._output(session, run, options)
-
-        def ended() -> None:
-            self.kept.cursor = output.cursor
-
-        self.kept.background = BackgroundCell(run, output, self.host().screen(), ended).follow()
-        return self.kept.background
-
-    def _output(self, session: Session, run: CellRun, options: CellOptions) -> CellOutput:
-        """The display of a cell: text, or on request the live panel."""
-        launching = session.config.launching
-        panel = front_end(launching, os.environ) if launching.panel == "widget" else None
-        sink, cursor = self.host().screen, self.kept.cursor
-        return CellOutput.of(session, run, sink, cursor, options.displays, panel, background=options.background)
 
     def _wait_for_background(self, options: CellOptions) -> None:
         """Wait for the background cell: one cell runs at a time, as in the notebook."""
@@ -195,7 +204,14 @@ class AccelerateLineMagic:
 
     def getdoc(self) -> str:
         """The text of `%accelerate?`."""
-        return line_help()
+        lines = ["Manage the session in which `%%accelerate` cells run.", ""]
+        for line_command in line_commands():
+            lines += [f"  %accelerate {line_command.word} {line_command.usage}".rstrip(), f"      {line_command.help}"]
+            if line_command.flags and line_command.usage != "[flags]":
+                lines += [f"    {line}" for line in help_of(line_command.flags).splitlines()]
+        return "\n".join(
+            [*lines, "", "`%accelerate` alone is `%accelerate status`; `%%accelerate?` lists the settings."]
+        )
 
 
 @contextmanager
@@ -208,43 +224,3 @@ def short_tracebacks(shell: Any) -> Iterator[None]:
         if "_render_traceback_" not in vars(error):
             shown_as(error, [titled(shell, type(error).__name__, str(error))])
         raise
-
-
-# ---------------------------------------------------------------------------------------------------------------- help
-
-
-def cell_help() -> str:
-    """The help of `%%accelerate`, with every flag."""
-    of_cell = [cell_flag for cell_flag in cell_flags() if cell_flag.section == section_name(CellOptions)]
-    of_session = [cell_flag for cell_flag in cell_flags() if cell_flag not in of_cell]
-    return "\n".join(
-        [
-            "Run the cell on every rank of a session, which keeps its variables between cells.",
-            "",
-            "    %%accelerate -n 2 --mixed-precision bf16",
-            "    x = torch.ones(3, device=device) * rank",
-            "    accelerator.reduce(x)",
-            "",
-            "The first such cell starts the session. A cell without flags uses the session as it is; a setting with another",
-            "value restarts it, with a message. There are `accelerator`, `rank`, `world_size` and `device`.",
-            "With --detach the cell is a run of its own, which outlives the notebook: it knows the notebook's variables that it",
-            "names, and none of the session's. `accelerate_nb.attach()` finds it again.",
-            "`%accelerate?` lists the commands for the session.",
-            "",
-            "Of the cell:",
-            help_of(of_cell),
-            "",
-            "Of the session:",
-            help_of(of_session),
-        ]
-    )
-
-
-def line_help() -> str:
-    """The help of `%accelerate`, with every command."""
-    lines = ["Manage the session in which `%%accelerate` cells run.", ""]
-    for line_command in line_commands():
-        lines += [f"  %accelerate {line_command.word} {line_command.usage}".rstrip(), f"      {line_command.help}"]
-        if line_command.flags and line_command.usage != "[flags]":
-            lines += [f"    {line}" for line in help_of(line_command.flags).splitlines()]
-    return "\n".join([*lines, "", "`%accelerate` alone is `%accelerate status`; `%%accelerate?` lists the settings."])

@@ -31,17 +31,14 @@ class ListedRuns(RunTable):
     """
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self.html(self._opened_table() if self else "")}
+        table = ""
+        if self and _shows_widgets():
+            from accelerate_nb.notebook.display.run_browser import RunBrowser
 
-    def _opened_table(self) -> str:
-        """The id of the table whose rows a page opens; empty where none can."""
-        if not _shows_widgets():
-            return ""
-        from accelerate_nb.notebook.display.run_browser import RunBrowser
-
-        browser = RunBrowser(self, host(os.environ).service or "jupyter")
-        frontend_state().keep(browser)
-        return browser.element_id
+            browser = RunBrowser(self, host(os.environ).service or "jupyter")
+            frontend_state().keep(browser)
+            table = browser.element_id
+        return {"text/plain": repr(self), "text/html": self.html(table)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,6 +9,7 @@ from accelerate_nb.config.magic_args import (
     LogsOptions,
     PullOptions,
     cell_flags,
+    evaluated_call,
     line_commands,
     names_of,
     ranks_of,
@@ -21,6 +22,16 @@ from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, NotYetError
+
+
+def test_the_arguments_of_a_call_are_evaluated_with_the_names_around_it():
+    call = "print(*rates['a'], sep={'x': 1}['x'], end='{rates} $rates')"
+    found = evaluated_call(call, {"rates": {"a": [1, 2]}}, "nobody knows.")
+    assert found == (print, (1, 2), {"sep": 1, "end": "{rates} $rates"})
+    with pytest.raises(ConfigurationError, match=r"^%accelerate run was given train, which nobody knows\.$"):
+        evaluated_call("train(1)", {}, "nobody knows.")
+    with pytest.raises(NameError, match="rate"):
+        evaluated_call("print(rate)", {}, "nobody knows.")
 
 
 def test_an_empty_line_requests_nothing():

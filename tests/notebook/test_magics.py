@@ -179,13 +179,6 @@ def test_without_a_session_its_status_reports_how_to_start_one(shell, capsys):
     assert "There is no session to stop." in capsys.readouterr().out
 
 
-def test_arguments_of_a_call_are_evaluated_in_the_notebook(shell):
-    shell.user_ns["rates"] = {"a": [1, 2]}
-    commands = shell.find_line_magic("accelerate").commands
-    function, args, kwargs = commands._call("print(*rates['a'], sep={'x': 1}['x'], end='{rates} $rates')")
-    assert (function, args, kwargs) == (print, (1, 2), {"sep": 1, "end": "{rates} $rates"})
-
-
 def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys):
     magics.CellCode(shell, "x = 40\nx + 2").run_locally()
     assert shell.user_ns["x"] == 40

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -66,7 +66,9 @@ class BusyKernelComm:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While a cell waits in this block, requests of a reloaded page get a reply, too."""
-        hold = (contextvars.copy_context(), self._parent())
+        kernel = _kernel()
+        cell = kernel.get_parent("shell") if hasattr(kernel, "get_parent") else None
+        hold = (contextvars.copy_context(), cell)
         self._holds.append(hold)
         try:
             yield
@@ -94,7 +96,12 @@ class BusyKernelComm:
         installed = threading.Event()
 
         def install() -> None:
-            _send_replies_through(stream, kernel)
+            # ipykernel 7.0 to 7.3 writes replies to the socket of the stream that reads the requests. A request that arrives at
+            # that moment is then never noticed, and the kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A panel
+            # that acknowledges every update while cells wait makes that likely, so replies go through the stream for good.
+            manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
+            if manager is not None and hasattr(manager, "_shell_socket"):
+                manager._shell_socket = stream
             self._stream.on_recv(self._take, copy=False)
             installed.set()
 
@@ -118,11 +125,6 @@ class BusyKernelComm:
     def _in_own_thread(self) -> bool:
         """Whether the kernel reads its messages in a thread of their own."""
         return getattr(self._kernel, "shell_channel_thread", None) is not None
-
-    def _parent(self) -> Any:
-        """The message that the kernel works on: the cell that waits."""
-        kernel = _kernel()
-        return kernel.get_parent("shell") if hasattr(kernel, "get_parent") else None
 
     # ---------------------------------------------------------------------------------------------------- each message
 
@@ -149,25 +151,22 @@ class BusyKernelComm:
                 handler(data.get("content") or {})
                 self._send_cell_is_busy(kernel)
                 return True
-        if self._is_of_a_reload(message_type, content):
-            return self._replied(kernel, identities, message)
-        return False
+        if not self._is_of_a_reload(message_type, content):
+            return False
+        with self._lock:
+            # while a cell waits, a reloaded page gets its reply here
+            if not self._holds:
+                return False
+            context, _ = self._holds[-1]
+            context.copy().run(_handle, kernel, identities, message)
+            self._send_cell_is_busy(kernel)
+            return True
 
     def _send_cell_is_busy(self, kernel: Any) -> None:
         """Report the kernel as busy again: a page takes it for idle after any request beside the cell."""
         with self._lock:
             if self._holds and (cell := self._holds[-1][1]):
                 _send_status(kernel, "busy", cell)
-
-    def _replied(self, kernel: Any, identities: Any, message: Any) -> bool:
-        """Whether a cell waits, during which a reloaded page got a reply."""
-        with self._lock:
-            if self._holds:
-                context, _ = self._holds[-1]
-                context.copy().run(_handle, kernel, identities, message)
-                self._send_cell_is_busy(kernel)
-                return True
-        return False
 
     def _is_of_a_reload(self, message_type: str, content: Content) -> bool:
         comm = content.get("comm_id", "")
@@ -176,19 +175,6 @@ class BusyKernelComm:
         # a page that got no reply on that comm in four seconds requests each widget's state on the widget's own
         is_state_request = message_type == "comm_msg" and (content.get("data") or {}).get("method") == "request_state"
         return message_type in _OF_A_RELOAD or comm in self._controls or is_state_request
-
-
-def _send_replies_through(stream: Any, kernel: Any) -> None:
-    """
-    Have the kernel send its replies through the stream that reads the requests, for as long as it lives.
-
-    ipykernel 7.0 to 7.3 writes them to the stream's socket directly. A request that arrives at that moment is then never
-    noticed, and the kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A panel that acknowledges every update while
-    cells wait makes that likely.
-    """
-    manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
-    if manager is not None and hasattr(manager, "_shell_socket"):
-        manager._shell_socket = stream
 
 
 def _handle(kernel: Any, identities: Any, message: Any) -> None:
@@ -203,7 +189,10 @@ def _handle(kernel: Any, identities: Any, message: Any) -> None:
     else:
         handled = kernel.shell_handlers[message_type](kernel.shell_stream, identities, message)
         if inspect.iscoroutine(handled):
-            _run(handled)
+            # one that waits for nothing
+            with suppress(StopIteration):
+                handled.send(None)
+            handled.close()
     _send_status(kernel, "idle", message)
 
 
@@ -223,15 +212,6 @@ def _as_parent(kernel: Any, message: Any) -> Iterator[None]:
         yield
     finally:
         parents["shell"] = former
-
-
-def _run(coroutine: Any) -> None:
-    """Run a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    coroutine.close()
 
 
 def _send_status(kernel: Any, state: str, parent: Any) -> None:

@@ -17,7 +17,7 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from accelerate_nb.config.rank_lists import named
-from accelerate_nb.events.model import NodeRanks, Stream
+from accelerate_nb.events.model import Stream
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
 from accelerate_nb.launching.run import RunHandle
@@ -53,9 +53,10 @@ class TerminalSink(TextSink):
 
     def __init__(self, out: TextIO, err: TextIO, drawn_on: TextIO, *, has_colours: bool) -> None:
         super().__init__(out, err)
-        if _are_same(out, err):
-            # on one terminal they are one, in which nothing else comes between what is written at once
-            self._streams["stdout"] = err
+        with suppress(OSError, ValueError, AttributeError):
+            if out.isatty() and err.isatty() and os.ttyname(out.fileno()) == os.ttyname(err.fileno()):
+                # on one terminal they are one, in which nothing else comes between what is written at once
+                self._streams["stdout"] = err
         self.folds = out.isatty() and err.isatty()
         self._drawn_on, self._has_colours = drawn_on, has_colours
         self._console = _VisibleCursor(
@@ -77,7 +78,10 @@ class TerminalSink(TextSink):
             return line.label + line.text
         if not line.ranks:  # the label says it, or the line where there is none
             return coloured(line.label or line.text, _COLOURS.get(line.meaning)) + (line.text if line.label else "")
-        return (line.label and _dyed(line.label, line.ranks)) + coloured(line.text, _COLOURS.get(line.meaning))
+        # the label of several ranks has no colour, and is bold
+        code = [*_RANKS.values()][line.ranks[0] % len(_RANKS)] if len(line.ranks) == 1 else 1
+        label = f"\x1b[{code}m{line.label}\x1b[0m" if line.label else ""
+        return label + coloured(line.text, _COLOURS.get(line.meaning))
 
     def _write(self, stream: TextIO, text: str) -> None:
         if self._live is None or stream is not self._drawn_on:
@@ -150,20 +154,6 @@ class _VisibleCursor(Console):
         return False
 
 
-def _are_same(out: TextIO, err: TextIO) -> bool:
-    """Whether both streams are the same terminal."""
-    try:
-        return out.isatty() and err.isatty() and os.ttyname(out.fileno()) == os.ttyname(err.fileno())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _dyed(label: str, ranks: Sequence[int]) -> str:
-    """A label in its rank's colour; that of several ranks has none, and is bold."""
-    code = [*_RANKS.values()][ranks[0] % len(_RANKS)] if len(ranks) == 1 else 1
-    return f"\x1b[{code}m{label}\x1b[0m"
-
-
 # --------------------------------------------------------------------------------------------------------------------- board
 
 
@@ -176,9 +166,12 @@ def board_lines(run: RunHandle, ranks: Sequence[RankSummary], *, columns: int, r
     """
     names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_METRICS]
     made = [*_rank_lines([[rank] for rank in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
+    state = attrgetter("state")
     for nodes in (run.view.nodes, ()):
         if not made or len(made) >= rows:
-            made = [*_rank_lines(_by_state(ranks, nodes), names, columns)]
+            of_nodes = (sorted(members, key=state) for _, members in ranks_of_nodes(ranks, nodes))
+            groups = [list(group) for members in of_nodes for _, group in groupby(members, key=state)]
+            made = [*_rank_lines(groups, names, columns)]
     lines = [_head(run, ranks), *made][:rows]
     for text in lines:
         text.truncate(max(columns - 1, 1), overflow="ellipsis")
@@ -190,12 +183,6 @@ def _rank_lines(groups: Iterable[Sequence[RankSummary]], names: Sequence[str], c
         style = [*_RANKS][group[0].rank % len(_RANKS)] if len(group) == 1 else "bold"
         label = Text(f"[{named(item.rank for item in group)}] ", style=style)
         yield from _wrapped(label, [*_parts(group[0].state, row_of(group, names), names)], columns - 1)
-
-
-def _by_state(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks]) -> Iterator[list[RankSummary]]:
-    state = attrgetter("state")
-    for _, members in ranks_of_nodes(ranks, nodes):
-        yield from (list(group) for _, group in groupby(sorted(members, key=state), key=state))
 
 
 def _head(run: RunHandle, ranks: Sequence[RankSummary]) -> Text:

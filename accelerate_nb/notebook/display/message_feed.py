@@ -16,7 +16,6 @@ from accelerate_nb.events.model import (
     Hang,
     LogLine,
     Metric,
-    Progress,
     Stream,
     cause,
 )
@@ -111,7 +110,8 @@ class MessageFeed:
         news = self._view.since(self._lines)
         self._lines = news.cursor
         lines = [*_lines_of(news.shown)]
-        kept = _newest([*map(_row, lines[-_MOST_LINES:])])
+        newest = map(_row, reversed(lines[-_MOST_LINES:]))
+        kept = first_within(newest, _MOST_CHARACTERS, lambda row: len(row[2]))[::-1]
         closed = {(line.rank, line.stream) for line in lines}
         rows = kept + self._open_rows(self._view.glances(), closed)
         skipped = news.skipped + len(lines) - len(kept)
@@ -147,7 +147,9 @@ class MessageFeed:
     def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
         view, glances = self._view, self._view.glances()
-        found = {**self._of_run(), **self._of_ranks(glances), "knobs": self._new_knobs()}
+        knobs = (knob for name, knob in view.knobs().items() if self._is_new(knob, "knob", name))
+        rows = [[knob.name, knob.value, knob.least, knob.most] for knob in knobs]
+        found = {**self._of_run(), **self._of_ranks(glances), "knobs": rows}
         message = {name: value for name, value in found.items() if value}
         if "steps" in message or "state" in message:
             causes = step_causes(glances, view.nodes, is_over=view.ended is not None)
@@ -195,10 +197,6 @@ class MessageFeed:
             found["knob_changes"] = [[change.name, change.value, change.time] for change in view.knob_changes]
         return found
 
-    def _new_knobs(self) -> list[list[Any]]:
-        knobs = (knob for name, knob in self._view.knobs().items() if self._is_new(knob, "knob", name))
-        return [[knob.name, knob.value, knob.least, knob.most] for knob in knobs]
-
     def _of_ranks(self, glances: Sequence[RankSummary]) -> dict[str, list[list[Any]]]:
         """
         The changes of ranks, a row for each, which begins with the rank.
@@ -214,9 +212,10 @@ class MessageFeed:
             detail = f"process {glance.detail}" if glance.detail.isdecimal() else glance.detail
             if new(state := (glance.state, detail, glance.line_count), "rank", rank):
                 found["ranks"].append([rank, *state])
-            found["progress"] += [
-                _bar(rank, name, bar) for name, bar in glance.progress.items() if new(bar, "bar", rank, name)
-            ]
+            for name, bar in glance.progress.items():
+                if new(bar, "bar", rank, name):
+                    sizes = map(_plain, (bar.done, bar.total, bar.rate))
+                    found["progress"].append([rank, bar.label, *sizes, bar.unit, bar.closed, name, bar.note])
             samples = (item for item in glance.devices.items() if new(item[1], "device", rank, item[0]))
             found["devices"] += [
                 [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
@@ -232,10 +231,6 @@ class MessageFeed:
             if new((requested, profile), "profile", rank, at_first=(None, None)):
                 found["profiles"].append([rank, requested and requested.steps, profile and structs.asdict(profile)])
         return found
-
-
-def _bar(rank: int, name: str, bar: Progress) -> list[Any]:
-    return [rank, bar.label, *map(_plain, (bar.done, bar.total, bar.rate)), bar.unit, bar.closed, name, bar.note]
 
 
 def failure_message(failures: Sequence[Failure]) -> Message:
@@ -264,19 +259,14 @@ def is_text(display: Display) -> bool:
     return set(display.data) <= {"text/plain", WIDGET_VIEW}
 
 
-def text_lines(display: Display) -> list[LogLine]:
-    """The text of a display as lines of its rank."""
-    text = str(display.data.get("text/plain", ""))
-    return [LogLine(display.rank, "stdout", part, display.time) for part in text.splitlines()]
-
-
 def _lines_of(shown: Sequence[Shown]) -> Iterator[LogLine]:
     """Lines, those of displays that are only text among them."""
     for item in shown:
         if isinstance(item, LogLine):
             yield item
         elif is_text(item):
-            yield from text_lines(item)
+            text = str(item.data.get("text/plain", ""))
+            yield from (LogLine(item.rank, "stdout", part, item.time) for part in text.splitlines())
 
 
 def _row(line: LogLine) -> list[Any]:
@@ -288,11 +278,6 @@ def _row(line: LogLine) -> list[Any]:
 
 def _number(stream: Stream) -> int:
     return 1 if stream == "stderr" else 0
-
-
-def _newest(rows: list[list[Any]]) -> list[list[Any]]:
-    """The last rows that fit into one message."""
-    return first_within(reversed(rows), _MOST_CHARACTERS, lambda row: len(row[2]))[::-1]
 
 
 def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:

@@ -198,26 +198,21 @@ class RunDisplay:
     def _draw(self) -> None:
         if self._panel is not None:
             self._panel.step()
-            self._choose(self._panel)
-        if self._is_static and self._clock() >= self._next_drawing and self._has_news():
+            # HTML where no page has replied in time, the panel as soon as one has
+            is_late = not self._panel.replied and self._clock() > self._reply_deadline
+            if self._panel.replied or is_late:
+                self._frontend.reply = self._panel.replied
+            if self._is_static is not is_late:
+                self._is_static = is_late
+                self._update(self._bundle())
+        changes = self._handle.view.changes
+        if self._is_static and self._clock() >= self._next_drawing and self._seen != changes:
+            self._seen = changes
             began = self._clock()
             self._update(self._bundle())
             # where a drawing takes long, there are fewer of them
             self._next_drawing = self._clock() + max(_BETWEEN_DRAWINGS, 10 * (self._clock() - began))
         self._show_displays()
-
-    def _choose(self, panel: LivePanel) -> None:
-        """HTML where no page has replied in time, the panel as soon as one has."""
-        is_late = not panel.replied and self._clock() > self._reply_deadline
-        if panel.replied or is_late:
-            self._frontend.reply = panel.replied
-        if self._is_static is not is_late:
-            self._is_static = is_late
-            self._update(self._bundle())
-
-    def _has_news(self) -> bool:
-        seen, self._seen = self._seen, self._handle.view.changes
-        return seen != self._seen
 
     def _end(self) -> None:
         """Draw the last state, and replace the live display by the report."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
@@ -21,37 +20,26 @@ from accelerate_nb.user_warnings import warn_user
 Way: TypeAlias = Literal["panel", "html", "text", "off"]
 
 
-@dataclass(frozen=True, slots=True)
-class DisplayChoice:
-    """The mode in which a run is shown, and its reason in words."""
-
-    way: Way
-    why: str
-
-
 def choose(
     mode: Literal["auto", "widget", "html", "text", "off"], notebook_host: NotebookHost, *, has_widgets: bool
-) -> DisplayChoice:
+) -> Way:
     """
     The display mode that fits the request and the host; pure.
 
     Raises `MissingExtraError` where a panel is requested, and anywidget is not installed.
     """
     if mode == "off":
-        return DisplayChoice("off", "panel='off' was requested")
+        return "off"
     if mode == "text" or notebook_host.kind != "jupyter":
-        return DisplayChoice("text", "panel='text' was requested" if mode == "text" else "this is no notebook")
-    if mode == "widget":
-        if not has_widgets:
-            raise MissingExtraError("panel='widget' needs anywidget: pip install anywidget")
-        return DisplayChoice("panel", "panel='widget' was requested")
-    if mode == "html":
-        return DisplayChoice("html", "panel='html' was requested")
-    if notebook_host.reader != "page":
-        return DisplayChoice("text", f"what reads this kernel is a {notebook_host.reader}")
-    if notebook_host.service == "kaggle":
-        return DisplayChoice("html", "Kaggle shows no widgets but its own")
-    return DisplayChoice("panel", "a notebook") if has_widgets else DisplayChoice("html", "anywidget is not installed")
+        return "text"
+    if mode == "widget" and not has_widgets:
+        raise MissingExtraError("panel='widget' needs anywidget: pip install anywidget")
+    if mode == "auto" and notebook_host.reader != "page":
+        return "text"
+    # Kaggle shows no widgets but its own
+    if mode == "html" or (mode == "auto" and (notebook_host.service == "kaggle" or not has_widgets)):
+        return "html"
+    return "panel"
 
 
 def display_settings(panel: bool | str | None = None, report: str | None = None) -> LaunchingConfig:
@@ -66,7 +54,7 @@ def display_settings(panel: bool | str | None = None, report: str | None = None)
 def display_way(mode: LaunchingConfig, notebook_host: NotebookHost) -> Way:
     """The display mode for a host."""
     has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
-    return choose(mode.panel, notebook_host, has_widgets=has_widgets).way
+    return choose(mode.panel, notebook_host, has_widgets=has_widgets)
 
 
 def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
@@ -100,8 +88,7 @@ class FailureOnly:
 
     shows_failure = False
 
-    def __init__(self, write: Callable[[str], object] | None = None) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._run: RunHandle | None = None
         self._is_waited_for = False
 
@@ -116,9 +103,8 @@ class FailureOnly:
         """Print that the run has failed, if it has, and no caller has waited."""
         run = self._run
         if run is not None and not self._is_waited_for and run.view.state == "failed":
-            write = self._write or sys.stderr.write
             what = f"{run.name} has failed in the background; wait() of its run raises why."
-            write(f"{what} Its output is in {shown_path(run.folder)}\n")
+            sys.stderr.write(f"{what} Its output is in {shown_path(run.folder)}\n")
 
     def follow(self, run: RunHandle) -> None:
         """Wait until the run is over; returns at once."""

@@ -193,7 +193,12 @@ class TextFrontEnd:
             self._output.finish()
             self._cursor = self._output.cursor
             self._sum_up(self._run)
-            self._keep_report(self._run)
+            if self._keeps_report and self._run.done:
+                # for those who read the notebook later; the lines and the summary are above it
+                self._keeps_report = False
+                facts = RunFacts.of(self._run, host="", background=False, can_act=False)
+                text = f"The report of {self._run.name}"
+                self._sink.show({**run_report(facts, self._run.view), "text/plain": text}, {})
         except BrokenPipeError:
             self._leave(self._run)
 
@@ -262,12 +267,3 @@ class TextFrontEnd:
             yield from (LabelledLine("stderr", line) for text in more for line in text.splitlines())
         if view.detail:
             yield LabelledLine("stderr", view.detail)
-
-    def _keep_report(self, run: RunHandle) -> None:
-        """Show the report of a run that is over, once, for those who read the notebook later."""
-        if not self._keeps_report or not run.done:
-            return
-        self._keeps_report = False
-        made = run_report(RunFacts.of(run, host="", background=False, can_act=False), run.view)
-        # the lines and the summary are above it
-        self._sink.show({**made, "text/plain": f"The report of {run.name}"}, {})

@@ -317,7 +317,12 @@ class OutputWriter:
             return False
         lines = self._labelled(output)
         if self._sink.bound != OutputLimits():
-            cost = sum(map(self._cost, lines))
+            cost = 0
+            for line in lines:
+                # the bytes that it takes in a saved notebook
+                switch = 0 if line.stream == self._last_stream else _PER_SWITCH
+                cost += saved_size(line.label + line.text) + switch
+                self._last_stream = line.stream
             if self._lines_left < len(lines) or self._size_left < cost:
                 self._is_full = True
                 batch.append(_note(f"a cell holds no more; all lines of each rank are in {self._folder}"))
@@ -326,12 +331,6 @@ class OutputWriter:
             self._size_left -= cost
         batch.extend(lines)
         return True
-
-    def _cost(self, line: LabelledLine) -> int:
-        """The bytes that a line takes in a saved notebook."""
-        switch = 0 if line.stream == self._last_stream else _PER_SWITCH
-        self._last_stream = line.stream
-        return saved_size(line.label + line.text) + switch
 
     def _labelled(self, output: CollapsedOutput) -> list[LabelledLine]:
         """Output as lines with their label; a line of nothing but cursor movements is none."""

@@ -61,7 +61,6 @@ class ConfigPicker:
         self._devices = probe()
         self._beginning = begin(os.environ, config_file)
         self._appraisal = FormValidation(None)
-        self._marks = {name: origin.source for name, origin in self._beginning.origins.items()}
         self._is_filling = False
         self._fields = {setting.name: SettingField(setting) for setting in all_settings()}
         self.settings = SettingsSection(self._fields)
@@ -73,7 +72,16 @@ class ConfigPicker:
         self.test = TestSection(lambda: self.value)
         self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
         self._again.on_click(lambda _: self.reset())
-        self.form = self._laid_out()
+        heading = ipywidgets.HTML(html.heading("Copy as"))
+        call, *others = self._texts.values()
+        texts = ipywidgets.VBox([heading, self._leads, self._mesh, call, self.insert, *others]).add_class("acc-group")
+        right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
+        halves = ipywidgets.Box([self.settings.box, right]).add_class("acc-halves")
+        again = ipywidgets.Box([self._again]).add_class("acc-row")
+        gpus = GpuGauge(os.environ).memory_sizes() if self._devices.kind == "cuda" else []
+        title = ipywidgets.HTML(html.title(self._devices, HostGauge([]).memory()[1], gpus))
+        parts = [ipywidgets.HTML(html.style()), title, self._general, halves, again]
+        self.form = ipywidgets.VBox(parts).add_class("acc-picker")
         self._begin_from(self._beginning)
         self.set(**settings)
         for field in self._fields.values():
@@ -135,7 +143,10 @@ class ConfigPicker:
 
     def _begin_from(self, beginning: InitialSettings) -> None:
         self._beginning = beginning
-        self._marks = {name: _from(origin.source, beginning.file) for name, origin in beginning.origins.items()}
+        file = f"from {beginning.file}" if beginning.file else "from the configuration file"
+        names = {"": "", "the configuration file": file}
+        sources = {name: origin.source for name, origin in beginning.origins.items()}
+        self._marks = {name: names.get(source, f"from {source}") for name, source in sources.items()}
         self._show({name: origin.value for name, origin in beginning.origins.items()})
         self._appraise()
 
@@ -162,7 +173,8 @@ class ConfigPicker:
             is_set_elsewhere = self._beginning.origins[name].source
             field.mark("default" if field.is_default and not is_set_elsewhere else self._marks[name])
         self.settings.show_wrong(found.wrong)
-        self._general.value = html.remarks(dict.fromkeys([*self._beginning.trouble, *found.general]))
+        general = dict.fromkeys([*self._beginning.trouble, *found.general])
+        self._general.value = "".join(html.remark(text, grave=True) for text in general)
         self.insert.code = f"{_IMPORT}\n\n{found.call}" if found.call else ""
         for name, label in _SPELLINGS.items():
             self._texts[name].value = html.to_copy(label, getattr(found, name), found.notes.get(name, ""))
@@ -170,23 +182,3 @@ class ConfigPicker:
         self._mesh.value = html.mesh(found.mesh)
         self.file.allow(possible=found.config is not None)
         self.test.allow(possible=found.config is not None)
-
-    def _laid_out(self) -> Any:
-        left = self.settings.box
-        heading = ipywidgets.HTML(html.heading("Copy as"))
-        call, *others = self._texts.values()
-        parts = [heading, self._leads, self._mesh, call, self.insert, *others]
-        texts = ipywidgets.VBox(parts).add_class("acc-group")
-        right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
-        halves = ipywidgets.Box([left, right]).add_class("acc-halves")
-        again = ipywidgets.Box([self._again]).add_class("acc-row")
-        gpus = GpuGauge(os.environ).memory_sizes() if self._devices.kind == "cuda" else []
-        title = ipywidgets.HTML(html.title(self._devices, HostGauge([]).memory()[1], gpus))
-        parts = [ipywidgets.HTML(html.style()), title, self._general, halves, again]
-        return ipywidgets.VBox(parts).add_class("acc-picker")
-
-
-def _from(source: str, file: str | None) -> str:
-    if not source:
-        return ""
-    return f"from {file}" if source == "the configuration file" and file else f"from {source}"

@@ -92,11 +92,6 @@ def remark(text: str, *, grave: bool) -> str:
     return f'<div class="acc-{style}" role="alert"><span aria-hidden="true">{mark}</span> {escape(text)}</div>'
 
 
-def remarks(texts: Iterable[str]) -> str:
-    """Several things that are wrong, of no setting in particular."""
-    return "".join(remark(text, grave=True) for text in texts)
-
-
 def leads_to(why: str, not_yet: str) -> str:
     """The preview of a launch."""
     return f'<div class="acc-leads">{f"Runs {escape(why)}." if why else escape(not_yet)}</div>'

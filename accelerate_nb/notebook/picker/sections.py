@@ -165,18 +165,17 @@ class SettingsSection:
 
     def _show_matches(self) -> None:
         words = self.filter.value.casefold().split()
-        found = {field.setting.name for field in self._others if all(word in _text_of(field) for word in words)}
+        texts = {
+            item.name: f"{item.name} {item.label} {item.help} {GROUPS[item.group]}".casefold()
+            for item in (field.setting for field in self._others)
+        }
+        found = {name for name, text in texts.items() if all(word in text for word in words)}
         for field in self._others:
             _show(field.box, shown=field.setting.name in found)
         for key, box in self._groups.items():
             _show(box, shown=any(field.setting.group == key and field.setting.name in found for field in self._others))
         number = f"{len(found)} of {len(self._others)} settings"
         self._count.value = html.status(number) if words else ""
-
-
-def _text_of(field: SettingField) -> str:
-    setting = field.setting
-    return f"{setting.name} {setting.label} {setting.help} {GROUPS[setting.group]}".casefold()
 
 
 def _show(box: Any, *, shown: bool) -> None:
@@ -235,11 +234,16 @@ class FileSection:
         if would_lose and draft != self._agreed and draft.path != self._own_path:
             self._agreed = draft
             self.save.description = "Save over it"
-            return f"{draft.path} is there already. {_what_changes(draft)} Press “Save over it” to do so."
+            parts = [f"changes {', '.join(draft.changed)}"] if draft.changed else []
+            parts += [f"keeps {', '.join(draft.kept)}"] if draft.kept else []
+            parts += ["leaves out its comments"] if draft.comments else []
+            return f"{draft.path} is there already. Saving {', '.join(parts)}. Press “Save over it” to do so."
         draft.write()
         self.allow(possible=self._possible)
         self._own_path = draft.path
-        return f"Saved to {draft.path}. {_how_to_use(draft.path)}"
+        if hf_files.default_path(os.environ) == draft.path:
+            return f"Saved to {draft.path}. Every launch takes from it what the call does not set."
+        return f"Saved to {draft.path}. Launch with config_file={str(draft.path)!r}."
 
     def _load(self) -> str:
         path = hf_files.find({}, self.path.value or str(hf_files.default_path(os.environ)))
@@ -247,19 +251,6 @@ class FileSection:
         self._loaded(str(path))
         self._own_path = path
         return f"Loaded from {path}."
-
-
-def _what_changes(draft: ConfigDraft) -> str:
-    parts = [f"changes {', '.join(draft.changed)}"] if draft.changed else []
-    parts += [f"keeps {', '.join(draft.kept)}"] if draft.kept else []
-    parts += ["leaves out its comments"] if draft.comments else []
-    return f"Saving {', '.join(parts)}."
-
-
-def _how_to_use(path: Path) -> str:
-    if hf_files.default_path(os.environ) == path:
-        return "Every launch takes from it what the call does not set."
-    return f"Launch with config_file={str(path)!r}."
 
 
 class TestSection:
@@ -302,7 +293,14 @@ class TestSection:
 
         def work() -> None:
             try:
-                self._finish(check.run())
+                self._draw(found := check.run())
+                states = [item.state for item in found]
+                text = f"All {len(found)} checks passed."
+                if "failed" in states:
+                    text = f"{states.count('failed')} of {len(found)} checks failed."
+                elif "left out" in states:
+                    text = f"Stopped after {states.count('passed')} of {len(found)} checks."
+                self._status.value = html.status(text)
             finally:
                 self._thread = None
                 self.begin.disabled, self.end.disabled = not self._possible, True
@@ -328,14 +326,3 @@ class TestSection:
 
     def _draw(self, checks: Sequence[CheckResult]) -> None:
         self._list.value = html.checks(checks)
-
-    def _finish(self, checks: Sequence[CheckResult]) -> None:
-        self._draw(checks)
-        states = [check.state for check in checks]
-        if "failed" in states:
-            text = f"{states.count('failed')} of {len(checks)} checks failed."
-        elif "left out" in states:
-            text = f"Stopped after {states.count('passed')} of {len(checks)} checks."
-        else:
-            text = f"All {len(checks)} checks passed."
-        self._status.value = html.status(text)

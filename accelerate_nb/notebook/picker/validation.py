@@ -11,12 +11,11 @@ from accelerate_nb.config.hf_keys import refuse_unsupported
 from accelerate_nb.config.magic_args import cell_flags
 from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin
-from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.value_types import Text
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import Placement, accelerates_word
-from accelerate_nb.launching.planning.preflight import PreflightIssue, run_preflight
+from accelerate_nb.launching.planning.preflight import run_preflight
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,66 +96,14 @@ def appraise(
     if wrong:
         return FormValidation(None, wrong=wrong)
     outlook = run_preflight(settings, devices, can_fork)
+    by_name = {objection.name: objection.text for objection in outlook.objections if objection.name is not None}
+    nameless = tuple(objection.text for objection in outlook.objections if objection.name is None)
     if outlook.config is None or outlook.choice is None or not outlook.possible:
-        return FormValidation(None, wrong=_by_name(outlook.objections), general=_nameless(outlook.objections))
+        return FormValidation(None, wrong=by_name, general=nameless)
     config, choice = outlook.config, outlook.choice
     explicit_settings = formats.explicit_settings(config, elsewhere)
     content = formats.keys(config, accelerates_word(choice, devices))
     in_a_cell = {cell_flag.name for cell_flag in cell_flags()}
-    return FormValidation(
-        config,
-        choice,
-        advice=_by_name(outlook.objections),
-        general=_nameless(outlook.objections),
-        call=formats.call(explicit_settings),
-        magic=formats.magic({name: value for name, value in explicit_settings.items() if name in in_a_cell}),
-        command=formats.command(explicit_settings),
-        content=content,
-        notes=_notes(config, explicit_settings, content, elsewhere, in_a_cell),
-    )
-
-
-def value_of(setting: Setting, typed: Any) -> Any:
-    """The value of a setting's control: `None` means not set."""
-    # a text is taken as it is: a template may well end with a space
-    text = typed.strip() if isinstance(typed, str) and not isinstance(setting.value_type, Text) else typed
-    if text is None or text == "":
-        return None
-    where = f"{setting.name} was given as"
-    return setting.parse(text, where) if isinstance(text, str) else setting.check(text, where)
-
-
-def _read(typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    given: dict[str, Any] = {}
-    wrong: dict[str, str] = {}
-    for setting in all_settings():
-        try:
-            value = value_of(setting, typed.get(setting.name))
-        except AccelerateNbError as error:
-            # the setting's help stands beside its control
-            wrong[setting.name] = str(error).removesuffix(f" ({setting.help})")
-            continue
-        if value is not None and value != setting.default:
-            given[setting.name] = value
-    return given, wrong
-
-
-def _by_name(objections: tuple[PreflightIssue, ...]) -> dict[str, str]:
-    return {objection.name: objection.text for objection in objections if objection.name is not None}
-
-
-def _nameless(objections: tuple[PreflightIssue, ...]) -> tuple[str, ...]:
-    return tuple(objection.text for objection in objections if objection.name is None)
-
-
-def _notes(
-    config: RunConfig,
-    explicit_settings: Mapping[str, Any],
-    content: Mapping[str, Any],
-    elsewhere: Mapping[str, Any],
-    in_a_cell: set[str],
-) -> dict[str, str]:
-    """The notes on each spelling, by the spelling's name."""
     notes = {}
     if left_open := formats.inexpressible(config, elsewhere):
         notes["call"] = (
@@ -169,7 +116,38 @@ def _notes(
         notes["file"] = (
             f"{_and(extensions)} in comments, which accelerate_nb alone reads; Hugging Face's own `accelerate launch` takes the rest."
         )
-    return notes
+    return FormValidation(
+        config,
+        choice,
+        advice=by_name,
+        general=nameless,
+        call=formats.call(explicit_settings),
+        magic=formats.magic({name: value for name, value in explicit_settings.items() if name in in_a_cell}),
+        command=formats.command(explicit_settings),
+        content=content,
+        notes=notes,
+    )
+
+
+def _read(typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    given: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for setting in all_settings():
+        text = typed.get(setting.name)
+        # a text is taken as it is: a template may well end with a space
+        text = text.strip() if isinstance(text, str) and not isinstance(setting.value_type, Text) else text
+        if text is None or text == "":
+            continue
+        where = f"{setting.name} was given as"
+        try:
+            value = setting.parse(text, where) if isinstance(text, str) else setting.check(text, where)
+        except AccelerateNbError as error:
+            # the setting's help stands beside its control
+            wrong[setting.name] = str(error).removesuffix(f" ({setting.help})")
+            continue
+        if value is not None and value != setting.default:
+            given[setting.name] = value
+    return given, wrong
 
 
 def _and(names: tuple[str, ...] | list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from typing import Any
 
@@ -44,11 +43,11 @@ def notebook_host(frontend: Any = "jupyter", service: Any = None, reader: Any = 
     ],
 )
 def test_the_way_fits_the_request_and_the_place(setting, host, way):
-    assert choose(setting, host, has_widgets=True).way == way
+    assert choose(setting, host, has_widgets=True) == way
 
 
 def test_without_widgets_a_notebook_is_shown_html():
-    assert choose("auto", notebook_host(), has_widgets=False).way == "html"
+    assert choose("auto", notebook_host(), has_widgets=False) == "html"
     with pytest.raises(MissingExtraError, match="pip install anywidget"):
         choose("widget", notebook_host(), has_widgets=False)
 
@@ -82,19 +81,17 @@ class Run:
 
 
 @pytest.mark.parametrize(("state", "is_reported"), [("failed", True), ("finished", False), ("stopped", False)])
-def test_a_failure_that_nobody_waits_for_is_reported_though_nothing_is_shown(state, is_reported):
-    output = io.StringIO()
-    FailureOnly(output.write).follow(Run(state))  # type: ignore[arg-type]
+def test_a_failure_that_nobody_waits_for_is_reported_though_nothing_is_shown(state, is_reported, capsys):
+    FailureOnly().follow(Run(state))  # type: ignore[arg-type]
     for thread in threading.enumerate():
         if thread.name == "accelerate_nb panel":
             thread.join(10)
-    assert ("train has failed" in output.getvalue()) is is_reported
+    assert ("train has failed" in capsys.readouterr().err) is is_reported
 
 
-def test_a_failure_that_somebody_waits_for_is_raised_there():
-    output = io.StringIO()
-    nothing = FailureOnly(output.write)
+def test_a_failure_that_somebody_waits_for_is_raised_there(capsys):
+    nothing = FailureOnly()
     nothing.opened(Run("failed"))  # type: ignore[arg-type]
     nothing.refresh()
     nothing.closed()
-    assert not output.getvalue()
+    assert capsys.readouterr() == ("", "")
