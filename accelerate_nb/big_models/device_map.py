@@ -202,7 +202,13 @@ def infer_auto_device_map(
     if not offload_buffers:
         device_filler.buffers_of = lambda module: compute_module_total_buffer_size(module, dtype, special_dtypes)
     device_map = device_filler.run()
-    _add_own_buffers(model, device_map)
+    # the buffers of a module that was split go where its first part went
+    for name in model.state_dict():
+        if covering(name, device_map) is None:
+            around = name.rpartition(".")[0]
+            near = next((device for item, device in device_map.items() if item.startswith(f"{around}.")), None)
+            if near is not None:
+                device_map[name] = near
     if clean_result:
         clean_device_map(device_map)
     device_filler.report()
@@ -251,7 +257,9 @@ class _DeviceFiller:
         while self.waiting:
             name, part = self.waiting.pop(0)
             self._print(f"\nTreating module {name}.")
-            self._leave_out_of_largest(name)
+            self.largest_names = [layer for layer in self.largest_names if not f"{layer}.".startswith(f"{name}.")]
+            if not self.largest_names:
+                self._find_largest()
             self._treat(name, part)
         return self.device_map
 
@@ -260,10 +268,6 @@ class _DeviceFiller:
         """The device that is being filled."""
         return self.devices[self.current]
 
-    @property
-    def _reserved(self) -> int:
-        return self.largest if self.device in self.reserve_on else 0
-
     def _treat(self, name: str, part: Module | Tensor) -> None:
         size = self.sizes[name]
         elsewhere = _tied_elsewhere(name, self.tied)
@@ -271,7 +275,8 @@ class _DeviceFiller:
         if self.device == DISK:
             self._put(name, part, ties, None)
             return
-        memory_budget = self.memory[self.device] - self._reserved - self.used[self.device]
+        reserved = self.largest if self.device in self.reserve_on else 0
+        memory_budget = self.memory[self.device] - reserved - self.used[self.device]
         if ties.size <= memory_budget:
             self._put(name, part, ties, memory_budget)
         elif elsewhere and size <= memory_budget and self._split_tied(name, part, ties):
@@ -284,7 +289,11 @@ class _DeviceFiller:
             self._print(
                 f"{name} takes {ties.size} and can't be split; {memory_budget} is free on {self.device}. To the next device."
             )
-            self._next_device(name, part, ties)
+            if not self.used[self.device]:
+                self.would_need[self.device] = ties.size + reserved
+            self.used[self.device] += reserved
+            self.current += 1
+            self.waiting.insert(0, (name, part))
 
     def _put(self, name: str, part: Module | Tensor, ties: TiedGroup, memory_budget: int | None) -> None:
         free = "" if memory_budget is None else f" (available={memory_budget})"
@@ -328,18 +337,6 @@ class _DeviceFiller:
             return False
         self.waiting = [(found, smaller), (name, part), *rest]
         return True
-
-    def _next_device(self, name: str, part: Module | Tensor, ties: TiedGroup) -> None:
-        if not self.used[self.device]:
-            self.would_need[self.device] = ties.size + self._reserved
-        self.used[self.device] += self._reserved
-        self.current += 1
-        self.waiting.insert(0, (name, part))
-
-    def _leave_out_of_largest(self, name: str) -> None:
-        self.largest_names = [layer for layer in self.largest_names if not f"{layer}.".startswith(f"{name}.")]
-        if not self.largest_names:
-            self._find_largest()
 
     def _find_largest(self) -> None:
         modules = [(name, part) for name, part in self.waiting if isinstance(part, Module)]
@@ -433,16 +430,6 @@ def _without(name: str, parts: Sequence[Part]) -> list[Part]:
         else:
             left.append((other, part))
     return left
-
-
-def _add_own_buffers(model: Module, device_map: dict[str, Device]) -> None:
-    """The buffers of a module that was split go where its first part went."""
-    for name in model.state_dict():
-        if covering(name, device_map) is None:
-            around = name.rpartition(".")[0]
-            near = next((device for item, device in device_map.items() if item.startswith(f"{around}.")), None)
-            if near is not None:
-                device_map[name] = near
 
 
 def generate_device_map(

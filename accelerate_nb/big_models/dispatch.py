@@ -134,7 +134,12 @@ def dispatch_model(
         weights = _weights(model, device_map, main_device, state_dict, offload_dir, offload_index)
         terms: dict[str, Any] = {"offload_buffers": offload_buffers, "skip_keys": skip_keys, "weights_map": weights}
         _attach(model, device_map, main_device, terms, preload_module_classes)
-        _guard(model)
+        # the methods that move the model as a whole warn now
+        for name in ("to", accelerator() or "cuda"):
+            if name in GUARDED and hasattr(type(model), name):
+                # a partial, not a closure: a deep copy of the model moves the copy
+                guarded = functools.partial(_move_guarded, model, name)
+                model.__dict__[name] = functools.update_wrapper(guarded, getattr(type(model), name))
     else:
         model.to(as_device(devices[0]))
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]  # where transformers and others read it
@@ -237,15 +242,6 @@ def _attach_to_split(
         for name in names:
             value = terms["weights_map"][name] if tensor_of(model, name).is_meta else None
             set_module_tensor_to_device(model, name, execution[name], value=value)
-
-
-def _guard(model: Module) -> None:
-    """Replace the methods that move the model as a whole: they warn now."""
-    for name in ("to", accelerator() or "cuda"):
-        if name in GUARDED and hasattr(type(model), name):
-            # a partial, not a closure: a deep copy of the model moves the copy
-            guarded = functools.partial(_move_guarded, model, name)
-            model.__dict__[name] = functools.update_wrapper(guarded, getattr(type(model), name))
 
 
 def _move_guarded(model: Module, name: str, *args: Any, **kwargs: Any) -> Any:

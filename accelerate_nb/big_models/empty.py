@@ -57,15 +57,11 @@ def init_on_device(device: Device, include_buffers: bool | None = None) -> Itera
 
 def _on(device: torch.device, param: Parameter) -> Parameter:
     """The parameter on the device, of its own class, with the marks that others left on it."""
-    marks = dict(param.__dict__)
-    # transformers marks what it has initialised; the mark is no argument of any parameter's class
-    initialised = {name: marks.pop(name) for name in ("_is_hf_initialized",) if name in marks}
-    parameter_class = type(param)
-    if parameter_class is Parameter:
-        moved = Parameter(param.to(device), requires_grad=param.requires_grad)
-        moved.__dict__.update(marks)
-    else:
-        # a class of parameters takes what it carries as arguments, as those of bitsandbytes do
-        moved = parameter_class(param.to(device), requires_grad=param.requires_grad, **marks)
-    moved.__dict__.update(initialised)
+    marks, parameter_class = param.__dict__, type(param)
+    # a class of parameters takes what it carries as arguments, as those of bitsandbytes do; but the mark by which transformers
+    # knows what it has initialised is no argument of any
+    is_plain = parameter_class is Parameter
+    arguments = {name: mark for name, mark in marks.items() if not is_plain and name != "_is_hf_initialized"}
+    moved = parameter_class(param.to(device), requires_grad=param.requires_grad, **arguments)
+    moved.__dict__.update({name: mark for name, mark in marks.items() if name not in arguments})
     return moved

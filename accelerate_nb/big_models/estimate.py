@@ -6,7 +6,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.big_models.empty import init_empty_weights
-from accelerate_nb.big_models.load_checkpoint import checkpoint_files, load_pickled, open_weights
+from accelerate_nb.big_models.load_checkpoint import checkpoint_files, described, load_pickled, open_weights
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards, weights_among
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -37,9 +37,6 @@ _STEP = 4
 _SMALL, _BLOCK = 4096, 256
 # A smaller mesh is proposed only where so much of a device is left for activations.
 _FREE = 0.2
-# Layers are split along their width between devices of one machine.
-_MOST_TP = 8
-_WORLDS = [2**exponent for exponent in range(13)]
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # Under which words the weights stand in what people save with torch.save.
@@ -155,25 +152,20 @@ def smallest_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimi
     A fifth of the memory is left for activations. Numbers of ranks are powers of two. Of meshes with equally many ranks the one that
     communicates the least comes first: shards alone, then with split layers, then with stages.
     """
-    for size in _WORLDS:
-        for mesh in _meshes(outline, size):
+    splits = [weight.shape[weight.split] for weight in outline.weights if weight.split is not None]
+    blocks = {weight.block for weight in outline.weights} - {""}
+    # layers are split along their width between the devices of one machine
+    tps = [tp for tp in (2, 4, 8) if splits and all(width % tp == 0 for width in splits)]
+    pps = [pp for pp in (2, 4, 8) if pp <= len(blocks)]
+    for size in (2**exponent for exponent in range(13)):
+        meshes = [Mesh(dp_shard=size)]
+        meshes += [Mesh(dp_shard=size // tp, tp=tp) for tp in tps if tp <= size]
+        meshes += [Mesh(dp_shard=size // pp, pp=pp) for pp in pps if pp <= size]
+        for mesh in meshes:
             stages = on_mesh(outline, precision, optimizer, mesh)
             if max(stage.total for stage in stages) <= memory * (1 - _FREE):
                 return mesh
     return None
-
-
-def _meshes(outline: ModelOutline, size: int) -> Iterator[Mesh]:
-    yield Mesh(dp_shard=size)
-    degrees = [degree for degree in (2, 4, 8) if degree <= min(size, _MOST_TP)]
-    splits = [weight.shape[weight.split] for weight in outline.weights if weight.split is not None]
-    for degree in degrees:
-        if splits and all(width % degree == 0 for width in splits):
-            yield Mesh(dp_shard=size // degree, tp=degree)
-    blocks = {weight.block for weight in outline.weights} - {""}
-    for degree in degrees:
-        if degree <= len(blocks):
-            yield Mesh(dp_shard=size // degree, pp=degree)
 
 
 def _stages(weights: Sequence[TensorInfo], count: int) -> list[list[TensorInfo]]:
@@ -206,7 +198,15 @@ def _on_rank(weights: Sequence[TensorInfo], precision: Precision, optimizer: Opt
     trained = [weight for weight in parts if weight.trains]
     gradients = bytes_of(trained, itemsize)
     if shards > 1:
-        extra = _gathered(split, 4 if precision == "float32" else 2)
+        # whole for a moment: what is in no block, two blocks (one is fetched ahead), and the gradient of the largest of these
+        sizes: dict[str, int] = {}
+        for weight in split:
+            if not weight.is_buffer:
+                size = bytes_of([weight], 4 if precision == "float32" else 2)
+                sizes[weight.block] = sizes.get(weight.block, 0) + size
+        outside = sizes.pop("", 0)
+        largest = sorted(sizes.values())[-2:]
+        extra = outside + sum(largest) + max([outside, *largest])
     else:
         copied = [weight for weight in parts if weight.is_float and not weight.is_buffer and precision == "mixed"]
         extra = bytes_of(copied, 2) + (gradients if mesh.dp_replicate * mesh.cp > 1 else 0)
@@ -221,17 +221,6 @@ def _on_rank(weights: Sequence[TensorInfo], precision: Precision, optimizer: Opt
 def _cut(weight: TensorInfo, dimension: int, degree: int) -> TensorInfo:
     length = math.ceil(weight.shape[dimension] / degree)
     return replace(weight, shape=(*weight.shape[:dimension], length, *weight.shape[dimension + 1 :]))
-
-
-def _gathered(weights: Iterable[TensorInfo], itemsize: float) -> int:
-    """What is whole for a moment: what is in no block, two blocks (one is fetched ahead), and the gradient of the largest of these."""
-    sizes: dict[str, int] = {}
-    for weight in weights:
-        if not weight.is_buffer:
-            sizes[weight.block] = sizes.get(weight.block, 0) + bytes_of([weight], itemsize)
-    outside = sizes.pop("", 0)
-    largest = sorted(sizes.values())[-2:]
-    return outside + sum(largest) + max([outside, *largest])
 
 
 def _optimizer_bytes(optimizer: Optimizer, weight: TensorInfo, itemsize: int) -> int:
@@ -314,8 +303,8 @@ def of_module(model: Module, source: str) -> ModelOutline:
         trains = tensor.requires_grad and not is_buffer
         return replace(_stored(name, tensor), trains=trains, is_buffer=is_buffer, layer=layer, split=splits.get(name))
 
-    parameters = [info(name, item, is_buffer=False) for name, item in model.named_parameters()]
-    buffers = [info(name, item, is_buffer=True) for name, item in model.named_buffers()]
+    parameters = (info(name, item, is_buffer=False) for name, item in model.named_parameters())
+    buffers = (info(name, item, is_buffer=True) for name, item in model.named_buffers())
     return ModelOutline(source, (*parameters, *buffers))
 
 
@@ -324,12 +313,12 @@ def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
         listed = list_shards(folder)
         prefix, _ = weights_among(listed.positions)
         length = len(prefix)
-        found = [
-            (".".join(map(str, position[length:])), listed.tensors[key])
+        weights = (
+            _stored(".".join(map(str, position[length:])), listed.tensors[key])
             for key, position in listed.positions.items()
             if key in listed.tensors and position[:length] == prefix
-        ]
-        return ModelOutline(str(listed.folder), tuple(_stored(name, tensor) for name, tensor in found))
+        )
+        return ModelOutline(str(listed.folder), tuple(weights))
     configuration = folder / "config.json"
     has_weights = any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
     if configuration.is_file() and (importlib.util.find_spec("transformers") or not has_weights):
@@ -344,32 +333,31 @@ def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
             with open_weights(path) as weights:
                 found += [_stored(name, tensor) for name, tensor in weights.items()]
             continue
+        content: Any = load_pickled(path)
+        # all of it are weights, or what stands under one of the usual words
+        states = [content, *map(content.get, _WORDS)] if isinstance(content, Mapping) else []
+        named = [
+            {str(name): item for name, item in state.items() if isinstance(item, Tensor)}
+            for state in states
+            if isinstance(state, Mapping)
+        ]
+        if not any(named):
+            raise CheckpointError(
+                f"{path} should hold weights by their names, on top or under one of {', '.join(_WORDS)}, but holds "
+                f"{described(content)}. Save `model.state_dict()`."
+            )
         # names of one memory are one weight
-        first: dict[Any, str] = {}
-        state = _state_in(load_pickled(path), path)
-        for name, tensor in state.items():
-            first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
-        found += [_stored(name, state[name]) for name in first.values()]
+        first: dict[Any, TensorInfo] = {}
+        for name, tensor in next(filter(None, named)).items():
+            memory = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+            first.setdefault(memory, _stored(name, tensor))
+        found += first.values()
     return ModelOutline(source, tuple(found))
 
 
 def _stored(name: str, tensor: Tensor) -> TensorInfo:
     is_float, layer = tensor.is_floating_point() or tensor.is_complex(), name.rpartition(".")[0] or name
     return TensorInfo(name, tuple(tensor.shape), tensor.element_size(), is_float, is_float, not is_float, layer)
-
-
-def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
-    """The weights in what was saved: all of it, or what stands under one of the usual words."""
-    states = [content, *(content.get(word) for word in _WORDS)] if isinstance(content, Mapping) else []
-    for state in states:
-        items = state.items() if isinstance(state, Mapping) else ()
-        if tensors := {str(name): item for name, item in items if isinstance(item, Tensor)}:
-            return tensors
-    held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
-    raise CheckpointError(
-        f"{path} should hold weights by their names, on top or under one of {', '.join(_WORDS)}, but holds {held}. "
-        "Save `model.state_dict()`."
-    )
 
 
 # ------------------------------------------------------------------------------------------- models made without memory
@@ -473,9 +461,7 @@ def _imported(location: str) -> ModuleType:
     if not location.endswith(".py"):
         return import_module(location)
     path = Path(location).expanduser()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "a file that ends in .py has a loader"
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)  # a file that ends in .py has a loader
     module = importlib.util.module_from_spec(spec)
     # data classes, and pickles, find their module by its name
     sys.modules[path.stem] = module

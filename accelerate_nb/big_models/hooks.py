@@ -132,7 +132,22 @@ def _hooked_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
     """Take a module's hook off, with `recurse` those of its children too; its forward is its own again."""
-    _take_off(module)
+    hooked: Any = module
+    if hasattr(hooked, "_hf_hook"):
+        hooked._hf_hook.detach_hook(hooked)
+        del hooked._hf_hook
+    if hasattr(hooked, "_old_forward"):
+        original: Any = hooked._old_forward
+        function = getattr(original, "__func__", None)
+        if isinstance(hooked, GraphModule):
+            type(hooked).forward = function or staticmethod(original)
+        elif function is type(hooked).forward:
+            hooked.__dict__.pop("forward", None)
+        else:
+            hooked.forward = original
+        del hooked._old_forward
+    for name in GUARDED:
+        hooked.__dict__.pop(name, None)
     if recurse:
         for child in module.children():
             remove_hook_from_module(child, recurse)
@@ -144,28 +159,6 @@ def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
 def remove_hook_from_submodules(module: Module) -> None:
     """Take the hooks of a module and of all modules inside of it off."""
     remove_hook_from_module(module, recurse=True)
-
-
-def _take_off(module: Any) -> None:
-    if hasattr(module, "_hf_hook"):
-        module._hf_hook.detach_hook(module)
-        del module._hf_hook
-    if hasattr(module, "_old_forward"):
-        _restore_forward(module)
-        del module._old_forward
-    for name in GUARDED:
-        module.__dict__.pop(name, None)
-
-
-def _restore_forward(module: Any) -> None:
-    function = getattr(module._old_forward, "__func__", None)
-    if isinstance(module, GraphModule):
-        original: Any = module._old_forward
-        type(module).forward = function or staticmethod(original)
-    elif function is type(module).forward:
-        module.__dict__.pop("forward", None)
-    else:
-        module.forward = module._old_forward
 
 
 # -------------------------------------------------------------------------------------------------- layerwise casting

@@ -65,27 +65,24 @@ def checkpoint_files(checkpoint: Folder) -> list[Path]:
             "`checkpoint` should be the path to a file containing a whole state dict, or the index of a sharded checkpoint, "
             f"or a folder containing a sharded checkpoint or the whole state dict, but got {checkpoint}, which is not there."
         )
-    chosen = _latest(path)
-    return _listed_in(chosen) if chosen.suffix == ".json" else [chosen]
-
-
-def _latest(folder: Path) -> Path:
-    whole = [folder / name for name in _WHOLE if (folder / name).is_file()]
-    indexes = sorted(path for path in folder.iterdir() if path.name.endswith(".index.json"))
-    strange = [index.name for index in indexes if index.name not in _INDEXES]
-    if len(indexes) > 1 and strange and not whole:
+    held = sorted(path.iterdir())
+    whole = [path / name for name in _WHOLE if (path / name).is_file()]
+    indexes = [item for item in held if item.name.endswith(".index.json")]
+    has_strange = any(index.name not in _INDEXES for index in indexes)
+    if len(indexes) > 1 and has_strange and not whole:
         raise ConfigurationError(
-            f"{folder} containing more than one `.index.json` file, the choice is ambiguous: "
+            f"{path} containing more than one `.index.json` file, the choice is ambiguous: "
             f"{', '.join(index.name for index in indexes)}. Pass the path of one of them, or delete the irrelevant ones."
         )
-    found = whole + ([] if whole and strange else indexes)
+    found = whole + ([] if whole and has_strange else indexes)
     if not found:
         raise ConfigurationError(
-            f"{folder} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
-            f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}."
+            f"{path} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
+            f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(item.name for item in held) or 'nothing'}."
         )
     # of equally old ones the first: safetensors
-    return max(found, key=lambda item: item.stat().st_mtime_ns)
+    chosen = max(found, key=lambda item: item.stat().st_mtime_ns)
+    return _listed_in(chosen) if chosen.suffix == ".json" else [chosen]
 
 
 def _listed_in(index: Path) -> list[Path]:
@@ -133,28 +130,30 @@ def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
 
     Raises a `CheckpointError` that names a file which is damaged, or which is no file of weights.
     """
-    if path.suffix == ".safetensors":
-        with open_safetensors(path) as file:
-            found = (file.metadata() or {}).get("format", "pt")
-            if found != "pt":
-                raise CheckpointError(
-                    f"{path} was saved with the format {found!r} of another framework, and weights of torch, 'pt', are expected. "
-                    "Save it with torch, or convert it."
-                )
-            yield _LazyTensors(file)
-    else:
-        yield _state_dict_in(path)
-
-
-def open_safetensors(path: Path) -> Any:
-    """A safetensors file, for a `with`; `CheckpointError` where it is damaged, or another kind of file."""
+    if path.suffix != ".safetensors":
+        content = load_pickled(path)
+        if not isinstance(content, Mapping) or not any(isinstance(item, Tensor) for item in content.values()):
+            raise CheckpointError(
+                f"{path} should hold a state dict, names with tensors, but holds {described(content)}. "
+                "Save `model.state_dict()` itself."
+            )
+        yield content
+        return
     try:
-        return safe_open(path, framework="pt")
+        opened = safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} should be a safetensors file, but is damaged, or another kind of file: {error}. "
             "Save or download it again."
         ) from None
+    with opened as file:
+        found = (file.metadata() or {}).get("format", "pt")
+        if found != "pt":
+            raise CheckpointError(
+                f"{path} was saved with the format {found!r} of another framework, and weights of torch, 'pt', are expected. "
+                "Save it with torch, or convert it."
+            )
+        yield _LazyTensors(file)
 
 
 def load_pickled(path: Path) -> Any:
@@ -170,14 +169,9 @@ def load_pickled(path: Path) -> Any:
         ) from None
 
 
-def _state_dict_in(path: Path) -> Mapping[str, Any]:
-    content = load_pickled(path)
-    if not isinstance(content, Mapping) or not any(isinstance(item, Tensor) for item in content.values()):
-        held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise CheckpointError(
-            f"{path} should hold a state dict, names with tensors, but holds {held}. Save `model.state_dict()` itself."
-        )
-    return content
+def described(content: Any) -> str:
+    """What a file holds in place of weights, in the words of an error."""
+    return f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
 
 
 def load_state_dict(checkpoint_file: Folder, device_map: DeviceMap | None = None) -> dict[str, Any]:
@@ -186,18 +180,18 @@ def load_state_dict(checkpoint_file: Folder, device_map: DeviceMap | None = None
 
     What the map leaves out, or has on disk, is on the CPU. No code in the file is run.
     """
+    state: dict[str, Any] = {}
     with open_weights(Path(checkpoint_file)) as weights:
-        return {name: _placed(name, weights[name], device_map) for name in weights}
-
-
-def _placed(name: str, tensor: Any, device_map: DeviceMap | None) -> Any:
-    if not isinstance(tensor, Tensor):
-        return tensor
-    found = None if device_map is None else covering(name, device_map)
-    device = "cpu" if device_map is None or found is None else device_map[found]
-    target = torch.device("cpu") if device == DISK else as_device(device)
-    # a tensor that is still the file's own memory would change, or crash, when the file is rewritten
-    return tensor.clone() if target.type == "cpu" else tensor.to(target)
+        for name, item in weights.items():
+            if not isinstance(item, Tensor):
+                state[name] = item
+                continue
+            found = covering(name, device_map or {})
+            device = "cpu" if device_map is None or found is None else device_map[found]
+            target = torch.device("cpu") if device == DISK else as_device(device)
+            # a tensor that is still the file's own memory would change, or crash, when the file is rewritten
+            state[name] = item.clone() if target.type == "cpu" else item.to(target)
+    return state
 
 
 # ------------------------------------------------------------------------------------------------------------ loading
@@ -243,7 +237,14 @@ def load_checkpoint_in_model(
     # a DTensor is recognised by its attributes: importing its class takes half a second
     is_sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if device_map is None and (broadcast_from_rank0 or not full_state_dict or is_sharded):
-        _load_distributed(model, files, full_state_dict, broadcast_from_rank0)
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        options = StateDictOptions(
+            full_state_dict=full_state_dict, strict=False, broadcast_from_rank0=broadcast_from_rank0
+        )
+        for file in files:
+            state = load_state_dict(file) if not broadcast_from_rank0 or dist.get_rank() == 0 else {}
+            set_model_state_dict(model, state, options=options)
     else:
         for file in files:
             loading.load(file)
@@ -278,7 +279,17 @@ def load_checkpoint_and_dispatch(
     >>> model = load_checkpoint_and_dispatch(model, "weights/", device_map="auto", no_split_module_classes=["Block"])
     """
     if isinstance(device_map, str):
-        device_map = _chosen(device_map, model, max_memory, no_split_module_classes, dtype, offload_buffers)
+        if device_map not in STRATEGIES:
+            raise ConfigurationError(
+                f"device_map={device_map!r} names no way to place a model. If passing a string for `device_map`, please choose "
+                "'auto', 'balanced', 'balanced_low_0' or 'sequential'; or pass a mapping from modules to devices."
+            )
+        if device_map != "sequential":
+            low_zero = device_map == "balanced_low_0"
+            max_memory = get_balanced_memory(model, max_memory, no_split_module_classes, dtype=dtype, low_zero=low_zero)
+        device_map = infer_auto_device_map(
+            model, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
+        )
     load_checkpoint_in_model(
         model,
         checkpoint,
@@ -302,25 +313,6 @@ def load_checkpoint_and_dispatch(
         preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
     )
-
-
-def _chosen(
-    strategy: str,
-    model: Module,
-    max_memory: Memory | None,
-    no_split: list[str] | None,
-    dtype: str | torch.dtype | None,
-    offload_buffers: bool,
-) -> dict[str, Device]:
-    if strategy not in STRATEGIES:
-        raise ConfigurationError(
-            f"device_map={strategy!r} names no way to place a model. If passing a string for `device_map`, please choose "
-            "'auto', 'balanced', 'balanced_low_0' or 'sequential'; or pass a mapping from modules to devices."
-        )
-    if strategy != "sequential":
-        low_zero = strategy == "balanced_low_0"
-        max_memory = get_balanced_memory(model, max_memory, no_split, dtype=dtype, low_zero=low_zero)
-    return infer_auto_device_map(model, max_memory, no_split, dtype=dtype, offload_buffers=offload_buffers)
 
 
 def load_offloaded_weights(model: Module, index: Mapping[str, Any] | None, offload_folder: Folder) -> None:
@@ -403,7 +395,15 @@ class _CheckpointLoader:
     def load(self, file: Path) -> None:
         """Bring the weights of one file into the model."""
         if self.device_map is None and self.dtype is None:
-            self._fill(file)
+            # tensors that have memory are filled in place; those on `meta` become the checkpoint's own
+            state = {self._own_name(name): tensor for name, tensor in load_state_dict(file).items()}
+            empty = {name: state.pop(name) for name in self.on_meta & state.keys()}
+            try:
+                self.model.load_state_dict(state, strict=False)
+                if empty:
+                    self.model.load_state_dict(empty, strict=False, assign=True)
+            except RuntimeError as error:
+                raise CheckpointError(f"{file} doesn't fit this model: {error}") from None
             return
         with open_weights(file) as weights:
             for saved_name, tensor in weights.items():
@@ -412,19 +412,7 @@ class _CheckpointLoader:
                     scales = weights.get(f"{name.removesuffix('weight')}SCB") if name.endswith("weight") else None
                     self._put(name, tensor, scales)
 
-    def _fill(self, file: Path) -> None:
-        """Fill tensors that have memory in place; those on `meta` become the checkpoint's own."""
-        state = {self._own_name(name): tensor for name, tensor in load_state_dict(file).items()}
-        empty = {name: tensor for name, tensor in state.items() if name in self.on_meta}
-        try:
-            self.model.load_state_dict({name: item for name, item in state.items() if name not in empty}, strict=False)
-            if empty:
-                self.model.load_state_dict(empty, strict=False, assign=True)
-        except RuntimeError as error:
-            raise CheckpointError(f"{file} doesn't fit this model: {error}") from None
-
     def _own_name(self, name: str) -> str:
-        """The model's own name of a weight."""
         return self.own_names.get(original_name(name), name)
 
     def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
@@ -432,7 +420,12 @@ class _CheckpointLoader:
         device: Device = torch.device("cpu") if current.is_meta else current.device
         if self.device_map is not None:
             device = device_of(name, self.device_map)
-        new = tensor.to(self._dtype_of(name, tensor, current))
+        dtype = current.dtype if self.dtype is None else self.dtype if tensor.is_floating_point() else tensor.dtype
+        if self.dtype == dtype == torch.float16 and any(
+            f"{part}." in name or part == name for part in self.keep_in_fp32
+        ):
+            dtype = torch.float32
+        new = tensor.to(dtype)
         if device == DISK and (self.offload_buffers or name not in self.buffers):
             self._set(name, torch.device("meta"), new)
             assert self.folder is not None
@@ -450,14 +443,6 @@ class _CheckpointLoader:
             )
         except ConfigurationError as error:
             raise CheckpointError(f"The checkpoint doesn't fit this model: {error}") from None
-
-    def _dtype_of(self, name: str, tensor: Tensor, current: Tensor) -> torch.dtype:
-        if self.dtype is None:
-            return current.dtype
-        if not tensor.is_floating_point():
-            return tensor.dtype
-        kept = any(f"{part}." in name or part == name for part in self.keep_in_fp32)
-        return torch.float32 if kept and self.dtype == torch.float16 else self.dtype
 
     def finish(self) -> None:
         """Bring tied weights together again, and write the folder's index when all weights are there."""
@@ -478,12 +463,3 @@ class _CheckpointLoader:
 def _is_scale(name: str, weights: Mapping[str, Any]) -> bool:
     """Whether this is what bitsandbytes keeps beside a weight of 8 bits."""
     return name.endswith("SCB") and f"{name.removesuffix('SCB')}weight" in weights
-
-
-def _load_distributed(model: Module, files: list[Path], full: bool, from_first: bool) -> None:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    options = StateDictOptions(full_state_dict=full, strict=False, broadcast_from_rank0=from_first)
-    for file in files:
-        state = load_state_dict(file) if not from_first or dist.get_rank() == 0 else {}
-        set_model_state_dict(model, state, options=options)

@@ -59,7 +59,10 @@ def compute_module_sizes(
     sizes: dict[str, Any] = defaultdict(int)
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
     for name, tensor in tensors:
-        size = tensor.numel() * special.get(name, _bytes_per_number(tensor, wanted))
+        per_number = dtype_byte_size(tensor.dtype)
+        if wanted is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            per_number = min(wanted, per_number)
+        size = tensor.numel() * special.get(name, per_number)
         parts = name.split(".")
         for depth in range(len(parts) + 1):
             sizes[".".join(parts[:depth])] += size
@@ -68,12 +71,6 @@ def compute_module_sizes(
 
 def _typed(dtype: Any) -> Any:
     return as_dtype(dtype) if isinstance(dtype, str) and not isinstance(dtype, enum.Enum) else dtype
-
-
-def _bytes_per_number(tensor: Tensor, wanted: float | None) -> int | float:
-    size = dtype_byte_size(tensor.dtype)
-    converted = tensor.is_floating_point() or tensor.is_complex()
-    return size if wanted is None or not converted else min(wanted, size)
 
 
 def compute_module_total_buffer_size(
@@ -212,30 +209,23 @@ def get_balanced_memory(
     count = sum(1 for device, size in memory.items() if (isinstance(device, int) or device == device_type) and size > 0)
     if count == 0:
         return memory
+    numbers = sorted(device for device, size in memory.items() if isinstance(device, int) and size > 0)
     if count == 1:
         low_zero = False
-        if max_memory is None:
-            _reserve_for_activations(memory)
+        # a tenth of the only accelerator is for what is computed there
+        for number in numbers if max_memory is None else ():
+            memory[number] = int(memory[number] * 0.9)
+            logger.info(
+                "90%% of device %d is for the model, the rest for its activations; set max_memory for more.", number
+            )
     sizes = compute_module_sizes(model, dtype, special_dtypes)
     item = sizes[""] // (count - 1 if low_zero else count) + _slack(model, sizes, as_classes(no_split_module_classes))
-    numbers = sorted(device for device, size in memory.items() if isinstance(device, int) and size > 0)
     for number in numbers[:-1]:
         memory[number] = min(memory[number] if low_zero and number == 0 else item, memory[number])
     if low_zero and 0 in memory:
         elsewhere = sum(memory[number] for number in numbers if number != 0)
         memory[0] = min(max(0, sizes[""] - elsewhere), memory[0])
     return memory
-
-
-def _reserve_for_activations(memory: dict[int | str, int]) -> None:
-    """A tenth of the only accelerator is for what is computed there."""
-    for device, size in memory.items():
-        if isinstance(device, int):
-            memory[device] = int(size * 0.9)
-            logger.info(
-                "90%% of device %d is for the model, the rest for its activations; set max_memory for more.", device
-            )
-            return
 
 
 def _slack(model: Module, sizes: Mapping[str, int], no_split: list[str]) -> int:

@@ -163,16 +163,13 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         if key in self.state_dict:
             return self.state_dict[key]
         entry = self.index[key]
-        if entry.get("safetensors_file") is not None:
-            return self._from_safetensors(key, entry)
-        if self.save_folder is None:
-            raise CheckpointError(
-                f"{key} should be in a folder of offloaded weights, but none was given. Pass the folder with the index."
-            )
-        return load_offloaded_weight(Path(self.save_folder, f"{key}.dat"), entry)
-
-    def _from_safetensors(self, key: str, entry: Mapping[str, Any]) -> Tensor:
-        path, name = entry["safetensors_file"], entry.get("weight_name", key)
+        path, name = entry.get("safetensors_file"), entry.get("weight_name", key)
+        if path is None:
+            if self.save_folder is None:
+                raise CheckpointError(
+                    f"{key} should be in a folder of offloaded weights, but none was given. Pass the folder with the index."
+                )
+            return load_offloaded_weight(Path(self.save_folder, f"{key}.dat"), entry)
         try:
             with safe_open(path, framework="pt") as file:
                 tensor: Tensor = file.get_tensor(name)

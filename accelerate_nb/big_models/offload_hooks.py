@@ -76,21 +76,10 @@ class AlignDevicesHook(ModelHook):
     def init_hook(self, module: Module) -> Module:
         if self.execution_device is not None and as_device(self.execution_device).type == "meta":
             self.tied_params_map = None  # every tensor has the same address there
-        if self.offload:
-            self._offload(module)
-        elif self.execution_device is not None:
-            self._move_tensors(module, all_names(module, buffers=True, recurse=self.place_submodules))
-        return module
-
-    def _move_tensors(self, module: Module, names: Collection[str]) -> None:
-        assert self.execution_device is not None
-        tied = find_tied_parameters(module) if self.place_submodules else []
-        for name in names:
-            set_module_tensor_to_device(module, name, self.execution_device, tied_params_map=self.tied_params_map)
-        retie_parameters(module, tied)
-
-    def _offload(self, module: Module) -> None:
         everything = all_names(module, buffers=True, recurse=self.place_submodules)
+        if not self.offload:
+            self._move_tensors(module, everything)
+            return module
         self.original_devices = {name: tensor_of(module, name).device for name in everything}
         if self.weights_map is None:
             taken = all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules)
@@ -99,17 +88,25 @@ class AlignDevicesHook(ModelHook):
             if self.tied_params_map is not None and address(tensor_of(module, name)) in self.tied_params_map:
                 self.tied_params_names.add(name)
             set_module_tensor_to_device(module, name, "meta")
-        if self.execution_device is not None:
-            self._move_tensors(module, self._staying(module))
+        # always on the device: all buffers, or those of which no file has a copy
+        if self.offload_buffers:
+            staying = list(get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True))
+        else:
+            buffers = module.named_buffers(recurse=self.place_submodules, remove_duplicate=False)
+            staying = [name for name, _ in buffers]
+        self._move_tensors(module, staying)
+        return module
+
+    def _move_tensors(self, module: Module, names: Collection[str]) -> None:
+        if self.execution_device is None:
+            return
+        tied = find_tied_parameters(module) if self.place_submodules else []
+        for name in names:
+            set_module_tensor_to_device(module, name, self.execution_device, tied_params_map=self.tied_params_map)
+        retie_parameters(module, tied)
 
     def _offloaded(self, module: Module) -> list[str]:
         return all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules, persistent_only=True)
-
-    def _staying(self, module: Module) -> Collection[str]:
-        """The buffers that are always on the device: all, or those of which no file has a copy."""
-        if self.offload_buffers:
-            return get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True)
-        return [name for name, _ in module.named_buffers(recurse=self.place_submodules, remove_duplicate=False)]
 
     @not_compiled
     def pre_forward(self, module: Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -29,29 +29,25 @@ def as_device(device: Device) -> torch.device:
     """Torch's own device; a number is one of the accelerators of this machine."""
     if isinstance(device, torch.device):
         return device
-    if isinstance(device, int):
-        return _accelerator(device)
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"{device!r} was requested as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
-            "number, 'cpu', 'disk' or a name of torch's."
-        ) from None
-
-
-def _accelerator(number: int) -> torch.device:
-    if number == 0 and is_awake():
+    if isinstance(device, str):
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"{device!r} was requested as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
+                "number, 'cpu', 'disk' or a name of torch's."
+            ) from None
+    if device == 0 and is_awake():
         return device_of_rank()
     device_type = accelerator()
     count = 0 if device_type is None else torch.accelerator.device_count()
     # torch itself gives a build for CUDA the device 0 also where there is no GPU
-    if device_type is None or not 0 <= number < count:
+    if device_type is None or not 0 <= device < count:
         found = "no accelerator" if device_type is None else f"{count} of kind {device_type!r}"
         raise ConfigurationError(
-            f"{number!r} was requested as a device, but this machine has {found}. Name an available device, such as 'cpu'."
+            f"{device!r} was requested as a device, but this machine has {found}. Name an available device, such as 'cpu'."
         )
-    return torch.device(device_type, number)
+    return torch.device(device_type, device)
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -186,14 +182,22 @@ def set_module_tensor_to_device(
     target = as_device(device)
     _check(tensor_name, old, target, value)
     kept: dict[str, Tensor | None] = owner._buffers if name in owner._buffers else owner._parameters  # type: ignore[assignment]
-    shared_copies = _shared_copies(tied_params_map, value, old)
+    tied = tied_params_map or {}
+    addresses = [address(tensor) for tensor in (value, old) if tensor is not None] if tied else []
+    shared_copies = next((tied[item] for item in addresses if item in tied), None)
     if shared_copies is not None and target in shared_copies:
         kept[name] = shared_copies[target]
         return
     with torch.no_grad():
         new = _moved(old, target, value, None if dtype is None else as_dtype(dtype), non_blocking)
-        if new is not old:
-            kept[name] = new if name in owner._buffers else _parameter_like(old, new)
+        if new is not old and name in owner._buffers:
+            kept[name] = new
+        elif new is not old:
+            # torch lets tensors of other classes pass for parameters; those are made by `Parameter` itself
+            parameter_class: Any = type(old) if Parameter in type(old).__mro__ else Parameter
+            kept[name] = parameter = parameter_class(new, requires_grad=old.requires_grad)
+            # the marks that others left on the old one
+            parameter.__dict__.update(old.__dict__)
     if fp16_statistics is not None:
         kept[name].SCB = fp16_statistics.to(target)  # type: ignore[union-attr]  # the scales of an 8-bit weight
     if clear_cache and target.type not in ("cpu", "meta"):
@@ -217,13 +221,6 @@ def _check(name: str, old: Tensor | None, target: torch.device, value: Tensor | 
         )
 
 
-def _shared_copies(tied: TiedParameters | None, value: Tensor | None, old: Tensor) -> dict[Device, Tensor] | None:
-    if not tied:
-        return None
-    candidates = [old] if value is None else [value, old]
-    return next((tied[address(candidate)] for candidate in candidates if address(candidate) in tied), None)
-
-
 def _moved(
     old: Tensor, target: torch.device, value: Tensor | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Tensor:
@@ -237,12 +234,3 @@ def _moved(
 
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _parameter_like(old: Tensor, new: Tensor) -> Parameter:
-    """A parameter of the old one's class that holds the new tensor, and the marks that others left on the old one."""
-    # torch lets tensors of other classes pass for parameters; those are made by `Parameter` itself
-    parameter_class: Any = type(old) if Parameter in type(old).__mro__ else Parameter
-    parameter: Parameter = parameter_class(new, requires_grad=old.requires_grad)
-    parameter.__dict__.update(old.__dict__)
-    return parameter
