@@ -105,10 +105,17 @@ class Checkpoint:
             checked = pool.submit(self._check, folder)
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
-            found += self._customs(folder, weights_only=options.get("weights_only", True))
             gradients, random_file = self._read_gradients(folder), self._random(folder)
             positions = self._read_positions(folder, options)
-            found += [] if positions else self._loaders(folder, options)
+            if not positions:  # those of stateful loaders are where Accelerate has written them, too
+                paths = (
+                    (loader, folder / file_names.numbered(file_names.LOADER_NAME, index))
+                    for index, loader in self._stateful()
+                )
+                only = {"weights_only": options.get("weights_only", True)}
+                found += [
+                    loaded_into(item, path, "the state of a loader", only) for item, path in paths if path.exists()
+                ]
             checked.result()
         # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
         for item in found:
@@ -158,13 +165,21 @@ class Checkpoint:
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
         found = read_states(folder, file_names.SCHEDULER_NAME, self._schedulers, elsewhere)
         scaler, path = self.precision.scaler, folder / file_names.SCALER_NAME
-        if scaler is None:
-            return found
-        if not path.exists() and manifest.read(folder) is None:
+        if scaler is not None and not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
             warn_user(f"{path} does not exist, so the gradient scaler starts from its initial state.")
-        else:
+        elif scaler is not None:
             found.append(loaded_into(scaler, path, "the state of the gradient scaler", {}))
+        saved = [path for path in folder.iterdir() if re.fullmatch(rf"{file_names.CUSTOM_NAME}_\d+\.pkl", path.name)]
+        if len(saved) != len(self.bundle.custom):
+            raise CheckpointError(
+                f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:\n"
+                f"\tFound checkpoints: {len(saved)}\n\tRegistered objects: {len(self.bundle.custom)}\n"
+                "Call register_for_checkpointing with the same objects as when it was saved."
+            )
+        for index, custom in enumerate(self.bundle.custom):
+            path, expected = folder / f"{file_names.CUSTOM_NAME}_{index}.pkl", f"the state of registered object {index}"
+            found.append(loaded_into(custom, path, expected, {"weights_only": options.get("weights_only", True)}))
         return found
 
     @property
@@ -190,32 +205,6 @@ class Checkpoint:
         """The loaders of which Accelerate keeps a state too, by their number among all."""
         numbered = enumerate(self.bundle.loaders)
         return [(index, item) for index, item in numbered if getattr(item, "use_stateful_dataloader", False)]
-
-    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[LoadedFile]:
-        """The positions of the loaders where Accelerate has written them."""
-        paths = [
-            (loader, folder / file_names.numbered(file_names.LOADER_NAME, index)) for index, loader in self._stateful()
-        ]
-        only = {"weights_only": options.get("weights_only", True)}
-        return [loaded_into(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
-
-    def _customs(self, folder: Path, *, weights_only: bool) -> list[LoadedFile]:
-        found = [path for path in folder.iterdir() if re.fullmatch(rf"{file_names.CUSTOM_NAME}_\d+\.pkl", path.name)]
-        if len(found) != len(self.bundle.custom):
-            raise CheckpointError(
-                f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:\n"
-                f"\tFound checkpoints: {len(found)}\n\tRegistered objects: {len(self.bundle.custom)}\n"
-                "Call register_for_checkpointing with the same objects as when it was saved."
-            )
-        return [
-            loaded_into(
-                custom,
-                folder / f"{file_names.CUSTOM_NAME}_{index}.pkl",
-                f"the state of registered object {index}",
-                {"weights_only": weights_only},
-            )
-            for index, custom in enumerate(self.bundle.custom)
-        ]
 
     def _read_positions(self, folder: Path, options: Mapping[str, Any]) -> list[Any]:
         # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
@@ -254,7 +243,7 @@ class Checkpoint:
 
 def _random_file(path: Path) -> LoadedFile:
     expected = "the random states of a process"
-    return LoadedFile(path, expected, read(path, expected), restore_random_states)
+    return LoadedFile(path, expected, read(path, expected), _restore_random_states)
 
 
 def random_states() -> dict[str, Any]:
@@ -275,24 +264,20 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def restore_random_states(states: Mapping[str, Any]) -> None:
+def _restore_random_states(states: Mapping[str, Any]) -> None:
     """Restore every generator that `random_states` kept and that this process has."""
     random.setstate(states["random_state"])
     np.random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
-    if "torch_cuda_manual_seed" in states and torch.cuda.is_available():
-        _restore_devices(torch.cuda, states["torch_cuda_manual_seed"])
-    if "torch_xpu_manual_seed" in states and torch.xpu.is_available():
-        _restore_devices(torch.xpu, states["torch_xpu_manual_seed"])
+    modules: list[Any] = [torch.cuda, torch.xpu]
+    for module, name in zip(modules, ("torch_cuda_manual_seed", "torch_xpu_manual_seed"), strict=True):
+        # a checkpoint from a machine with more devices than this one has states that this one does not need
+        count = module.device_count() if module.is_available() else 0
+        for index, state in enumerate(states.get(name, ())[:count]):
+            module.set_rng_state(state, index)
     if "torch_mps_manual_seed" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["torch_mps_manual_seed"])
     set_random_state(states.get("xm_seed"))
-
-
-def _restore_devices(module: Any, states: list[torch.Tensor]) -> None:
-    # a checkpoint from a machine with more devices than this one has states that this one does not need
-    for index, state in enumerate(states[: module.device_count()]):
-        module.set_rng_state(state, index)
 
 
 def save_accelerator_state(

@@ -261,7 +261,21 @@ def newest_checkpoint(
     or, where checkpoints are not numbered, the newest that this run has saved.
     """
     complete = [str(folder) for folder in _candidates(requested, project, world) if _is_complete(folder)]
-    return _of_all(complete, world)
+    if world.size == 1:
+        return Path(complete[0]) if complete else None
+    # a dictionary keeps the order, and is one element of what is gathered
+    found: list[dict[str, None]] = gather_object(dict.fromkeys(complete))
+    for folder in found[0]:
+        if all(folder in others for others in found):
+            return Path(folder)
+    if not any(found):
+        return None
+    having = [rank for rank, folders in enumerate(found) if folders]
+    raise CheckpointError(
+        f"The newest complete checkpoint of all processes was requested, but there is none that all have; those with one are "
+        f"ranks {', '.join(map(str, having))}, for example {next(iter(found[having[0]]))}. Save to a folder that all machines "
+        "share, or copy a checkpoint to each of them."
+    )
 
 
 def _candidates(requested: str | os.PathLike[str] | None, project: ProjectConfiguration, world: World) -> list[Path]:
@@ -297,22 +311,3 @@ def _is_complete(folder: Path) -> bool:
     if reason is not None and (number_of(folder) is not None or (folder / file_names.MANIFEST_NAME).exists()):
         warn_user(f"{folder} is skipped, since it is not a whole checkpoint: {reason}")
     return reason is None
-
-
-def _of_all(complete: list[str], world: World) -> Path | None:
-    """The newest of the main process's folders that all others found complete, too."""
-    if world.size == 1:
-        return Path(complete[0]) if complete else None
-    # a dictionary keeps the order, and is one element of what is gathered
-    found: list[dict[str, None]] = gather_object(dict.fromkeys(complete))
-    for folder in found[0]:
-        if all(folder in others for others in found):
-            return Path(folder)
-    if not any(found):
-        return None
-    having = [rank for rank, folders in enumerate(found) if folders]
-    raise CheckpointError(
-        f"The newest complete checkpoint of all processes was requested, but there is none that all have; those with one are "
-        f"ranks {', '.join(map(str, having))}, for example {next(iter(found[having[0]]))}. Save to a folder that all machines "
-        "share, or copy a checkpoint to each of them."
-    )

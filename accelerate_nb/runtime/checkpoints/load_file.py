@@ -6,7 +6,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,13 @@ class LoadedFile:
 
     def give(self) -> None:
         """Pass it on; what doesn't fit is an error that names the file."""
-        with fitting(self.path, self.expected):
+        try:
             self.receive(self.content)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise CheckpointError(
+                f"{self.path} does not fit: it should hold {self.expected} ({type(error).__name__}: {error}). Prepare the same "
+                "objects as when the checkpoint was saved, in the same order."
+            ) from error
 
 
 def loaded_into(item: Any, path: Path, expected: str, options: Mapping[str, Any]) -> LoadedFile:
@@ -99,23 +104,15 @@ def read_states(folder: Path, stem: str, objects: Sequence[Any], options: Mappin
 
 
 @contextmanager
-def fitting(path: Path, expected: str) -> Iterator[None]:
-    """A block that gives an object what was read: what doesn't fit it is a `CheckpointError` that names the file."""
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} does not fit: it should hold {expected} ({type(error).__name__}: {error}). Prepare the same objects as "
-            "when the checkpoint was saved, in the same order."
-        ) from error
-
-
-@contextmanager
 def _understood(path: Path, expected: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        if isinstance(error, pickle.UnpicklingError) and (names := _unknown_names(path)):
+        names: list[str] = []
+        if isinstance(error, pickle.UnpicklingError):
+            with suppress(*_DAMAGE), harmless.block():
+                names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))  # finds them without reading
+        if names:
             raise CheckpointError(
                 f"{path} was not read: besides data it refers to {', '.join(names)}, and loading that would run code. If you "
                 "trust the file, allow these with `torch.serialization.add_safe_globals([...])`, or everything with "
@@ -128,15 +125,6 @@ def _understood(path: Path, expected: str) -> Iterator[None]:
         ) from error
 
 
-def _unknown_names(path: Path) -> list[str]:
-    """The names in a file that are not known to be harmless, found without reading it."""
-    try:
-        with harmless.block():
-            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except _DAMAGE:
-        return []
-
-
 def numpy_state() -> list[Any]:
     """The types in the state of numpy's generator."""
     core = getattr(np, "_core", None) or np.core  # numpy 1 has it under its old name
@@ -147,22 +135,21 @@ class SharedSetting:
     """
     Blocks of several threads that need the same setting: the first that begins sets it, and the last that ends takes it back.
 
-    Ranks may be threads, and what each of them took back by itself would be taken from the others.
+    What each of them took back by itself would be taken from the others.
     """
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
         self._setting = setting
         self._lock = threading.Lock()
         self._blocks = 0
-        self._set: AbstractContextManager[Any] | None = None
+        self._set = ExitStack()
 
     @contextmanager
     def block(self) -> Iterator[None]:
         """A block in which it is set."""
         with self._lock:
-            if self._set is None:
-                self._set = self._setting()
-                self._set.__enter__()
+            if not self._blocks:
+                self._set.enter_context(self._setting())
             self._blocks += 1
         try:
             yield
@@ -170,8 +157,7 @@ class SharedSetting:
             with self._lock:
                 self._blocks -= 1
                 if not self._blocks:
-                    held, self._set = self._set, None
-                    held.__exit__(None, None, None)
+                    self._set.close()
 
 
 # torch has to know that these are harmless

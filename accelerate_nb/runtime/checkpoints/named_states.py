@@ -94,7 +94,13 @@ class PartList(LastFile):
         entries: dict[str, ManifestEntry] = {}
         for rank, indices in enumerate(self.indices):
             part = path.parent / part_name(rank)
-            note = _read_note(part, rank)
+            try:
+                note = json.loads(_note(part).read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{part} was written by rank {rank}, but is not there: a checkpoint in parts needs a folder that all "
+                    "machines share. Save to such a folder, or with state_dict_type='FULL_STATE_DICT'."
+                ) from None
             offset = 0
             for index, length in zip(indices, note["lengths"], strict=True):
                 places[index] = _StorageInfo(part.name, offset, length)
@@ -119,20 +125,12 @@ def _note(part: Path) -> Path:
     return part.with_name(f"{part.name}.written")
 
 
-def _read_note(part: Path, rank: int) -> Any:
-    try:
-        return json.loads(_note(part).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{part} was written by rank {rank}, but is not there: a checkpoint in parts needs a folder that all machines "
-            "share. Save to such a folder, or with state_dict_type='FULL_STATE_DICT'."
-        ) from None
-
-
 def parts_of(state: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Complete weights as a sharded model has them; one that does not fit stays, for the model to name it."""
     return {
-        name: part_of(value, like[name]) if name in like and like[name].shape == value.shape else value
+        name: part_of(value, like[name])
+        if isinstance(value, Tensor) and name in like and like[name].shape == value.shape
+        else value
         for name, value in state.items()
     }
 
@@ -164,7 +162,12 @@ def model_files(world: World, state: dict[str, Any], index: int, in_parts: bool)
     """The files of this process for a model's weights, under Accelerate's names and keys; all processes call it."""
     if in_parts:
         return files_of_parts(world, model_folder(index), {"model": state})
-    complete = {name: _complete(value, world.is_main) for name, value in state.items()}
+    complete = {}
+    for name, value in state.items():
+        # all processes make a tensor whole, and one keeps it, in host memory
+        found = whole(value) if isinstance(value, Tensor) else value
+        if world.is_main:
+            complete[name] = found.cpu() if isinstance(found, Tensor) else found
     return [FileToWrite(file_names.numbered(MODEL_FOLDER, index), complete)] if world.is_main else []
 
 
@@ -187,12 +190,6 @@ def optimizer_state(optimizer: Any, models: Sequence[Module], options: states.St
 def set_optimizer_state(optimizer: Any, models: Sequence[Module], state: dict[str, Any]) -> None:
     """Give an optimizer of one of these models what `optimizer_state` returned."""
     states.set_optimizer_state_dict(_model_of(optimizer, models), _bare(optimizer), state)
-
-
-def _complete(value: Any, is_kept: bool) -> Any:
-    """A whole tensor in host memory, for the process that keeps it."""
-    found = whole(value) if isinstance(value, Tensor) else value
-    return found.cpu() if is_kept and isinstance(found, Tensor) else found if is_kept else None
 
 
 def load(folder: Path, models: Sequence[Module], optimizers: Sequence[Any]) -> list[LoadedFile]:
@@ -229,27 +226,23 @@ def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Mo
     parts, complete = folder / optimizer_folder(index), folder / file_names.numbered(file_names.OPTIMIZER_NAME, index)
     expected = f"the state of optimizer {index}"
     if (parts / LIST).exists():
-        content = {"optimizer": _like(_empty_state(model, bare))}
+        was_empty = not bare.state
+        content = {"optimizer": _like(states.get_optimizer_state_dict(model, bare))}
+        if was_empty:  # an optimizer that has not stepped was given a state, of the right shapes
+            bare.state.clear()
         list_shards(parts).load_into(content)
         state, path = content["optimizer"], parts
     else:
-        state, path = _in_parts(_by_names(read(complete, expected, mmap=True), model, bare), model), complete
+        state, path = _by_names(read(complete, expected, mmap=True), model, bare), complete
+        weights = {original_name(name): weight for name, weight in model.named_parameters()}
+        kept = {name: parts_of(values, dict.fromkeys(values, weights[name])) for name, values in state["state"].items()}
+        state = {**state, "state": kept}
     return LoadedFile(path, expected, state, lambda loaded: set_optimizer_state(optimizer, models, loaded))
 
 
 def _like(state: Any) -> Any:
     """A state with new tensors in place of its own: what is read changes nothing until all of a checkpoint could be read."""
     return tree_map(lambda value: torch.empty_like(value) if isinstance(value, Tensor) else value, state)
-
-
-def _empty_state(model: Module, optimizer: Any) -> Any:
-    """A state of the right shapes; an optimizer that has not stepped has none again afterwards."""
-    was_empty = not optimizer.state
-    try:
-        return states.get_optimizer_state_dict(model, optimizer)
-    finally:
-        if was_empty:
-            optimizer.state.clear()
 
 
 def _by_names(state: dict[str, Any], model: Module, optimizer: Any) -> dict[str, Any]:
@@ -265,20 +258,6 @@ def _by_names(state: dict[str, Any], model: Module, optimizer: Any) -> dict[str,
         "state": {by_number[number]: kept for number, kept in state["state"].items()},
         "param_groups": [{**group, "params": [by_number[number] for number in group["params"]]} for group in groups],
     }
-
-
-def _in_parts(state: dict[str, Any], model: Module) -> dict[str, Any]:
-    weights = {original_name(name): weight for name, weight in model.named_parameters()}
-    kept = {
-        name: {
-            key: part_of(value, weights[name])
-            if isinstance(value, Tensor) and value.shape == weights[name].shape
-            else value
-            for key, value in values.items()
-        }
-        for name, values in state["state"].items()
-    }
-    return {**state, "state": kept}
 
 
 def _bare(optimizer: Any) -> Any:

@@ -87,7 +87,15 @@ class Saver:
         Without `needs_all` the main process goes on without those that don't. Without `blocking` it returns when the state has
         been copied.
         """
-        agreement = self._agreement(paths.folder, needs_all)
+        channel = self._channel
+        if channel is not None and channel.busy is not None:
+            channel.busy.join()  # another Accelerator's save
+        if channel is None:
+            agreement = SingleProcessCommit()
+        elif self.world.is_main:
+            agreement = MainProcessCommit(channel, paths.folder, needs_all=needs_all)
+        else:
+            agreement = OtherProcessCommit(channel, paths.folder)
         with named(paths.folder):
             if not agreement.begin(lambda: folders.clear(paths)):
                 return
@@ -113,17 +121,8 @@ class Saver:
             after()
 
         self.writing = BackgroundWrite(paths.folder, write)
-        if self._channel is not None:
-            self._channel.busy = self.writing.thread
-
-    def _agreement(self, folder: Path, needs_all: bool) -> SingleProcessCommit:
-        if self._channel is None:
-            return SingleProcessCommit()
-        if self._channel.busy is not None:
-            self._channel.busy.join()  # another Accelerator's save
-        if self.world.is_main:
-            return MainProcessCommit(self._channel, folder, needs_all=needs_all)
-        return OtherProcessCommit(self._channel, folder)
+        if channel is not None:
+            channel.busy = self.writing.thread
 
     def _write(
         self, agreement: SingleProcessCommit, paths: CheckpointPaths, files: list[FileToWrite], threads: int

@@ -95,24 +95,43 @@ class ShardIndex:
         """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+        metadata = self.metadata
+
+        class ShardReader(dcp.FileSystemReader):
+            """Reads the shards of a list that is known already."""
+
+            def read_metadata(self, *_: Any, **__: Any) -> Any:
+                return metadata
+
+        class ShardPlanner(DefaultLoadPlanner):
+            """Reads what is no tensor without running code that it holds."""
+
+            def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+                plain = torch.load(value, weights_only=True)  # raises where it is no plain data
+                if flatten:
+                    value.seek(0)
+                    super().load_bytes(read_item, value)
+                else:
+                    self.original_state_dict[read_item.dest_index.fqn] = plain
 
         try:
             with warnings.catch_warnings():
                 # it states one process, which is right
                 warnings.simplefilter("ignore", UserWarning)
-                dcp.load(state, storage_reader=_reader(self), planner=_planner(flatten=flatten), no_dist=True)
+                planner = ShardPlanner(flatten_state_dict=flatten)
+                dcp.load(state, storage_reader=ShardReader(self.folder), planner=planner, no_dist=True)
         except CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if not isinstance(first, Exception):
                 raise first from None  # an interrupt, which torch wraps too
-            raise CheckpointError(_why(self.folder, first)) from None
-
-
-def _why(folder: Path, error: Exception) -> str:
-    text = _first_line(error)
-    if text.startswith(("Missing key", "Size mismatch")):
-        return f"{folder} does not fit: {text}. Prepare the same objects as when the checkpoint was saved."
-    return f"{folder} holds damaged shards, or objects that could run code: {text}. Take another checkpoint."
+            text = _first_line(first)
+            if text.startswith(("Missing key", "Size mismatch")):
+                why = f"does not fit: {text}. Prepare the same objects as when the checkpoint was saved."
+            else:
+                why = f"holds damaged shards, or objects that could run code: {text}. Take another checkpoint."
+            raise CheckpointError(f"{self.folder} {why}") from None
 
 
 def find(checkpoint: str | os.PathLike[str]) -> Path:
@@ -197,52 +216,18 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        if not _is_plain(found, module, name):
+        containers = (torch.Size, OrderedDict, defaultdict, set, list, dict)
+        is_plain = isinstance(found, (torch.dtype, torch.layout)) or found in containers
+        is_plain = is_plain or (module, name) == ("torch.serialization", "_get_layout")
+        if isinstance(found, type):
+            is_path = module.startswith("pathlib") and issubclass(found, os.PathLike)
+            is_defined_there = (found.__module__, found.__qualname__) == (module, name)
+            is_data = dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)
+            is_of_torch = module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
+            is_plain = is_plain or is_path or (is_defined_there and is_data and is_of_torch)
+        if not is_plain:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not data")
         return found
-
-
-def _is_plain(found: Any, module: str, name: str) -> bool:
-    containers = (torch.Size, OrderedDict, defaultdict, set, list, dict)
-    if isinstance(found, (torch.dtype, torch.layout)) or found in containers:
-        return True
-    if (module, name) == ("torch.serialization", "_get_layout"):
-        return True
-    if module.startswith("pathlib"):
-        return isinstance(found, type) and issubclass(found, os.PathLike)
-    is_defined_there = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
-    is_data = dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, enum.Enum))
-    is_of_torch = module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
-    return is_defined_there and is_data and is_of_torch
-
-
-def _reader(shards: ShardIndex) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
-
-    class ShardReader(FileSystemReader):
-        """Reads the shards of a list that is known already."""
-
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            return shards.metadata
-
-    return ShardReader(shards.folder)
-
-
-def _planner(*, flatten: bool) -> Any:
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    class ShardPlanner(DefaultLoadPlanner):
-        """Reads what is no tensor without running code that it holds."""
-
-        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            plain = torch.load(value, weights_only=True)  # raises where it is no plain data
-            if flatten:
-                value.seek(0)
-                super().load_bytes(read_item, value)
-            else:
-                self.original_state_dict[read_item.dest_index.fqn] = plain
-
-    return ShardPlanner(flatten_state_dict=flatten)
 
 
 def _first_line(error: BaseException) -> str:
@@ -309,14 +294,25 @@ def merge(
     size = sum(size_of(tensor) for key, tensor in shards.tensors.items() if not safe or key in keys.values())
     with named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(path, size)
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise CheckpointError(
+                f"{path.name} takes {size / 1e9:.2f} GB, and {path.parent} has {free / 1e9:.2f} GB left. "
+                "Make space, or pass a folder on another disk."
+            )
     with named(path, (OSError, RuntimeError, ValueError, SafetensorError)):
         if safe:
             write_file(path, lambda file: _write_safe(file, shards, keys, compares=removes))
         else:
             write_file(path, lambda file: _write_pickled(file, shards, compares=removes))
     if removes:
-        _remove(shards)
+        # without its list a checkpoint is none, so a kill in between leaves nothing that could be taken for one
+        for part in (shards.folder / LIST, *shards.files):
+            part.unlink()
+        if left := sorted(item.name for item in shards.folder.iterdir()):
+            warn_user(f"{shards.folder} stays, since other files are in it: {', '.join(left[:5])}")
+        else:
+            shards.folder.rmdir()
     return MergeResult(path, shards.folder, len(keys or shards.tensors), size, left_out, removes)
 
 
@@ -331,15 +327,6 @@ def _output_path(folder: Path, name: str, *, replaces: bool) -> Path:
     if path.exists() and not replaces:
         raise ConfigurationError(f"{path} is there already. Pass another folder, or have it replaced with --overwrite.")
     return path
-
-
-def _check_space(path: Path, size: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
-        raise CheckpointError(
-            f"{path.name} takes {size / 1e9:.2f} GB, and {path.parent} has {free / 1e9:.2f} GB left. "
-            "Make space, or pass a folder on another disk."
-        )
 
 
 def _safe_names(shards: ShardIndex) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -405,26 +392,9 @@ def _write_pickled(file: BinaryIO, shards: ShardIndex, *, compares: bool) -> Non
 def _compare(name: str, written: Any, expected: Any) -> None:
     """Raise where what was written is not, bit for bit, what the shards hold."""
     if isinstance(expected, Tensor):
-        same = written.dtype == expected.dtype and written.shape == expected.shape
-        same = same and torch.equal(_bits(written), _bits(expected))
+        bits, wanted = (item.contiguous().reshape(-1).view(torch.uint8) for item in (written, expected))
+        same = written.dtype == expected.dtype and written.shape == expected.shape and torch.equal(bits, wanted)
     else:
         same = written == expected
     if not same:
         raise CheckpointError(f"{name} reads otherwise than it was written. See whether the disk is sound.")
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _remove(shards: ShardIndex) -> None:
-    """Delete the shards, and their folder where nothing else is in it."""
-    # without its list a checkpoint is none, so a kill in between leaves nothing that could be taken for one
-    (shards.folder / LIST).unlink()
-    for path in shards.files:
-        path.unlink()
-    left = sorted(item.name for item in shards.folder.iterdir())
-    if left:
-        warn_user(f"{shards.folder} stays, since other files are in it: {', '.join(left[:5])}")
-    else:
-        shards.folder.rmdir()

@@ -61,7 +61,8 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     state = brought(state)
     tensors = without_aliases(state) if safe else dict(state)
     base, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
-    shards = split(tensors, parse_size(max_shard_size))
+    groups = in_groups(tensors.items(), lambda item: size_of(item[1]), parse_size(max_shard_size))
+    shards = [dict(group) for group in groups] or [{}]
     files = [f"{base}-{number:05d}-of-{len(shards):05d}.{suffix}" for number in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [f"{base}.{suffix}"]
     draft = folder / f".{base}.incomplete"
@@ -86,11 +87,6 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
         sync(folder)
     finally:
         remove(draft)
-
-
-def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """The tensors in their order, in groups of at most `limit` bytes; a larger tensor is alone."""
-    return [dict(group) for group in in_groups(tensors.items(), lambda item: size_of(item[1]), limit)] or [{}]
 
 
 def parse_size(size: int | str) -> int:
@@ -132,19 +128,16 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def with_aliases(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """The loaded weights for a model with this `state`: names fitted to it, tied weights under all their names."""
-    fitted = _fit_names(loaded, state)
+    # data parallel models save their weights as `module.…`, compiled parts as `_orig_mod.…`; the model inside knows neither
+    prefix = "module."
+    is_inside = all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state)
+    inner = {name.removeprefix(prefix) if is_inside else name: tensor for name, tensor in loaded.items()}
+    fitted = {original_name(name): tensor for name, tensor in inner.items()}
     first = {_memory(tensor): name for name, tensor in state.items() if name in fitted and isinstance(tensor, Tensor)}
     for name, tensor in state.items():
         if name not in fitted and isinstance(tensor, Tensor) and _memory(tensor) in first:
             fitted[name] = fitted[first[_memory(tensor)]]
     return fitted
-
-
-def _fit_names(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Data parallel models save their weights as `module.…`, compiled parts as `_orig_mod.…`; the model inside knows neither."""
-    prefix = "module."
-    is_inside = all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state)
-    return {original_name(name.removeprefix(prefix) if is_inside else name): tensor for name, tensor in loaded.items()}
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

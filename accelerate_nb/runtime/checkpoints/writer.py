@@ -86,10 +86,19 @@ class FileToWrite:
 
     def fill(self, file: Any) -> None:
         """Write the content to something that takes bytes."""
-        if self.safe:
-            write_safetensors(self.content, file)
-        else:
+        if not self.safe:
             torch.save(self.content, file)
+            return
+        tensors: Mapping[str, Tensor] = self.content
+        plain = (Tensor, torch.nn.Parameter)
+        if any(item.dtype not in DTYPE_NAMES or type(item) not in plain for item in tensors.values()):
+            whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            file.write(to_bytes(whole, metadata={"format": "pt"}))
+            return
+        begin, order = layout(tensors)
+        file.write(begin)
+        for name in order:
+            write_numbers(tensors[name], file)
 
 
 class VerbatimFile(FileToWrite):
@@ -298,20 +307,6 @@ class DiskFile:
             return sums
         finally:
             self._blocks.free.put(block)
-
-
-def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
-    """Write tensors to an open file, as `safetensors.torch.save_file` does."""
-    if any(
-        item.dtype not in DTYPE_NAMES or type(item) not in (Tensor, torch.nn.Parameter) for item in tensors.values()
-    ):
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        file.write(to_bytes(whole, metadata={"format": "pt"}))
-        return
-    begin, names = layout(tensors)
-    file.write(begin)
-    for name in names:
-        write_numbers(tensors[name], file)
 
 
 def layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:

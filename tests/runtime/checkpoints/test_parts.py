@@ -126,7 +126,7 @@ MOMENTS = {
     "while the first rank's parts are written": (files, "sync", 2, 0),
     "while the other rank's parts are written": (files, "sync", 2, 1),
     "before parts are noted": (named_states, "_note", 1, 1),
-    "before they are listed": (named_states, "_read_note", 2, 0),
+    "before they are listed": (named_states, "_note", 4, 0),
     "when they are listed": (named_states, "sync", 1, 0),
     "before files are summed": (manifest, "write", 1, 0),
     "before the new one is there": (folders, "commit", 1, 0),
