@@ -20,14 +20,11 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     # `skip_file_prefixes` of warnings.warn does the same from Python 3.12 on
     frame: FrameType | None = sys._getframe(1)
     level = 2
-    while frame is not None and _is_between(frame):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # besides ours there is what Python puts around ours: a `with` block, a data class's `__init__`
+        is_around = file == contextlib.__file__ or (file, frame.f_code.co_name) == ("<string>", "__init__")
+        if not (file.startswith(_PACKAGE) or is_around):
+            break
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
-
-
-def _is_between(frame: FrameType) -> bool:
-    """Whether a frame is one of ours, or of what Python puts around ours: a `with` block, a data class's `__init__`."""
-    code = frame.f_code
-    if code.co_filename.startswith(_PACKAGE) or code.co_filename == contextlib.__file__:
-        return True
-    return (code.co_filename, code.co_name) == ("<string>", "__init__")

@@ -124,7 +124,13 @@ class DeepSpeedSequenceParallelConfig:
         if self.sp_seq_length_is_variable is None:
             self.sp_seq_length_is_variable = DEGREES.read("sp_seq_length_is_variable", os.environ)
         if self.sp_seq_length is None and not self.sp_seq_length_is_variable:
-            self.sp_seq_length = _length(os.environ.get("PARALLELISM_CONFIG_SP_SEQ_LENGTH"))
+            length = os.environ.get("PARALLELISM_CONFIG_SP_SEQ_LENGTH")
+            if length is None:
+                raise ConfigurationError(
+                    "sp_seq_length_is_variable is false, and there is no sp_seq_length. Pass it, or set "
+                    "PARALLELISM_CONFIG_SP_SEQ_LENGTH."
+                )
+            self.sp_seq_length = None if length == "None" else int(length)
         if self.sp_attn_implementation is None:
             self.sp_attn_implementation = DEGREES.read("sp_attn_implementation", os.environ)
         name = self.sp_attn_implementation
@@ -330,11 +336,3 @@ class ParallelismConfig:
             self.cp_handler = self.cp_handler or TorchContextParallelConfig()
         if self.sp_enabled:
             self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()
-
-
-def _length(value: str | None) -> int | None:
-    if value is None:
-        raise ConfigurationError(
-            "sp_seq_length_is_variable is false, and there is no sp_seq_length. Pass it, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH."
-        )
-    return None if value == "None" else int(value)

@@ -119,7 +119,13 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         accumulation = resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher)
         self.dataloader_config = resolve_loaders(dataloader_config, split_batches)
         self.project_configuration = resolve_project(project_config, project_dir)
-        self._join(cpu or launcher.cpu, request.precision)
+        requested = {} if self.init_handler is None else self.init_handler.requested()
+        self._world = join(cpu=cpu or launcher.cpu, **requested)
+        self.state = AcceleratorState(request.precision, cpu or launcher.cpu, self.compiling, _from_accelerator=True)
+        compiles_float32 = self.compiling.backend != DynamoBackend.NO and request.precision == "no"
+        if compiles_float32 and self._world.device.type == "cuda":
+            # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
+            torch.backends.cuda.matmul.allow_tf32 = True
         deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, request.launches_deepspeed)
         # not before what may be refused: all instances share it
         self.gradient_state = GradientState(accumulation)
@@ -135,18 +141,15 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self.step = 0
         self.log_with = filter_trackers(log_with, self.logging_dir)
         self.panel = PanelTracker()
-        self.step_metrics = self._step_metrics(launcher)
+        self.step_metrics = None
+        # steps are measured where somebody watches; those of XLA devices are computed later than they are made
+        if outlet() is not None and launcher.autolog and self.device.type != "xla":
+            rank, size = self._world.rank, self._world.size
+            share = self.strategy.data_replicas[1] / size
+            self.step_metrics = StepMetrics(rank, self.device, share, PhaseTimer(rank, self.device, size))
         self.trackers: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
-
-    def _join(self, cpu: bool, precision: str) -> None:
-        """Join the world; its state gets the names of the precision and of the compiler."""
-        self._world = join(cpu=cpu, **({} if self.init_handler is None else self.init_handler.requested()))
-        self.state = AcceleratorState(precision, cpu, self.compiling, _from_accelerator=True)
-        if self.compiling.backend != DynamoBackend.NO and precision == "no" and self._world.device.type == "cuda":
-            # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
-            torch.backends.cuda.matmul.allow_tf32 = True
 
     def _spread(self, request: TrainingRequest) -> None:
         """Choose the strategy and, in it, the precision; the state and the panel hear of both."""
@@ -159,14 +162,6 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self._fp8_recipe = request.precision_options.recipe
         self.state.set_precision(self.precision.name)
         emit(PrecisionChoice(self._world.rank, self.precision.name, time.time()))
-
-    def _step_metrics(self, launcher: LauncherSettings) -> StepMetrics | None:
-        """The measurement of steps, where somebody watches; the steps of XLA devices are computed later than they are made."""
-        if outlet() is None or not launcher.autolog or self.device.type == "xla":
-            return None
-        replicas = self.strategy.data_replicas[1]
-        rank, size = self._world.rank, self._world.size
-        return StepMetrics(rank, self.device, replicas / size, PhaseTimer(rank, self.device, size))
 
     # Between processes
 

@@ -53,7 +53,10 @@ class PrepareMethods(AcceleratorProperties):
             raise ConfigurationError(
                 f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
             )
-        self.strategy.begin_call(self._call(args))
+        mesh = self.strategy.mesh
+        self.strategy.begin_call(
+            PrepareCall(tuple(args), self.split_batches, self.world.size, mesh.degrees.get("sp", 1), self)
+        )
         prepared = self._prepare_together(args, placements)
         # a schedule's optimizer is searched among those that are prepared by now
         prepared = [
@@ -61,10 +64,6 @@ class PrepareMethods(AcceleratorProperties):
             for item, placed in zip(prepared, placements, strict=True)
         ]
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
-
-    def _call(self, objects: Sequence[Any]) -> PrepareCall:
-        mesh = self.strategy.mesh
-        return PrepareCall(tuple(objects), self.split_batches, self.world.size, mesh.degrees.get("sp", 1), self)
 
     @property
     def _optimizer_types(self) -> tuple[type, ...]:
@@ -80,19 +79,19 @@ class PrepareMethods(AcceleratorProperties):
             if isinstance(item, (Module, *self._optimizer_types)) and not is_prepared(item, self._prepared_for)
         }
         made = dict(zip(requests, self.strategy.prepare(list(requests.values())), strict=True))
-        return [self._keep(item, made.get(index), placements[index]) for index, item in enumerate(objects)]
-
-    def _keep(self, item: Any, made: Any, placed: bool | None) -> Any:
-        """Keep a model or an optimizer that is prepared."""
-        if isinstance(item, Module):
-            if isinstance(made, Module) and self.step_metrics is not None:
-                self.step_metrics.phases.watch(made)
-            return add(self.bundle.models, item if made is None else made, self._prepared_for)
-        if isinstance(item, self._optimizer_types):
-            return add(
-                self.bundle.optimizers, item if made is None else self._stepping(made, placed), self._prepared_for
-            )
-        return item
+        prepared: list[Any] = []
+        for index, item in enumerate(objects):
+            new = made.get(index)
+            if isinstance(item, Module):
+                if isinstance(new, Module) and self.step_metrics is not None:
+                    self.step_metrics.phases.watch(new)
+                prepared.append(add(self.bundle.models, item if new is None else new, self._prepared_for))
+            elif isinstance(item, self._optimizer_types):
+                stepping = item if new is None else self._stepping(new, placements[index])
+                prepared.append(add(self.bundle.optimizers, stepping, self._prepared_for))
+            else:
+                prepared.append(item)
+        return prepared
 
     def _stepping(self, optimizer: Optimizer, placed: bool | None) -> AcceleratedOptimizer:
         memory = MemoryReporter(self.bundle.models, self.bundle.optimizers, self.device)

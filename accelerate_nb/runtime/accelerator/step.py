@@ -15,7 +15,7 @@ from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoa
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows, GradientState
+from accelerate_nb.runtime.training.accumulation import AccumulationWindows, GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.training.prepared import PreparedObjects
 from accelerate_nb.runtime.world.state import ProcessMethods
@@ -216,7 +216,12 @@ class _MicroStep:
         window = accelerator.windows.of(self._models)
         gradients.sync_gradients = window.advance(gradients.num_steps, at_end=at_end)
         if gradients.average_over_window:
-            self._average(window)
+            factor = window.correct(gradients.num_steps, gradients.batches_left, is_last=gradients.sync_gradients)
+            accelerator._divisor = window.length
+            for model in (self._models or accelerator.bundle.models) if factor != 1 else ():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)
         if not gradients.sync_gradients and not gradients.sync_each_batch:
             self._held = ExitStack()
             for model in self._models:
@@ -226,16 +231,6 @@ class _MicroStep:
         self._accelerator._divisor = None
         if self._held is not None:
             self._held.__exit__(*error)
-
-    def _average(self, window: AccumulationWindow) -> None:
-        gradients = self._accelerator.gradient_state
-        factor = window.correct(gradients.num_steps, gradients.batches_left, is_last=gradients.sync_gradients)
-        self._accelerator._divisor = window.length
-        if factor != 1:
-            for model in self._models or self._accelerator.bundle.models:
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(factor)
 
 
 def _loss(function: Callable[..., Tensor] | None, output: Any, targets: Any) -> Tensor:

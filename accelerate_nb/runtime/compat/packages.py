@@ -164,12 +164,7 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
 
 def is_torch_version(operation: str, version: str) -> bool:
     """Whether the installed torch's version relates to `version` by `operation`."""
-    return compare_versions(_torch_version(), operation, version)
-
-
-@functools.cache
-def _torch_version() -> Version:
-    return parse(installed_version("torch"))
+    return compare_versions(_found("torch", "torch"), operation, version)
 
 
 def is_transformer_engine_mxfp8_available() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -61,22 +61,15 @@ class Mesh:
         """This mesh, for so many ranks; `ConfigurationError` where it has another number, with degrees that fit."""
         if self.size == size:
             return self
-        fitting = "; ".join(f"{axis}={degree}" for axis, degree in self._fitting(size))
-        raise ConfigurationError(
-            f"The degrees {self} make {self.size} ranks, but there are {size}. "
-            + (
-                f"With the others as they are, one of these fits: {fitting}."
-                if fitting
-                else f"Launch {self.size} ranks."
-            )
-        )
-
-    def _fitting(self, size: int) -> Iterator[tuple[str, int]]:
-        """Degrees of single axes that make the product so many."""
+        fitting = []
         for axis in self.degrees or ("dp_replicate",):
             others = self.size // getattr(self, axis)
             if size % others == 0:
-                yield axis, size // others
+                fitting.append(f"{axis}={size // others}")
+        advice = f"Launch {self.size} ranks."
+        if fitting:
+            advice = f"With the others as they are, one of these fits: {'; '.join(fitting)}."
+        raise ConfigurationError(f"The degrees {self} make {self.size} ranks, but there are {size}. {advice}")
 
     def coordinates(self, rank: int) -> Mapping[str, int]:
         """A rank's index along each axis that is in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
 from accelerate_nb.runtime.world.rendezvous import Rendezvous
-from accelerate_nb.runtime.world.world import CONTRACT, World, make_default_group
+from accelerate_nb.runtime.world.world import World, make_default_group
 
 
 class _WorldState:
@@ -127,13 +128,8 @@ def along(axis: Axis) -> World:
     ranks = world.mesh.ranks_along(world.rank, *axes)
     if len(ranks) == world.size:
         return world
-    group = _axis_group(world, axes) if len(ranks) > 1 else None
-    return replace(world, rank=ranks.index(world.rank), size=len(ranks), axis_group=group)
-
-
-def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
     groups = _held.axis_groups
-    if axes not in groups:
+    if len(ranks) > 1 and axes not in groups:
         if world.device.type == "xla":
             raise ConfigurationError(
                 f"An operation along {' and '.join(axes)} was requested, but XLA devices exchange along all ranks alone. "
@@ -142,7 +138,8 @@ def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
         slices = sorted({world.mesh.ranks_along(rank, *axes) for rank in range(world.size)})
         made = [dist.new_group(list(ranks)) for ranks in slices]
         groups[axes] = next(group for group, ranks in zip(made, slices, strict=True) if world.rank in ranks)
-    return groups[axes]
+    group = groups[axes] if len(ranks) > 1 else None
+    return replace(world, rank=ranks.index(world.rank), size=len(ranks), axis_group=group)
 
 
 def rediscover() -> None:
@@ -171,7 +168,7 @@ def _is_stale() -> bool:
     if _held.pid != os.getpid():
         # A forked worker was given a rank of its own; a data loader's child was not, and shares its parent's world.
         return _held.contract != _contract()
-    return _held.world.has_ended
+    return _held.world.backend is not None and not dist.is_initialized()
 
 
 def _leave_behind() -> None:
@@ -209,14 +206,29 @@ def _next_store(rendezvous: Rendezvous) -> dist.Store:
 
 
 def _contract() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in CONTRACT)
+    """The variables that torchrun gives to each process it starts; where they are set, a launcher has started a worker."""
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    )
+    return tuple(os.environ.get(name) for name in names)
 
 
 def collectives() -> dict[str, int]:
     """The number of collectives that each process group of this process has begun."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
-    return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
+    counts: dict[str, int] = {}
+    for group in list(dist.distributed_c10d._world.pg_map):
+        counts[str(group.group_name)] = 0
+        with suppress(RuntimeError):  # a kind of group that doesn't count
+            counts[str(group.group_name)] = int(_backend_of(group)._get_sequence_number_for_group())
+    return counts
 
 
 def rebuild_groups(name: str) -> int:
@@ -228,7 +240,12 @@ def rebuild_groups(name: str) -> int:
     """
     others = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
     group_options = _group_options()
-    models = [(model, _ddp_state(model)) for model in _averaging_models()]
+    models = []
+    for model in _averaging_models():
+        # what torch keeps of such a model when it is pickled: all but its group and what averages over it
+        state: dict[str, Any] = model.__getstate__()
+        state.pop("_outlives_the_reducer", None)
+        models.append((model, state))
     _release_models(model for model, _ in models)
     _end_default_group()
     # a connection of its own: a call that waited on the former one may have been cut off
@@ -284,13 +301,6 @@ def _averaging_models() -> list[DistributedDataParallel]:
     return [model for model in found if model.reducer is not None]
 
 
-def _ddp_state(model: DistributedDataParallel) -> dict[str, Any]:
-    """The state that torch keeps of such a model when it is pickled: all but its group and what averages over it."""
-    state: dict[str, Any] = model.__getstate__()
-    state.pop("_outlives_the_reducer", None)
-    return state
-
-
 def _connect_ddp(model: DistributedDataParallel, kept: Mapping[str, Any]) -> None:
     """Have a model average over the new default group."""
     hooks = list(model.__dict__.get("_comm_hooks", ()))
@@ -301,14 +311,6 @@ def _connect_ddp(model: DistributedDataParallel, kept: Mapping[str, Any]) -> Non
             state.process_group = model.process_group
         over = model.process_group if isinstance(state, dist.ProcessGroup) else state
         dist._register_comm_hook(model.reducer, over, hook)
-
-
-def _count(group: Any) -> int:
-    try:
-        return int(_backend_of(group)._get_sequence_number_for_group())
-    except RuntimeError:
-        # a kind of group that doesn't count
-        return 0
 
 
 def _backend_of(group: Any) -> Any:

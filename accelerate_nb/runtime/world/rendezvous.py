@@ -37,15 +37,17 @@ class Rendezvous:
         An existing process group is adopted as it is; otherwise one is made, over what `store` gives.
         """
         if not self.cpu and is_requested(environment):
-            return join_devices(environment, store or self.rendezvous, self.timeout)
+            return join_devices(environment, store or self.rendezvous, self._limit)
         rank_place = RankPlace.read(environment)
         device = choose_device(rank_place, environment, cpu=self.cpu)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if is_yes(environment, "ACCELERATE_CPU_AFFINITY"):
                 set_numa_affinity(device.index)
-        if rank_place.size > 1 and device.type == "cpu":
-            _share_cores(rank_place, environment)
+        if rank_place.local_size > 1 and device.type == "cpu" and not environment.get("OMP_NUM_THREADS"):
+            # each process gets its part of the machine's cores, unless the number of threads is set
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(max(1, cores // rank_place.local_size))
         if rank_place.size > 1 and not dist.is_initialized():
             make_default_group(**self._group_arguments(rank_place, device, store))
         connected = dist.is_available() and dist.is_initialized()
@@ -55,18 +57,21 @@ class Rendezvous:
     def rendezvous(self) -> dist.Store:
         """The store of the processes' rendezvous, from `init_method` or the environment, else from torch_xla."""
         on_devices = self.init_method is None and not self.cpu and is_requested(os.environ)
-        if on_devices and (found := store_of_devices(self.timeout)) is not None:
+        if on_devices and (found := store_of_devices(self._limit)) is not None:
             return found
-        timeout: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
-        store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **timeout)))
+        store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **self._limit)))
         assert isinstance(store, dist.Store)
         return store
+
+    @property
+    def _limit(self) -> dict[str, Any]:
+        """The timeout as an argument of torch's functions, which have defaults of their own."""
+        return {} if self.timeout is None else {"timeout": self.timeout}
 
     def _group_arguments(
         self, rank_place: RankPlace, device: torch.device, store: Callable[[], dist.Store] | None
     ) -> dict[str, Any]:
         numbers = {"rank": rank_place.rank, "world_size": rank_place.size}
-        timeout = {} if self.timeout is None else {"timeout": self.timeout}
         rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
         backend = self._backend_for(device)
         if self.backend not in {None, backend} and rank_place.rank == 0:
@@ -76,7 +81,7 @@ class Rendezvous:
             )
         # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
         bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
-        return {"backend": backend, **numbers, **timeout, **rendezvous, **bound}
+        return {"backend": backend, **numbers, **self._limit, **rendezvous, **bound}
 
     def _backend_for(self, device: torch.device) -> str:
         natural = dist.get_default_backend_for_device(device)
@@ -98,14 +103,6 @@ def choose_device(rank_place: RankPlace, environment: Mapping[str, str], *, cpu:
         return torch.device("mps")
     # where a scheduler shows each process only its own devices, local rank 3 may see one device
     return torch.device(found.type, rank_place.local_rank % torch.accelerator.device_count())
-
-
-def _share_cores(rank_place: RankPlace, environment: Mapping[str, str]) -> None:
-    """Give each process its part of the machine's cores, unless the number of threads is set."""
-    if environment.get("OMP_NUM_THREADS") or rank_place.local_size == 1:
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // rank_place.local_size))
 
 
 _DEVICES = Path("/sys/bus/pci/devices")
@@ -145,9 +142,8 @@ def near(device: Path) -> set[int]:
         text = (device / "local_cpulist").read_text(encoding="ascii")
     except OSError:
         return set()
-    return {core for part in text.strip().split(",") if part for core in _cores(part)}
-
-
-def _cores(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1)
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores

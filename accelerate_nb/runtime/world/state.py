@@ -159,7 +159,21 @@ class ProcessMethods:
         >>> with accelerator.split_between_processes(["a", "b", "c"]) as mine:  # doctest: +SKIP
         ...     print(mine)
         """
-        yield share_of(inputs, self.world, padded=apply_padding)
+        world = self.world
+        if world.size == 1:
+            yield inputs
+            return
+        is_mapping = isinstance(inputs, Mapping)
+        lengths = {str(name): len(values) for name, values in inputs.items()} if is_mapping else {"": len(inputs)}
+        if len(set(lengths.values())) > 1:
+            raise ConfigurationError(
+                f"A dictionary is split along its values, which must be equally long, but their lengths are {lengths}."
+            )
+        part, extra = divmod(next(iter(lengths.values()), 0), world.size)
+        start = world.rank * part + min(world.rank, extra)
+        end = start + part + (1 if world.rank < extra else 0)
+        missing = part + (1 if extra else 0) - (end - start) if apply_padding else 0
+        yield _part(inputs, start, end, missing, world.device if apply_padding else None)
 
 
 class PartialState(ProcessMethods):
@@ -195,14 +209,16 @@ class PartialState(ProcessMethods):
     @property
     def distributed_type(self) -> DistributedType:
         """The type of connection between the processes, or an assigned label, which changes nothing in the training."""
-        return self.__dict__.get("_distributed_type") or self._connection_type()
+        assigned = self.__dict__.get("_distributed_type")
+        return assigned or self._of_strategy("distributed_type") or super().distributed_type
 
     @distributed_type.setter
     def distributed_type(self, distributed_type: DistributedType | str) -> None:
         self.__dict__["_distributed_type"] = DistributedType(distributed_type)
 
-    def _connection_type(self) -> DistributedType:
-        return super().distributed_type
+    def _of_strategy(self, name: str) -> Any:
+        strategy = self.__dict__.get("strategy")
+        return None if strategy is None else getattr(strategy, name)
 
     @property
     def backend(self) -> str | None:
@@ -359,13 +375,6 @@ class AcceleratorState(PartialState):
         # what was assigned is found before; other names raise what they raised
         return self._of_strategy(name) if name in _OF_STRATEGY else object.__getattribute__(self, name)
 
-    def _of_strategy(self, name: str) -> Any:
-        strategy = self.__dict__.get("strategy")
-        return None if strategy is None else getattr(strategy, name)
-
-    def _connection_type(self) -> DistributedType:
-        return self._of_strategy("distributed_type") or super()._connection_type()
-
     def get_deepspeed_plugin(self, name: str) -> Any:
         """One of several plugins of DeepSpeed; `ConfigurationError` where there is none of this name."""
         plugins = self.deepspeed_plugins
@@ -397,29 +406,6 @@ class AcceleratorState(PartialState):
 def is_initialized() -> bool:
     """Whether an `Accelerator` was made in this process."""
     return bool(AcceleratorState._shared_state)
-
-
-def share_of(inputs: Any, world: World, *, padded: bool = False) -> Any:
-    """The process's part of `inputs`, which stay as they are; `padded` repeats the last element for equal lengths."""
-    if world.size == 1:
-        return inputs
-    length = _common_length(inputs)
-    part, extra = divmod(length, world.size)
-    start = world.rank * part + min(world.rank, extra)
-    end = start + part + (1 if world.rank < extra else 0)
-    missing = part + (1 if extra else 0) - (end - start) if padded else 0
-    return _part(inputs, start, end, missing, world.device if padded else None)
-
-
-def _common_length(inputs: Any) -> int:
-    if not isinstance(inputs, Mapping):
-        return len(inputs)
-    lengths = {str(name): len(values) for name, values in inputs.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigurationError(
-            f"A dictionary is split along its values, which must be equally long, but their lengths are {lengths}."
-        )
-    return next(iter(lengths.values()), 0)
 
 
 def _part(values: Any, start: int, end: int, missing: int, device: torch.device | None) -> Any:

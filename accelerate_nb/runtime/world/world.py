@@ -12,9 +12,6 @@ import torch.distributed as dist
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime.world.mesh import Mesh
 
-# The variables that torchrun gives to each process it starts; where they are set, a launcher has started a worker.
-CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -50,11 +47,6 @@ class World:
     def exchange_world(self) -> World:
         """This world on the device that rows of bytes are sent from: its own, unless they travel between hosts."""
         return self
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether what connected the ranks is gone."""
-        return self.backend is not None and not dist.is_initialized()
 
     @property
     def is_main(self) -> bool:

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -80,11 +79,10 @@ def are_connected() -> bool:
     return int(runtime.world_size()) > 1
 
 
-def rendezvous_store(timeout: timedelta | None) -> dist.Store:
+def rendezvous_store(limit: Mapping[str, Any]) -> dist.Store:
     """This rank's connection to the rendezvous store of ranks that were given none: torch_xla knows its address."""
     import torch_xla.distributed.xla_backend  # noqa: F401 - makes the scheme known
 
-    limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     store: dist.Store
     store, _, _ = next(iter(dist.rendezvous("xla://", **limit)))
     return store
@@ -104,9 +102,8 @@ def address_of_main() -> str:
     return str(tpu.discover_master_worker_ip())
 
 
-def pod_rendezvous_store(timeout: timedelta | None) -> dist.Store:
+def pod_rendezvous_store(limit: Mapping[str, Any]) -> dist.Store:
     """A connection to the store of a TPU pod's first rank: a launch on one machine knows of its own store alone."""
-    limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     is_main = rank_numbers()[0] == 0
     return dist.TCPStore(address_of_main(), _PORT, None, is_main, wait_for_workers=False, **limit)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakMethod, ref
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -94,7 +94,11 @@ class AveragedModel:
         if not touched and not (after_backward and self.finds_unused):
             return
         used = self._agreed(learning, touched)
-        gradients = [_gradient_of(item) for item in learning if id(item) in used]
+        gradients: list[Tensor] = []
+        for item in learning:
+            if id(item) in used:
+                item.grad = torch.zeros_like(item) if item.grad is None else item.grad
+                gradients.append(item.grad)
         if gradients:
             self._average(gradients)
         if self._share is not None and (changed := self._changed()):
@@ -120,21 +124,27 @@ class AveragedModel:
 
     def _watch(self, learning: Sequence[Parameter]) -> None:
         """Take notice of gradients; weights may begin to learn after `prepare`."""
+        weak_self = ref(self)  # a hook keeps nothing alive
+
+        def note(parameter: Tensor) -> None:  # called by autograd's thread for the device
+            if (averaged := weak_self()) is not None:
+                averaged._touched.add(id(parameter))
+
         for item in learning:
             if id(item) not in self._hooks:
                 if self._hooks and item.grad is not None:
                     self._touched.add(id(item))
-                self._hooks[id(item)] = item.register_post_accumulate_grad_hook(_WeakHook(self._note))
-
-    def _note(self, parameter: Tensor) -> None:
-        # called by autograd's thread for the device
-        self._touched.add(id(parameter))
+                self._hooks[id(item)] = item.register_post_accumulate_grad_hook(note)
 
     def _agreed(self, learning: Sequence[Parameter], touched: set[int]) -> set[int]:
         """The weights that have gradients on some rank."""
         key = tuple(map(id, learning))
         if self.finds_unused or key not in self._used:
-            self._used[key] = _on_any(self.world, learning, touched)
+            bits = torch.tensor([id(item) in touched for item in learning], dtype=torch.uint8)
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+            self.world.group.allreduce([bits], options).wait()
+            self._used[key] = {id(item) for item, bit in zip(learning, bits.tolist(), strict=True) if bit}
         used = self._used[key]
         if new := touched - used:
             raise ConfigurationError(
@@ -152,28 +162,3 @@ class AveragedModel:
 def _owner(name: str) -> str:
     """The module that has a buffer: XLA's batch norm counts its batches in sight of torch, but not what it does to its means."""
     return name.rpartition(".")[0]
-
-
-class _WeakHook:
-    """A hook that keeps nothing alive."""
-
-    def __init__(self, method: Callable[[Tensor], None]) -> None:
-        self._method = WeakMethod(method)
-
-    def __call__(self, parameter: Tensor) -> None:
-        if (method := self._method()) is not None:
-            method(parameter)
-
-
-def _gradient_of(parameter: Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _on_any(world: World, learning: Sequence[Parameter], touched: set[int]) -> set[int]:
-    bits = torch.tensor([id(item) in touched for item in learning], dtype=torch.uint8)
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    world.group.allreduce([bits], options).wait()
-    return {id(item) for item, bit in zip(learning, bits.tolist(), strict=True) if bit}

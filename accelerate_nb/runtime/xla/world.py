@@ -40,9 +40,13 @@ class XlaWorld(World):
 
 
 def join_devices(
-    environment: Mapping[str, str], store: Callable[[], dist.Store], timeout: timedelta | None
+    environment: Mapping[str, str], store: Callable[[], dist.Store], limit: Mapping[str, timedelta]
 ) -> XlaWorld:
-    """Wake this rank's device, and connect its host to the others over what `store` gives, unless a process group does already."""
+    """
+    Wake this rank's device, and connect its host to the others over what `store` gives, unless a process group does already.
+
+    `limit` is `{"timeout": ...}`, or empty for torch's own.
+    """
     device = xla.device()
     if (devices := xla.devices_in_process()) > 1:
         raise LaunchError(
@@ -50,28 +54,23 @@ def join_devices(
             "here. Launch with notebook_launcher or accelerate-nb launch on a TPU v4 or later, or set CPU_NUM_DEVICES=1."
         )
     rank_place = RankPlace.read(environment) if xla.device_type() == "CPU" else RankPlace(*xla.rank_numbers())
-    _must_be_whole(rank_place, environment)
-    if rank_place.size > 1 and not dist.is_initialized():
-        if xla.is_among_machines(environment):
-            # a launch on one machine keeps to its loopback interface, which no other machine reaches
-            os.environ["GLOO_SOCKET_IFNAME"] = xla.pod_interface()
-        limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        make_default_group(backend="gloo", rank=rank_place.rank, world_size=rank_place.size, store=store(), **limit)
-    return XlaWorld(**asdict(rank_place), device=device, backend="xla" if rank_place.size > 1 else None)
-
-
-def store_of_devices(timeout: timedelta | None) -> dist.Store | None:
-    """The store of a rendezvous that torch_xla knows the address of; `None` where a launcher's variables name all of the ranks'."""
-    if "MASTER_ADDR" not in os.environ:
-        return xla.rendezvous_store(timeout)
-    return xla.pod_rendezvous_store(timeout) if xla.is_among_machines(os.environ) else None
-
-
-def _must_be_whole(rank_place: RankPlace, environment: Mapping[str, str]) -> None:
-    """Ranks whose devices torch_xla doesn't connect would each train by themselves, and say that they are the first."""
     started = number_in(environment, "WORLD_SIZE", 1)
     if started > rank_place.size:
+        # ranks whose devices torch_xla doesn't connect would each train by themselves, and say that they are the first
         raise LaunchError(
             f"{started} processes were started (WORLD_SIZE), but torch_xla knows of {rank_place.size} rank(s): what PJRT_DEVICE="
             f"{environment.get('PJRT_DEVICE')} names is not shared among processes. Start one process, or pass cpu=True."
         )
+    if rank_place.size > 1 and not dist.is_initialized():
+        if xla.is_among_machines(environment):
+            # a launch on one machine keeps to its loopback interface, which no other machine reaches
+            os.environ["GLOO_SOCKET_IFNAME"] = xla.pod_interface()
+        make_default_group(backend="gloo", rank=rank_place.rank, world_size=rank_place.size, store=store(), **limit)
+    return XlaWorld(**asdict(rank_place), device=device, backend="xla" if rank_place.size > 1 else None)
+
+
+def store_of_devices(limit: Mapping[str, timedelta]) -> dist.Store | None:
+    """The store of a rendezvous that torch_xla knows the address of; `None` where a launcher's variables name all of the ranks'."""
+    if "MASTER_ADDR" not in os.environ:
+        return xla.rendezvous_store(limit)
+    return xla.pod_rendezvous_store(limit) if xla.is_among_machines(os.environ) else None
