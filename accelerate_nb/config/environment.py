@@ -64,9 +64,11 @@ def runs_folder(environment: Mapping[str, str], requested: str | None = None) ->
     import tempfile  # seldom needed, and slow to import
 
     cache = _cache(environment)
+    # the folder, or the first of its parents that is there
+    there = next((folder for folder in (cache, *cache.parents) if folder.exists()), None) if cache else None
     if requested:
         folder = Path(requested)
-    elif cache is not None and _can_hold_folders(cache):
+    elif cache and there and there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         folder = cache / "accelerate_nb_runs"
     else:
         user = str(os.getuid()) if hasattr(os, "getuid") else environment.get("USERNAME", "user")
@@ -83,14 +85,6 @@ def _cache(environment: Mapping[str, str]) -> Path | None:
     if not home:
         return None
     return Path(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
-
-
-def _can_hold_folders(folder: Path) -> bool:
-    """Whether the folder, or the first of its parents that is there, can be written to."""
-    for candidate in (folder, *folder.parents):
-        if candidate.exists():
-            return candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK)
-    return False
 
 
 @contextmanager

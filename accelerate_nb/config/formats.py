@@ -75,7 +75,15 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
     ['--num-processes', '2', '--cpu', '--no-debug']
     """
     known = {setting.name: setting for setting in all_settings()}
-    return [word for name, value in settings.items() for word in _flag(known[name], value)]
+    words: list[str] = []
+    for name, value in settings.items():
+        flag, text = known[name].flag, _text(value)
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            # a value that looks like a flag is held to its name
+            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return words
 
 
 def variables(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -167,14 +175,6 @@ def _dumped(content: Mapping[str, Any]) -> str:
     return written
 
 
-def _flag(setting: Setting, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [setting.flag if value else f"--no-{setting.flag.removeprefix('--')}"]
-    text = _text(value)
-    # a value that looks like a flag, or is empty, is held to its name
-    return [f"{setting.flag}={text}"] if text.startswith("-") else [setting.flag, text]
-
-
 def _text(value: Any) -> str:
     """A value as flags and variables have it."""
     if isinstance(value, bool):
@@ -192,31 +192,35 @@ def plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _taken(words: list[str], flags: Sequence[Setting], where: str) -> tuple[str, Any]:
-    """Take the flag off with which words begin, and its value: the setting's name and what it is."""
-    item, written = _known(words.pop(0), flags, where)
-    return item.name, item.parse(_value(item, written, words, where), f"{where} was given {item.flag}")
-
-
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and not word.lstrip("-")[:1].isdigit() and word.strip("-") != ""
 
 
-def _known(word: str, flags: Sequence[Setting], where: str) -> tuple[Setting, str | None]:
-    """The setting that a flag means, and the value that is written into the same word."""
-    for short, name in SHORT.items():
-        if word.startswith(short):
-            return _named(name, flags, word, where), word[len(short) :].lstrip("=") or None
+def _taken(words: list[str], flags: Sequence[Setting], where: str) -> tuple[str, Any]:
+    """Take the flag off with which words begin, and its value: the setting's name and what it is."""
+    word = words.pop(0)
     spelled, equals, value = word.partition("=")
-    name = spelled.lstrip("-").replace("-", "_")
-    if name.startswith("no_") and any(
+    name, text = spelled.lstrip("-").replace("-", "_"), value if equals else None
+    if short := next((short for short in SHORT if word.startswith(short)), None):
+        name, spelled, text = SHORT[short], word, word[len(short) :].lstrip("=") or None
+    elif name.startswith("no_") and any(
         name[3:] in (flag.name, *flag.deprecated) and isinstance(flag.value_type, Boolean) for flag in flags
     ):
-        return _named(name[3:], flags, word, where), "no"
-    return _named(name, flags, spelled, where), value if equals else None
+        name, spelled, text = name[3:], word, "no"
+    setting = _named(name, flags, spelled, where)
+    if text is None and isinstance(setting.value_type, Boolean):
+        text = words.pop(0) if words and words[0].lower() in {"true", "false", "yes", "no"} else "yes"
+    elif text is None:
+        if not words or _is_flag(words[0]):
+            raise ConfigurationError(
+                f"{where} was given {setting.flag} without a value. It should be {setting.value_type.expected}. ({setting.help})"
+            )
+        text = words.pop(0)
+    return setting.name, setting.parse(text, f"{where} was given {setting.flag}")
 
 
 def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Setting:
+    """The setting of this name, present or former, among some flags; `UnknownSettingError` names the nearest."""
     for flag in flags:
         if name in flag.deprecated:
             warn_deprecated(spelled, flag.flag)
@@ -226,16 +230,3 @@ def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Set
     listed = ", ".join([*(short for short, name in SHORT.items() if any(item.name == name for item in flags)), *known])
     suggestion = did_you_mean("--" + name.replace("_", "-"), known, f"Leave it out. It knows {listed}.")
     raise UnknownSettingError(f"{where} was given {spelled}, which it does not know. {suggestion}")
-
-
-def _value(setting: Setting, written: str | None, words: list[str], where: str) -> str:
-    """A flag's text: in the same word, or the next one; yes or no needs none."""
-    if written is not None:
-        return written
-    if isinstance(setting.value_type, Boolean):
-        return words.pop(0) if words and words[0].lower() in {"true", "false", "yes", "no"} else "yes"
-    if words and not _is_flag(words[0]):
-        return words.pop(0)
-    raise ConfigurationError(
-        f"{where} was given {setting.flag} without a value. It should be {setting.value_type.expected}. ({setting.help})"
-    )

@@ -42,15 +42,21 @@ def find(environment: Mapping[str, str], given: str | Path | None = None) -> Pat
     """
     if given is None:
         given = environment.get("ACCELERATE_NB_CONFIG_FILE")
-    if given is not None:
-        return _there(given) if str(given) else None
-    default = default_path(environment)
-    return default if default.is_file() else None
+    if given is None:
+        default = default_path(environment)
+        return default if default.is_file() else None
+    if not str(given):
+        return None
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigurationError(f"The configuration file {path} was requested, and does not exist. Correct its path.")
+    return path
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
     """The path at which Accelerate's own tools put the configuration file; early ones wrote `default_config.json`."""
-    folder = _hugging_face_home(environment) / "accelerate"
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~", ".cache")
+    folder = Path(environment.get("HF_HOME") or Path(cache, "huggingface")).expanduser() / "accelerate"
     usual, early = folder / "default_config.yaml", folder / "default_config.json"
     return early if early.is_file() and not usual.is_file() else usual
 
@@ -65,13 +71,12 @@ def read(path: Path) -> dict[str, Any]:
     content = apart(today(_content(path)))
     if content.get("num_processes") == -1:
         del content["num_processes"]  # Accelerate writes it where it leaves the number to others
-    return {name: _did_you_mean(name, value) for name, value in content.items() if value not in (None, {})}
+    return _meant(content)
 
 
 def whole(path: Path) -> dict[str, Any]:
     """The whole content of the file, with its nested parts, as today's Accelerate spells it."""
-    content = today(_content(path))
-    return {name: _did_you_mean(name, value) for name, value in content.items() if value not in (None, {})}
+    return _meant(today(_content(path)))
 
 
 def configured_runs_folder(environment: Mapping[str, str], requested: str | os.PathLike[str] | None = None) -> Path:
@@ -159,9 +164,7 @@ def renewed(path: Path, distributed_type: str) -> ConfigDraft:
     current = _content(path)
     spelled = {item: key(setting) for setting in all_settings() for item in setting.keys if item not in OF_ACCELERATE}
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
-    for name, value in apart(today(current)).items():
-        if value not in (None, {}):
-            content[spelled.get(name, name)] = _did_you_mean(name, value)
+    content |= {spelled.get(name, name): value for name, value in _meant(apart(today(current))).items()}
     content = together(content)
     _refuse_extensions_in_json(path, content)
     return ConfigDraft(path, content, replaces=True, changed=_changed(current, content), comments=_has_comments(path))
@@ -211,12 +214,8 @@ def basic(mixed_precision: str, *, distributed_type: str, num_processes: int, cp
 
 def _changed(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys of a file that get another value or go."""
-    before, after = apart(current), apart(new)
-    return tuple(
-        name
-        for name, value in before.items()
-        if after.get(name) != _did_you_mean(name, value) and value not in (None, {})
-    )  # fmt: skip
+    after = apart(new)
+    return tuple(name for name, value in _meant(apart(current)).items() if after.get(name) != value)
 
 
 def _refuse_extensions_in_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -232,47 +231,26 @@ def _has_comments(path: Path) -> bool:
     return any(line.lstrip().startswith("#") and not is_extension_line(line) for line in lines)
 
 
-def _there(given: str | Path) -> Path:
-    path = Path(given).expanduser()
-    if not path.is_file():
-        raise ConfigurationError(f"The configuration file {path} was requested, and does not exist. Correct its path.")
-    return path
-
-
-def _hugging_face_home(environment: Mapping[str, str]) -> Path:
-    if home := environment.get("HF_HOME"):
-        return Path(home).expanduser()
-    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~", ".cache")
-    return Path(cache).expanduser() / "huggingface"
-
-
 def _content(path: Path) -> dict[str, Any]:
     """All that a file holds, under the keys that stand there; what is written for this package alone wins."""
-    written = _text_of(path)
-    content = {**_keys(path, written), **_keys(path, _extension_lines(written), beyond=len(EXTENSION_MARK))}
-    return {str(name): value for name, value in content.items()}
-
-
-def _extension_lines(written: str) -> str:
-    """The lines for this package alone, at their positions."""
-    return "\n".join(
-        line.removeprefix(EXTENSION_MARK) if line.startswith(EXTENSION_MARK) else "" for line in written.splitlines()
-    )
-
-
-def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             found = file.read(LONGEST_TEXT + 1)
         if len(found) > LONGEST_TEXT:
             raise _broken(path, "", f"it has more than {LONGEST_TEXT:,} bytes")
-        return found.decode("utf-8")
+        written = found.decode("utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"The configuration file {path} can't be read: {error.strerror}. Name another one with config_file=..."
         ) from None
     except UnicodeDecodeError as error:
         raise _broken(path, "", error) from None
+    # at their positions, which errors name
+    extensions = (
+        line.partition(EXTENSION_MARK)[2] if line.startswith(EXTENSION_MARK) else "" for line in written.splitlines()
+    )
+    content = {**_keys(path, written), **_keys(path, "\n".join(extensions), beyond=len(EXTENSION_MARK))}
+    return {str(name): value for name, value in content.items()}
 
 
 def _keys(path: Path, written: str, beyond: int = 0) -> dict[Any, Any]:
@@ -328,26 +306,29 @@ def _broken(path: Path, position: str, why: Any) -> ConfigurationError:
 
 
 def _refuse_unknown(path: Path, root: Any, beyond: int) -> None:
+    """Raise `UnknownSettingError` for keys that mean nothing."""
     settings = {key for setting in all_settings() for key in setting.keys}
     known = settings | OF_ACCELERATE | OF_SAGEMAKER | OF_EARLIER
-    nodes = [node for node, _ in root.value if str(node.value) not in known]
-    wrong = [_unknown(node, known, beyond) for node in nodes[:_MOST_NAMED]]
+    unknown = [node for node, _ in root.value if str(node.value) not in known]
+    wrong = []
+    for node in unknown[:_MOST_NAMED]:
+        near = did_you_mean(str(node.value), known)
+        suggestion = f" (d{near[1:]})" if near else ""
+        where = f"in line {node.start_mark.line + 1}, column {node.start_mark.column + beyond + 1}"
+        wrong.append(f"the unknown key {brief(node.value)} {where}{suggestion}")
     if wrong:
-        more = f"; and {len(nodes) - len(wrong)} more" if len(nodes) > len(wrong) else ""
+        more = f"; and {len(unknown) - len(wrong)} more" if len(unknown) > len(wrong) else ""
         raise UnknownSettingError(
             f"The configuration file {path} has {'; '.join(wrong)}{more}. Correct {'it' if len(wrong) == 1 else 'them'}, or remove "
             f"{'the line' if len(wrong) == 1 else 'the lines'}; `accelerate-nb config` writes a new file."
         )
 
 
-def _unknown(node: Any, known: set[str], beyond: int) -> str:
-    mark = node.start_mark
-    near = did_you_mean(str(node.value), known)
-    suggestion = f" (d{near[1:]})" if near else ""
-    return f"the unknown key {brief(node.value)} in line {mark.line + 1}, column {mark.column + beyond + 1}{suggestion}"
-
-
-def _did_you_mean(name: str, value: Any) -> Any:
-    # YAML 1.1 reads a bare `no` as False
+def _meant(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content without empty keys, and with the words that YAML 1.1 reads as False: a bare `no`."""
     bare = {"mixed_precision": "no", "dynamo_backend": "no", "distributed_type": "NO"}
-    return bare[name] if value is False and name in bare else value
+    return {
+        name: bare[name] if value is False and name in bare else value
+        for name, value in content.items()
+        if value not in (None, {})
+    }

@@ -139,10 +139,22 @@ def file_is_for_tpus(content: Mapping[str, Any]) -> bool:
 
 def tpus_of(content: Mapping[str, Any]) -> TpusConfig:
     """The TPU settings of a configuration file; `ConfigurationError` names an invalid value."""
-    found = {name: content.get(key) for name, (key, _) in _TPU_KEYS.items()}
-    if found["function"] == _USUAL_FUNCTION:
-        del found["function"]
-    return TpusConfig(**{name: _tpu_value(name, value) for name, value in found.items() if value not in (None, "")})
+    found: dict[str, Any] = {}
+    for name, (key, value_type) in _TPU_KEYS.items():
+        value = content.get(key)
+        if value in (None, "") or (name == "function" and value == _USUAL_FUNCTION):
+            continue
+        if name == "environment":
+            # its own questionnaire writes [''] for an empty reply
+            found[name] = tuple(str(item) for item in (value if isinstance(value, list) else [value]) if str(item))
+            continue
+        try:
+            found[name] = value_type.from_file(value)
+        except InvalidValue:
+            raise ConfigurationError(
+                f"{key} in the configuration file is {value!r}, but should be {value_type.expected}. Correct it, or remove the line."
+            ) from None
+    return TpusConfig(**found)
 
 
 def with_engine(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,19 +170,6 @@ def with_engine(content: Mapping[str, Any]) -> dict[str, Any]:
     if "engine" in content or not file_is_for_tpus(content):
         return dict(content)
     return {**{name: value for name, value in content.items() if name != "num_processes"}, "engine": "xla"}
-
-
-def _tpu_value(name: str, value: Any) -> Any:
-    if name == "environment":
-        # its own questionnaire writes [''] for an empty reply
-        return tuple(str(item) for item in (value if isinstance(value, list) else [value]) if str(item))
-    key, value_type = _TPU_KEYS[name]
-    try:
-        return value_type.parse(value) if isinstance(value, str) else value_type.check(value)
-    except InvalidValue:
-        raise ConfigurationError(
-            f"{key} in the configuration file is {value!r}, but should be {value_type.expected}. Correct it, or remove the line."
-        ) from None
 
 
 # ------------------------------------------------------------------------------------------- what is not offered here
@@ -205,7 +204,9 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     distributed_type = _distributed_type(content)
     if distributed_type in _UNSUPPORTED:
         return f"{_UNSUPPORTED[distributed_type]} (distributed_type: {distributed_type})"
-    if (package := _fp8_package(content)) not in _FP8:
+    fp8 = content.get("fp8_config") if content.get("mixed_precision") == "fp8" else None
+    package = str((fp8.get("backend") if isinstance(fp8, Mapping) else None) or "AUTO").upper()
+    if package not in _FP8:
         return f"fp8 by {package} (fp8_config: backend)"
     if split := _split(content.get("parallelism_config"), distributed_type):
         return f"a mesh that no strategy has ({', '.join(split)})"
@@ -234,15 +235,6 @@ def _distributed_type(content: Mapping[str, Any]) -> str:
     return str(content.get("distributed_type") or "NO").upper()
 
 
-def _fp8_package(content: Mapping[str, Any]) -> str:
-    """The package that is to compute in fp8, where that is requested; "AUTO" takes an installed one."""
-    fp8_config = content.get("fp8_config")
-    wanted = None
-    if isinstance(fp8_config, Mapping) and content.get("mixed_precision") == "fp8":
-        wanted = fp8_config.get("backend")
-    return str(wanted or "AUTO").upper()
-
-
 def _split(degrees: Any, distributed_type: str) -> list[str]:
     """
     The degrees that no strategy has together: copies of what is split and not sharded, and sequences that are split by `sp_size`
@@ -250,11 +242,7 @@ def _split(degrees: Any, distributed_type: str) -> list[str]:
     """
     if not isinstance(degrees, Mapping):
         return []
-    used = {
-        name: value
-        for name, value in degrees.items()
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1
-    }
+    used = {name: value for name, value in degrees.items() if type(value) is int and value > 1}
     axes = {name.removeprefix("parallelism_config_").removesuffix("_size") for name in used}
     if "dp_replicate" in axes and axes & {"tp", "cp"} and "dp_shard" not in axes:
         return [f"{name}: {value}" for name, value in used.items()]

@@ -139,7 +139,12 @@ def read_cell_line(line: str) -> tuple[CellOptions, dict[str, Any]]:
 
 def read(line: str, flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """The values of a line's flags, by the names of their settings, and the words that are no flags."""
-    return read_words(_words(line, where), flags, where)
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        raise ConfigurationError(f"{where} was given {line!r}, where a quotation mark is open. Close it.") from None
+    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
+    return read_words(words[:comment], flags, where)
 
 
 def refuse(words: Sequence[str], where: str, advice: str) -> None:
@@ -220,15 +225,3 @@ def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:
             f"--ranks was given {text!r}, and the session has the ranks {named(range(size))}. Choose among them."
         )
     return tuple(sorted(found))
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-def _words(line: str, where: str) -> list[str]:
-    try:
-        words = shlex.split(line)
-    except ValueError:
-        raise ConfigurationError(f"{where} was given {line!r}, where a quotation mark is open. Close it.") from None
-    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
-    return words[:comment]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from accelerate_nb.config import hf_keys
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
@@ -78,24 +78,16 @@ def resolve(
     for name in arguments:
         if name not in known:
             raise unknown_setting(name, known)
-    _refuse_misspelled(environment, {*known, *(former for setting in all_settings() for former in setting.deprecated)})
+    former = {name for setting in all_settings() for name in setting.deprecated}
+    names = {*(name.upper() for name in known | former), *NO_SETTINGS}
+    for variable in (name for name, text in environment.items() if text and name.startswith(PREFIX)):
+        name = variable.removeprefix(PREFIX)
+        # one that is not near to any may be another release's
+        if name not in names and (suggestion := did_you_mean(name, sorted(names), prefix=PREFIX)):
+            raise UnknownSettingError(f"The variable {variable} is set, and no setting has that name. {suggestion}")
     refuse_unsupported(file or {})
     sources = _sources(arguments, environment, file)
-    return RunConfig(launching=_made(LaunchingConfig, sources), training=_made(TrainingConfig, sources))
-
-
-def _refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise for a variable that is nearly one of a setting; others with this package's prefix may be another release's."""
-    names = {*(name.upper() for name in known), *NO_SETTINGS}
-    for variable, text in environment.items():
-        name = variable.removeprefix(PREFIX)
-        if (
-            text
-            and name != variable
-            and name not in names
-            and (suggestion := did_you_mean(name, sorted(names), prefix=PREFIX))
-        ):
-            raise UnknownSettingError(f"The variable {variable} is set, and no setting has that name. {suggestion}")
+    return RunConfig(launching=sources.made(LaunchingConfig), training=sources.made(TrainingConfig))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +117,7 @@ def origin(
     file: Mapping[str, Any] | None = None,
 ) -> Origin:
     """The source of one setting's value, whatever the others are."""
-    return _first(setting, _sources(arguments, environment, file)) or Origin(setting.default)
+    return _sources(arguments, environment, file).first(setting) or Origin(setting.default)
 
 
 def values(config: RunConfig) -> dict[str, Any]:
@@ -144,77 +136,49 @@ def changed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {setting.name: found[setting.name] for setting in all_settings() if found[setting.name] != setting.default}
 
 
-class _ArgumentSource(NamedTuple):
+class _Sources(NamedTuple):
+    """Where settings get their values from, the source that wins first."""
+
     arguments: Mapping[str, Any]
-
-    def values(self, setting: Setting) -> Iterator[Origin]:
-        if setting.name in self.arguments:
-            yield Origin(setting.check(self.arguments[setting.name], f"{setting.name} was given as"), "the call")
-
-
-class _EnvironmentSource(NamedTuple):
     variables: Mapping[str, str]
+    file: Mapping[str, Any]
 
-    def values(self, setting: Setting) -> Iterator[Origin]:
+    def first(self, setting: Setting) -> Origin | None:
+        """The value of a setting that counts, checked; `None` where no source has one."""
+        if setting.name in self.arguments:
+            return Origin(setting.check(self.arguments[setting.name], f"{setting.name} was given as"), "the call")
         for name in setting.variables:
             if text := self.variables.get(name):
                 if name.removeprefix(PREFIX).lower() in setting.deprecated:
                     warn_deprecated(name, setting.variables[0])
-                yield Origin(setting.parse(text, f"The variable {name} is"), f"the variable {name}")
-
-
-class _FileSource(NamedTuple):
-    content: Mapping[str, Any]
-
-    def values(self, setting: Setting) -> Iterator[Origin]:
+                return Origin(setting.parse(text, f"The variable {name} is"), f"the variable {name}")
         for key in setting.keys:
-            value = self.content.get(key)
-            if value is not None:
+            if (value := self.file.get(key)) is not None:
                 if key in setting.deprecated:
                     warn_deprecated(f"{key} in the configuration file", setting.name)
                 read = setting.parse if isinstance(value, str) else setting.check
-                yield Origin(read(value, f"{key} in the configuration file is"), "the configuration file")
+                return Origin(read(value, f"{key} in the configuration file is"), "the configuration file")
+        return None
+
+    def made(self, section: type[Section]) -> Section:
+        """The settings of a section; a range of nodes (`"1:2"`) is two of them."""
+        members = (setting for setting in all_settings() if setting.section == section_name(section))
+        found = {item.name: origin.value for item in members if (origin := self.first(item)) is not None}
+        if isinstance(nodes := found.get("num_nodes"), str):
+            if "min_nodes" in found:
+                raise ConfigurationError(
+                    f"num_nodes={nodes!r} and min_nodes={found['min_nodes']} were both given. Pass one of them."
+                )
+            found["min_nodes"], found["num_nodes"] = map(int, nodes.split(":"))
+        return section(**found)
 
 
-# A source of settings' values: those that it has for a setting, checked; the first counts.
-_SettingSource: TypeAlias = _ArgumentSource | _EnvironmentSource | _FileSource
-
-
-def _sources(
-    arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None
-) -> tuple[_SettingSource, ...]:
-    """The sources of settings, the one that wins first."""
+def _sources(arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None) -> _Sources:
     for strategy in STRATEGIES if file is not None else ():
         file = strategy.with_strategy(file or {})
-    sources: tuple[_SettingSource, ...] = (
-        _ArgumentSource(given_arguments(arguments)),
-        _EnvironmentSource(environment),
-        _FileSource(file or {}),
-    )
+    sources = _Sources(given_arguments(arguments), environment, file or {})
     if file is None or not hf_keys.file_is_for_tpus(file):
         return sources
-    cpu = _first(setting_named("cpu"), sources)
+    cpu = sources.first(setting_named("cpu"))
     # a request for the CPU means torch's own, on whatever machine the file was written for
-    return sources if cpu is not None and cpu.value else (*sources[:-1], _FileSource(hf_keys.with_engine(file)))
-
-
-def _first(setting: Setting, sources: tuple[_SettingSource, ...]) -> Origin | None:
-    return next((origin for source in sources for origin in source.values(setting)), None)
-
-
-def _made(section: type[Section], sources: tuple[_SettingSource, ...]) -> Section:
-    members = (setting for setting in all_settings() if setting.section == section_name(section))
-    found = {item.name: _first(item, sources) for item in members}
-    return section(**_with_min_nodes({name: origin.value for name, origin in found.items() if origin is not None}))
-
-
-def _with_min_nodes(found: dict[str, Any]) -> dict[str, Any]:
-    """The values of settings, with a range of nodes (`"1:2"`) as its two settings."""
-    if not isinstance(nodes := found.get("num_nodes"), str):
-        return found
-    if "min_nodes" in found:
-        raise ConfigurationError(
-            f"num_nodes={nodes!r} and min_nodes={found['min_nodes']} were both given. Pass one of them."
-        )
-    least, most = map(int, nodes.split(":"))
-    return {**found, "num_nodes": most, "min_nodes": least}
+    return sources if cpu is not None and cpu.value else sources._replace(file=hf_keys.with_engine(file))

@@ -168,31 +168,31 @@ def section_name(section: type) -> str:
 def settings(section: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in the order of its fields."""
     annotations = get_type_hints(section, include_extras=True)
-    return tuple(
-        _described(item.name, annotations[item.name], item.default, item.metadata["details"], section)
-        for item in fields(section)
-    )
+    found = []
+    for item in fields(section):
+        name, details = item.name, item.metadata["details"]
+        plain = _without_none(annotations[name])
+        former = (PREFIX + word.upper() for word in details.deprecated)
+        found.append(
+            Setting(
+                name=name,
+                value_type=_value_type(plain, details),
+                default=item.default,
+                help=details.help,
+                label=details.label or name.replace("_", " ").capitalize(),
+                variables=(PREFIX + name.upper(), *details.variables, *former),
+                keys=(name, *details.keys, *details.deprecated),
+                deprecated=tuple(details.deprecated),
+                section=section_name(section),
+                group=details.group,
+                advanced=details.advanced,
+                nullable=annotations[name] is not plain,
+            )
+        )
+    return tuple(found)
 
 
-def _described(name: str, annotation: Any, default: Any, details: _SettingDetails, section: type) -> Setting:
-    return Setting(
-        name=name,
-        value_type=_value_type(annotation, details),
-        default=default,
-        help=details.help,
-        label=details.label or name.replace("_", " ").capitalize(),
-        variables=(PREFIX + name.upper(), *details.variables, *(PREFIX + item.upper() for item in details.deprecated)),
-        keys=(name, *details.keys, *details.deprecated),
-        deprecated=tuple(details.deprecated),
-        section=section_name(section),
-        group=details.group,
-        advanced=details.advanced,
-        nullable=annotation is not _without_none(annotation),
-    )
-
-
-def _value_type(annotation: Any, details: _SettingDetails) -> ValueType:
-    plain = _without_none(annotation)
+def _value_type(plain: Any, details: _SettingDetails) -> ValueType:
     if get_origin(plain) is Annotated:
         value_type: ValueType = plain.__metadata__[0]
         return value_type

@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from accelerate_nb.errors import NotYetError
 
@@ -44,28 +44,37 @@ class InvalidValue(Exception):  # noqa: N818 - never leaves this folder: `Settin
     """A value is not of the type; the setting adds its name and source. Its argument, if any, gives the reason."""
 
 
-class ValueType(Protocol):
-    """The values that a setting can have."""
+class ValueType:
+    """The values that a setting can have: by themselves, any text."""
 
     # the placeholder after its flag in a help
-    PLACEHOLDER: ClassVar[str]
+    PLACEHOLDER = ""
 
     @property
     def expected(self) -> str:
         """A description of a valid value, to go after "should be"."""
+        return "a text"
 
     def check(self, value: Any) -> Any:
         """The value as the setting keeps it; `InvalidValue` if it can't be one."""
+        if not isinstance(value, str):
+            raise InvalidValue
+        return self.parse(value)
 
     def parse(self, text: str) -> Any:
         """The value of a text from the environment or a file; `InvalidValue` if it has none."""
+        return text
+
+    def from_file(self, value: Any) -> Any:
+        """The value of an entry of a file, which may be written as a text."""
+        return self.parse(value) if isinstance(value, str) else self.check(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(ValueType):
     """Whole numbers, numpy's included; `True` is none of them."""
 
-    PLACEHOLDER: ClassVar[str] = "N"
+    PLACEHOLDER = "N"
     minimum: float | None = None
     maximum: float | None = None
     also_as_text: bool = False
@@ -94,11 +103,11 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCount:
+class NodeCount(ValueType):
     """Numbers of machines, or the fewest and the most as torchrun spells them: the text `1:2`."""
 
-    PLACEHOLDER: ClassVar[str] = "N|MIN:MAX"
-    expected: ClassVar[str] = "a whole number that is at least 1, or the fewest and the most: '1:2'"
+    PLACEHOLDER = "N|MIN:MAX"
+    expected = "a whole number that is at least 1, or the fewest and the most: '1:2'"
 
     def check(self, value: Any) -> int | str:
         return self.parse(value) if isinstance(value, str) else Integer(1).check(value)
@@ -111,10 +120,10 @@ class NodeCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(ValueType):
     """Real numbers, neither infinite nor NaN."""
 
-    PLACEHOLDER: ClassVar[str] = "S"
+    PLACEHOLDER = "S"
     minimum: float | None = None
     maximum: float | None = None
 
@@ -141,11 +150,10 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(ValueType):
     """True or False."""
 
-    PLACEHOLDER: ClassVar[str] = ""
-    expected: ClassVar[str] = "True or False"
+    expected = "True or False"
 
     def check(self, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -160,56 +168,52 @@ class Boolean:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(ValueType):
     """Any text, or a path."""
 
-    PLACEHOLDER: ClassVar[str] = "TEXT"
-    expected: ClassVar[str] = "a text"
+    PLACEHOLDER = "TEXT"
 
     def check(self, value: Any) -> str:
         if not isinstance(value, (str, os.PathLike)):
             raise InvalidValue
         return str(value)
 
-    def parse(self, text: str) -> str:
-        return text
-
 
 @dataclass(frozen=True, slots=True)
-class DeviceIds:
+class DeviceIds(ValueType):
     """Accelerators of a machine: `all`, or numbers and names of them, each once."""
 
-    PLACEHOLDER: ClassVar[str] = "0,1,..."
-    expected: ClassVar[str] = "'all', or numbers of accelerators such as '0,2'"
+    PLACEHOLDER = "0,1,..."
+    expected = "'all', or numbers of accelerators such as '0,2'"
 
-    def check(self, value: Any) -> str:
+    def check(self, value: Any) -> Any:
         # YAML reads a single one, `gpu_ids: 0`, as a number
-        if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise InvalidValue
-        return self.parse(str(value))
+        return ValueType.check(self, str(value) if type(value) is int else value)
 
     def parse(self, text: str) -> str:
         entries = [entry.strip() for entry in text.split(",")]
         if [entry.lower() for entry in entries] == ["all"]:
             return "all"
-        if len(set(entries)) < len(entries) or not all(map(_is_id, entries)):
+        # a number, one of a part (`0.1`), or a name such as NVIDIA gives (`GPU-8f…`)
+        are_ids = (
+            entry.startswith(("GPU-", "MIG-")) or all(part.isdecimal() for part in entry.split("."))
+            for entry in entries
+        )
+        if len(set(entries)) < len(entries) or not all(are_ids):
             raise InvalidValue
         return ",".join(entries)
 
 
 @dataclass(frozen=True, slots=True)
-class HostList:
+class HostList(ValueType):
     """Names of hosts, each with the number of its processes behind a colon where that is given; a text has commas between them."""
 
-    PLACEHOLDER: ClassVar[str] = "a,b:4,..."
-    expected: ClassVar[str] = "names of hosts such as ['a', 'b:4']"
+    PLACEHOLDER = "a,b:4,..."
+    expected = "names of hosts such as ['a', 'b:4']"
 
-    def check(self, value: Any) -> str:
-        if isinstance(value, str):
-            return self.parse(value)
-        if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
-            raise InvalidValue
-        return self.parse(",".join(value))
+    def check(self, value: Any) -> Any:
+        are_names = isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
+        return ValueType.check(self, ",".join(value) if are_names else value)
 
     def parse(self, text: str) -> str:
         entries = [entry.strip() for entry in text.split(",")]
@@ -220,20 +224,15 @@ class HostList:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class Label(ValueType):
     """A short text that stands in one line, without control characters."""
 
-    PLACEHOLDER: ClassVar[str] = "TEXT"
+    PLACEHOLDER = "TEXT"
     longest: int = 100
 
     @property
     def expected(self) -> str:
         return f"a text of 1 to {self.longest} printable characters"
-
-    def check(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise InvalidValue
-        return self.parse(value)
 
     def parse(self, text: str) -> str:
         label = text.strip()
@@ -243,11 +242,11 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelList:
+class LabelList(ValueType):
     """Labels, each once; a text has commas between them."""
 
-    PLACEHOLDER: ClassVar[str] = "a,b,..."
-    expected: ClassVar[str] = "at most 20 texts of 1 to 40 printable characters, without commas"
+    PLACEHOLDER = "a,b,..."
+    expected = "at most 20 texts of 1 to 40 printable characters, without commas"
 
     def check(self, value: Any) -> str:
         if isinstance(value, str):
@@ -264,21 +263,15 @@ class LabelList:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(ValueType):
     """One of several words, in any case; `unsupported` are those that are known and not supported yet."""
 
-    PLACEHOLDER: ClassVar[str] = ""
     choices: tuple[str, ...]
     unsupported: tuple[str, ...] = ()
 
     @property
     def expected(self) -> str:
         return f"one of {', '.join(map(repr, self.choices))}"
-
-    def check(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise InvalidValue
-        return self.parse(value)
 
     def parse(self, text: str) -> str:
         word = text.strip().lower()
@@ -290,11 +283,11 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedValues:
+class NamedValues(ValueType):
     """A mapping from texts to anything; a text of it is `name=value, name=value`, or JSON."""
 
-    PLACEHOLDER: ClassVar[str] = "K=V,..."
-    expected: ClassVar[str] = "a mapping"
+    PLACEHOLDER = "K=V,..."
+    expected = "a mapping"
 
     def check(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -345,11 +338,6 @@ def brief(value: object) -> str:
         # Python writes no integer of more than 4,300 digits
         return f"a value of type {type(value).__name__} that is too large to be shown"
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}... ({len(text):,} characters)"
-
-
-def _is_id(entry: str) -> bool:
-    """Whether this is a number, one of a part (`0.1`), or a name such as NVIDIA gives (`GPU-8f…`)."""
-    return all(part.isdecimal() for part in entry.split(".")) or entry.startswith(("GPU-", "MIG-"))
 
 
 def _bounds(minimum: float | None, maximum: float | None) -> str:

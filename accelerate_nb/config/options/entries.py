@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from accelerate_nb.config.value_types import Boolean, InvalidValue, NamedValues, OneOf, ValueType, did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
@@ -57,7 +57,7 @@ class Entries(NamedValues):
     `ignored` are keys of earlier releases, which mean nothing any more.
     """
 
-    PLACEHOLDER: ClassVar[str] = "JSON"
+    PLACEHOLDER = "JSON"
     prefix: str
     known: Mapping[str, Entry] = field(hash=False)
     ignored: frozenset[str] = frozenset()
@@ -109,7 +109,7 @@ class Entries(NamedValues):
     def _value(self, name: str, value: Any) -> Any:
         value_type = self.known[name].value_type
         try:
-            return value_type.parse(value) if isinstance(value, str) else value_type.check(value)
+            return value_type.from_file(value)
         except InvalidValue as unfit:
             reason = [f"{name} is {value!r}, but should be {value_type.expected}.", *unfit.args]
             raise InvalidValue(" ".join(reason)) from None
@@ -173,10 +173,9 @@ def entries_of(plugin: type, prefix: str, variable_prefix: str) -> dict[str, Ent
 
 
 @dataclass(frozen=True, slots=True)
-class OrAuto:
+class OrAuto(ValueType):
     """A value of another type, or the word that leaves it to others."""
 
-    PLACEHOLDER: ClassVar[str] = ""
     value_type: ValueType
 
     @property
@@ -204,11 +203,10 @@ class CapitalWord(OneOf):
 
 
 @dataclass(frozen=True, slots=True)
-class BooleanOrWord:
+class BooleanOrWord(ValueType):
     """True or False, or any word or number of an earlier version."""
 
-    PLACEHOLDER: ClassVar[str] = ""
-    expected: ClassVar[str] = "True or False"
+    expected = "True or False"
 
     def check(self, value: Any) -> bool | str:
         return value if isinstance(value, bool) else self.parse(str(value))
@@ -221,16 +219,13 @@ class BooleanOrWord:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class Names(ValueType):
     """Names, as a list or as one text with commas between them."""
 
-    PLACEHOLDER: ClassVar[str] = "NAME,..."
-    expected: ClassVar[str] = "names, such as 'A,B'"
+    PLACEHOLDER = "NAME,..."
+    expected = "names, such as 'A,B'"
 
     def check(self, value: Any) -> str:
         if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
             return ",".join(value)
         raise InvalidValue
-
-    def parse(self, text: str) -> str:
-        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from accelerate_nb.config.options.entries import (
     BooleanOrWord,
@@ -26,9 +26,7 @@ _VERSION, _OURS = "fsdp_version", 2
 class _Sharding(BooleanOrWord):
     """Whether weights are sharded again after a forward, or a strategy of version 1; one that shards nothing is refused."""
 
-    expected: ClassVar[str] = (
-        "True, False, FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or HYBRID_SHARD_ZERO2; DDP shards nothing"
-    )
+    expected = "True, False, FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or HYBRID_SHARD_ZERO2; DDP shards nothing"
 
     def parse(self, text: str) -> bool | str:
         word = BooleanOrWord.parse(self, _STRATEGIES.get(text.strip(), text))
