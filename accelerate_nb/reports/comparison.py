@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from string import ascii_uppercase
-from typing import Any
 
 from msgspec import structs
 
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.events.model import Metric
-from accelerate_nb.events.rank_state import SUMMED, RankState, in_order
+from accelerate_nb.events.rank_state import SUMMED, in_order
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
@@ -39,18 +38,6 @@ _MOST_DIFF_LINES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSpan:
-    """The values of a metric in one run; `difference` is from the last value of the first run, `nan` where there is none."""
-
-    low: float
-    high: float
-    last: float
-    difference: float = math.nan
-    # the difference as a part of the first run's value
-    share: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
 class SourceDiff:
     """The unified diff of the source of a later run from that of the first; `lines` are empty where they are the same."""
 
@@ -63,14 +50,14 @@ class Comparison:
     """
     Runs beside each other, in the order in which they were named; the first is what the others are compared with.
 
-    `settings` holds the name of a setting, or of an argument of the function or script, and its value in each run, `metrics` a metric's name and its span in each run. The lines
-    of `curves` are runs, by their index, as the ranks of `overlay` are: means over a run's ranks. `diffs` has an entry for each
-    later run of which the source was kept.
+    `settings` holds the name of a setting, or of an argument of the function or script, and its value in each run. The lines of `curves`,
+    which are those of `metrics`, are runs, by their index, as the ranks of `overlay` are: means over a run's ranks. `diffs` has an entry
+    for each later run of which the source was kept.
     """
 
     runs: tuple[SavedRun, ...]
     settings: tuple[tuple[str, tuple[str, ...]], ...]
-    metrics: tuple[tuple[str, tuple[MetricSpan | None, ...]], ...]
+    metrics: tuple[str, ...]
     curves: tuple[MetricCurve, ...]
     overlay: RunState
     diffs: tuple[SourceDiff, ...]
@@ -95,8 +82,8 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
     ]
     return Comparison(
         runs=tuple(runs),
-        settings=(*_setting_rows(runs), *_argument_rows(sources)),
-        metrics=tuple((name, metric_spans(name, series)) for name in names),
+        settings=(*_differing_rows(runs, sources),),
+        metrics=names,
         curves=curves_of(series, names, of="run"),
         overlay=overlay,
         diffs=tuple(
@@ -115,17 +102,18 @@ def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]
     """
     ranks = [view.rank(rank) for rank in view.ranks]
     for name in in_order(name for rank in ranks for name in rank.series):
-        every = series_of(ranks, name)
-        yield from _means([sum_of_ranks(every)] if name in SUMMED else [*every.values()], started, index)
-
-
-def metric_spans(name: str, series: Sequence[RankState]) -> tuple[MetricSpan | None, ...]:
-    """The span of a metric in each run, and how far its last value is from that of the first run."""
-    found = [_span(run.series.get(name, ())) for run in series]
-    first = found[0]
-    if first is None:
-        return tuple(found)
-    return (first, *(None if span is None else _from(first, span) for span in found[1:]))
+        of_ranks = series_of(ranks, name)
+        every = [sum_of_ranks(of_ranks)] if name in SUMMED else [*of_ranks.values()]
+        if any(metric.step is None for some in every for metric in some):
+            yield from (structs.replace(metric, rank=index, time=metric.time - started) for metric in every[0])
+            continue
+        newest = {metric.step or 0: metric for some in every for metric in some}
+        series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]
+        for step in sorted(newest):
+            # of a rank that reports at other steps, its value there
+            values = [value for points in series if (value := value_at(points, step)) is not None]
+            mean = sum(value / len(values) for value in values)
+            yield Metric(index, name, mean, step, newest[step].time - started)
 
 
 def diff_lines(
@@ -151,51 +139,22 @@ def _part(parts: Sequence[SourcePart], role: str) -> SourcePart:
     return next((part for part in parts if part.role == role), SourcePart(role, "", ""))
 
 
-def _setting_rows(runs: Sequence[SavedRun]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _differing_rows(
+    runs: Sequence[SavedRun], sources: Sequence[Sequence[SourcePart]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The settings and the arguments in which the runs differ, each with its value in each run."""
     defaults = {setting.name: setting.default for setting in all_settings()}
     names = differing_settings(runs)
     if len({repr(run.settings.get("num_processes")) for run in runs}) > 1:
         names = ["num_processes", *names]
     for name in names:
-        yield name, tuple(_value_text(run.settings.get(name, defaults.get(name))) for run in runs)
-
-
-def _argument_rows(sources: Sequence[Sequence[SourcePart]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    every = [values_of(_part(source, ARGUMENTS).text) for source in sources]
-    for name in dict.fromkeys(name for values in every for name in values):
-        row = tuple(values.get(name, "none") for values in every)
+        found = (run.settings.get(name, defaults.get(name)) for run in runs)
+        yield name, tuple("default" if value is None else str(value) for value in found)
+    arguments = [values_of(_part(source, ARGUMENTS).text) for source in sources]
+    for name in dict.fromkeys(name for values in arguments for name in values):
+        row = tuple(values.get(name, "none") for values in arguments)
         if len(set(row)) > 1:
             yield name, row
-
-
-def _value_text(value: Any) -> str:
-    return "default" if value is None else str(value)
-
-
-def _means(every: Sequence[Sequence[Metric]], started: float, index: int) -> Iterator[Metric]:
-    if any(metric.step is None for some in every for metric in some):
-        yield from (structs.replace(metric, rank=index, time=metric.time - started) for metric in every[0])
-        return
-    newest = {metric.step or 0: metric for some in every for metric in some}
-    series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]
-    for step in sorted(newest):
-        # of a rank that reports at other steps, its value there
-        values = [value for points in series if (value := value_at(points, step)) is not None]
-        mean = sum(value / len(values) for value in values)
-        yield Metric(index, newest[step].name, mean, step, newest[step].time - started)
-
-
-def _span(values: Sequence[Metric]) -> MetricSpan | None:
-    if not values:
-        return None
-    finite = [metric.value for metric in values if math.isfinite(metric.value)]
-    return MetricSpan(min(finite, default=math.nan), max(finite, default=math.nan), values[-1].value)
-
-
-def _from(first: MetricSpan, span: MetricSpan) -> MetricSpan:
-    difference = span.last - first.last
-    share = difference / abs(first.last) if first.last else math.nan
-    return MetricSpan(span.low, span.high, span.last, difference, share)
 
 
 _RUN_HEAD = ("", "run", "tags", "folder", "state", "time", "ranks", "began")
@@ -207,60 +166,55 @@ _NO_SOURCE = "No source was kept of both runs."
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """The comparison: the runs, the settings that differ, the metrics, and the diffs of the source."""
-    return [line for part in _text_parts(comparison) for line in (*part, "")][:-1]
+    settings = [("setting", *comparison.labels), *((name, *values) for name, values in comparison.settings)]
+    parts: list[Sequence[str]] = [
+        aligned([_RUN_HEAD, *_run_rows(comparison)]),
+        aligned(settings) if comparison.settings else [_NO_SETTINGS],
+        aligned([_METRIC_HEAD, *_metric_rows(comparison)]) if comparison.metrics else [_NO_METRICS],
+        *([_diff_title(diff), *map(plain, diff.lines)] for diff in comparison.diffs),
+        *([] if comparison.diffs else [[_NO_SOURCE]]),
+    ]
+    return [line for part in parts for line in (*part, "")][:-1]
 
 
-def _run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+def _run_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """A row for each run."""
-    return [_run_row(label, run) for label, run in zip(comparison.labels, comparison.runs, strict=True)]
+    for label, run in zip(comparison.labels, comparison.runs, strict=True):
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        name, tags = narrowed(plain(run.name), 60), ", ".join(run.tags)
+        yield label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
 
 
-def _every_metric_row(comparison: Comparison) -> list[tuple[str, ...]]:
-    """A row for each metric and run, with the metric's name in its first."""
-    return [row for name, spans in comparison.metrics for row in _metric_rows(name, spans, comparison.labels)]
+def _metric_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """A row for each metric and run: the metric's name in its first, and how far its last value is from that of the first run."""
+    for name in comparison.metrics:
+        shown, first = narrowed(plain(name), 60), math.nan
+        for index, label in enumerate(comparison.labels):
+            values = comparison.overlay.rank(index).series.get(name, ())
+            row = ["", "", "", ""]
+            if values:
+                last = values[-1].value
+                finite = [metric.value for metric in values if math.isfinite(metric.value)]
+                extremes = [value_text(min(finite)), value_text(max(finite))] if finite else ["", ""]
+                row = [*extremes, value_text(last), _difference(first, last) if index else ""]
+                first = first if index else last
+            yield shown, label, *row
+            shown = ""
 
 
-def _diff_title(label: str, is_same: bool) -> str:
-    """The heading of the source of a later run."""
-    return f"The source of {label} is that of A." if is_same else f"The source of {label} differs from that of A:"
-
-
-def _text_parts(comparison: Comparison) -> Iterator[Sequence[str]]:
-    yield aligned([_RUN_HEAD, *_run_rows(comparison)])
-    if comparison.settings:
-        yield aligned([("setting", *comparison.labels), *((name, *values) for name, values in comparison.settings)])
-    else:
-        yield [_NO_SETTINGS]
-    yield aligned([_METRIC_HEAD, *_every_metric_row(comparison)]) if comparison.metrics else [_NO_METRICS]
-    for diff in comparison.diffs:
-        yield [_diff_title(diff.label, not diff.lines), *map(plain, diff.lines)]
-    if not comparison.diffs:
-        yield [_NO_SOURCE]
-
-
-def _run_row(label: str, run: SavedRun) -> tuple[str, ...]:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
-    name, tags = narrowed(plain(run.name), 60), ", ".join(run.tags)
-    return label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
-
-
-def _metric_rows(name: str, spans: Sequence[MetricSpan | None], labels: str) -> Iterator[tuple[str, ...]]:
-    shown = narrowed(plain(name), 60)
-    for label, span in zip(labels, spans, strict=True):
-        if span is None:
-            yield shown, label, "", "", "", ""
-        else:
-            low, high = ("" if math.isnan(value) else value_text(value) for value in (span.low, span.high))
-            yield shown, label, low, high, value_text(span.last), _difference(span)
-        shown = ""
-
-
-def _difference(span: MetricSpan) -> str:
-    if math.isnan(span.difference):
+def _difference(first: float, last: float) -> str:
+    """How far a value is from the first one, also as a part of that; empty where one of them is no number."""
+    difference = last - first
+    if math.isnan(difference):
         return ""
-    sign = "−" if span.difference < 0 else "+"
-    share = "" if math.isnan(span.share) else f" ({sign}{abs(100 * span.share):.3g} %)"
-    return f"{sign}{value_text(abs(span.difference))}{share}"
+    sign = "−" if difference < 0 else "+"
+    share = difference / first if first else math.nan
+    return f"{sign}{value_text(abs(difference))}" + ("" if math.isnan(share) else f" ({sign}{abs(100 * share):.3g} %)")
+
+
+def _diff_title(diff: SourceDiff) -> str:
+    """The heading of the source of a later run."""
+    return f"The source of {diff.label} {'differs from that of A:' if diff.lines else 'is that of A.'}"
 
 
 _LEFT = ' style="text-align:left"'
@@ -283,7 +237,12 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
 
 
 def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
-    yield _table(_RUN_HEAD, ([_key(i, row[0]), *map(escape, row[1:])] for i, row in enumerate(_run_rows(comparison))))
+    runs = []
+    for index, (label, *cells) in enumerate(_run_rows(comparison)):
+        # a run's letter, with the colour of its lines
+        square = f'<span aria-hidden="true" style="color:{COLOURS[index % len(COLOURS)]}">■</span>'
+        runs.append([f"{square} <b>{label}</b>", *map(escape, cells)])
+    yield _table(_RUN_HEAD, runs)
     if comparison.settings:
         rows = ([escape(cell) for cell in (name, *values)] for name, values in comparison.settings)
         yield _table(("setting", *comparison.labels), rows)
@@ -293,33 +252,22 @@ def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
         pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
         named = f' id="{charts_id}"' if charts_id else ""
         yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
-        yield _table(_METRIC_HEAD, ([escape(cell) for cell in row] for row in _every_metric_row(comparison)))
+        yield _table(_METRIC_HEAD, ([escape(cell) for cell in row] for row in _metric_rows(comparison)))
     else:
         yield f"<div{_GAP}>{_NO_METRICS}</div>"
     for diff in comparison.diffs:
-        yield _diff(diff)
+        yield f"<div{_GAP}><b>{_diff_title(diff)}</b></div>"
+        if diff.lines:
+            lines = first_fitting(map(_diff_line, diff.lines), _DIFF_LINES)
+            yield f"<pre{_DIFF}>{chr(10).join(lines)}</pre>"
     if not comparison.diffs:
         yield f"<div{_GAP}>{_NO_SOURCE}</div>"
-
-
-def _key(index: int, label: str) -> str:
-    """A run's letter, with the colour of its lines."""
-    colour = COLOURS[index % len(COLOURS)]
-    return f'<span aria-hidden="true" style="color:{colour}">■</span> <b>{label}</b>'
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
     lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in rows]
     return "<table>\n" + "\n".join(first_fitting(lines, _TABLE)) + "\n</table>"
-
-
-def _diff(diff: SourceDiff) -> str:
-    title = f"<div{_GAP}><b>{_diff_title(diff.label, not diff.lines)}</b></div>"
-    if not diff.lines:
-        return title
-    lines = first_fitting(map(_diff_line, diff.lines), _DIFF_LINES)
-    return f"{title}\n<pre{_DIFF}>{chr(10).join(lines)}</pre>"
 
 
 def _diff_line(line: str) -> str:

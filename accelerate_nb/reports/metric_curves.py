@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -199,7 +199,13 @@ def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> 
     bins: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         bins.setdefault(min(int((point[0] - first) / width), _BINS - 1), []).append(point)
-    return {index: _bin(bins[index]) for index in sorted(bins)}
+    found = {}
+    for index in sorted(bins):
+        xs, values = zip(*bins[index], strict=True)
+        count = len(values)
+        mean = sum(value / count for value in values)
+        found[index] = CurveBin(x=sum(xs) / count, mean=mean, low=min(values), high=max(values))
+    return found
 
 
 def _together(every: Sequence[Mapping[int, CurveBin]]) -> tuple[CurveBin, ...]:
@@ -240,54 +246,36 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
     return before[1] * (1 - share) + points[index][1] * share
 
 
-def _bin(points: Sequence[tuple[float, float]]) -> CurveBin:
-    count = len(points)
-    values = [value for _, value in points]
-    return CurveBin(
-        x=sum(x for x, _ in points) / count,
-        mean=sum(value / count for value in values),
-        low=min(values),
-        high=max(values),
-    )
-
-
 def coarsened(curve: MetricCurve) -> MetricCurve:
     """A curve of half as many points."""
-    return replace(curve, whole=_halved(curve.whole), lines={rank: _halved(bins) for rank, bins in curve.lines.items()})
 
-
-def _halved(bins: Sequence[CurveBin]) -> tuple[CurveBin, ...]:
-    pairs = [bins[index : index + 2] for index in range(0, len(bins), 2)]
-    return tuple(
-        CurveBin(
-            x=sum(bin_.x for bin_ in pair) / len(pair),
-            mean=sum(bin_.mean / len(pair) for bin_ in pair),
-            low=min(bin_.low for bin_ in pair),
-            high=max(bin_.high for bin_ in pair),
+    def halved(bins: Sequence[CurveBin]) -> tuple[CurveBin, ...]:
+        pairs = (bins[index : index + 2] for index in range(0, len(bins), 2))
+        return tuple(
+            CurveBin(
+                x=sum(bin_.x for bin_ in pair) / len(pair),
+                mean=sum(bin_.mean / len(pair) for bin_ in pair),
+                low=min(bin_.low for bin_ in pair),
+                high=max(bin_.high for bin_ in pair),
+            )
+            for pair in pairs
         )
-        for pair in pairs
-    )
+
+    return replace(curve, whole=halved(curve.whole), lines={rank: halved(bins) for rank, bins in curve.lines.items()})
 
 
 def metric_facts(ranks: Sequence[RankState]) -> dict[str, Any]:
     """What a run's status keeps of its metrics: the number of each that code logged, of how many ranks, and the leading one's course."""
-    names = logged_names(name for rank in ranks for name in rank.series)[:_MOST_KEPT]
-    newest = {name: newest_of(name, series_of(ranks, name)) for name in names}
+    names = logged_names(name for rank in ranks for name in rank.series)
+    newest = {name: newest_of(name, series_of(ranks, name)) for name in names[:_MOST_KEPT]}
+    # the metric that a training is judged by: its loss, or else the first
+    leading = [*(name for name in names if "loss" in name.lower()), *names][:1]
+    courses = {curve.name: sparkline([bin_.mean for bin_ in curve.whole]) for curve in curves_of(ranks, leading)}
     return {
         "metrics": {name: value for name, (value, _) in newest.items()},
         "metrics_of": {name: how for name, (_, how) in newest.items() if how},
-        "curve": leading_curve(ranks),
+        "curve": next(iter(courses.items()), None),
     }
-
-
-def leading_curve(ranks: Sequence[RankState]) -> tuple[str, str] | None:
-    """The name of the metric that a training is judged by, its loss or else the first that code logged, and its sparkline."""
-    names = logged_names(name for rank in ranks for name in rank.series)
-    leading = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
-    if leading is None:
-        return None
-    (curve,) = curves_of(ranks, [leading])
-    return leading, sparkline([bin_.mean for bin_ in curve.whole])
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -302,26 +290,19 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     >>> sparkline([1, 2, 3, 4, 3, 2, 1])
     '▁▃▆█▆▃▁'
     """
-    # the sum of large numbers may be infinite though none of them is
-    means = [sum(value / len(part) for value in part) for part in _parts(values, width)]
-    finite = [mean for mean in means if math.isfinite(mean)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return "".join(_block(mean, low, high) for mean in means)
-
-
-def _parts(values: Sequence[float], width: int) -> list[Sequence[float]]:
     count = min(width, len(values))
     edges = [len(values) * index // count for index in range(count + 1)] if count else []
-    return [values[first:last] for first, last in pairwise(edges)]
-
-
-def _block(value: float, low: float, high: float) -> str:
-    if not math.isfinite(value):
-        return _ODD
-    if high <= low:
-        return _BLOCKS[len(_BLOCKS) // 2 - 1]
-    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves: their difference is finite
-    return _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]
+    parts = [values[first:last] for first, last in pairwise(edges)]
+    # the sum of large numbers may be infinite though none of them is
+    means = [sum(value / len(part) for value in part) for part in parts]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    blocks = []
+    for mean in means:
+        # halves: their difference is finite
+        share = (mean / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.4
+        blocks.append(_BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)] if math.isfinite(mean) else _ODD)
+    return "".join(blocks)
 
 
 # --------------------------------------------------------------------------------------------------------------------- pictures
@@ -336,7 +317,6 @@ _FINE = 4
 # What an attribute's URL can have as it is; a browser takes the ends of lines out.
 _UNQUOTED = " \n!$'()*+,-./:;<=>@_~"
 _PER_LINE = 12
-_AT_END = ' text-anchor="end"'
 
 
 def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: float = 1.0) -> str:
@@ -365,7 +345,14 @@ def described(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
 
 def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """The picture itself."""
-    frame = _ChartFrame(curve)
+    frame, name = _ChartFrame(curve), _name(curve)
+    label = html.escape(name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}")
+    if of == "rank":
+        label += f' <tspan font-weight="normal">{value_text(curve.newest)} {curve.how}</tspan>'
+    if curve.by_step and curve.last_step is not None:
+        end = f"step {curve.last_step:,}"
+    else:
+        end = time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""
     span = curve.not_finite or f"min {value_text(curve.low)}, max {value_text(curve.high)}"
     shapes = "\n".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 1.4) for rank, bins in sorted(curve.lines.items(), reverse=True)
@@ -375,9 +362,9 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
         f'fill="{_GREY}">\n<rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
         f'stroke="{_GREY}" stroke-opacity=".4"/>\n'
-        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve, of)}</text>\n'
-        f"{_text(_LEFT, _HEIGHT - 5, span)}\n"
-        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), _AT_END)}\n"
+        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{label}</text>\n'
+        f'<text x="{_LEFT}" y="{_HEIGHT - 5}">{html.escape(span)}</text>\n'
+        f'<text x="{_WIDTH - _LEFT}" y="{_HEIGHT - 5}" text-anchor="end">{html.escape(end)}</text>\n'
         f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">\n{shapes}\n</g></svg>'
     )
 
@@ -422,34 +409,14 @@ def _path(points: Sequence[tuple[int, int]]) -> str:
     """An SVG path through these points: the first where it is, each other one by how far it is from the last."""
     if len(points) == 1:
         return f"M{points[0][0]} {points[0][1]}h.1"
-    steps = (f"{x - a} {y - b}" for (a, b), (x, y) in pairwise(points))
+    steps = [f"{x - a} {y - b}" for (a, b), (x, y) in pairwise(points)]
     # in lines, so that where a few numbers have changed a few lines differ; they still have a space where a URL has no lines
-    parts = [" ".join(part).replace(" -", "-") for part in _chunks([*steps], _PER_LINE)]
+    chunks = (steps[index : index + _PER_LINE] for index in range(0, len(steps), _PER_LINE))
+    parts = (" ".join(part).replace(" -", "-") for part in chunks)
     lines = " \n".join(parts)
     return f"M{points[0][0]} {points[0][1]}l{lines}"
-
-
-def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    return (items[index : index + size] for index in range(0, len(items), size))
-
-
-def _text(x: int, y: int, text: str, more: str = "") -> str:
-    return f'<text x="{x}" y="{y}"{more}>{html.escape(text)}</text>'
 
 
 def _name(curve: MetricCurve) -> str:
     name = plain(curve.name)
     return name if len(name) <= 60 else f"{name[:60]}…"
-
-
-def _label(curve: MetricCurve, of: Literal["rank", "run"]) -> str:
-    name = _name(curve)
-    shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
-    newest = f' <tspan font-weight="normal">{value_text(curve.newest)} {curve.how}</tspan>' if of == "rank" else ""
-    return f"{html.escape(shown)}{newest}"
-
-
-def _end(curve: MetricCurve) -> str:
-    if curve.by_step and curve.last_step is not None:
-        return f"step {curve.last_step:,}"
-    return time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""

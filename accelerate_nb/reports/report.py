@@ -6,8 +6,8 @@ import hashlib
 import html
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from accelerate_nb.events.rank_state import RankState, logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
-from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, coarsened, curves_of, names_of, picture
+from accelerate_nb.reports.metric_curves import MOST_VALUES, coarsened, curves_of, names_of, picture
 from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.reports.summary import (
     SIGNS,
@@ -46,90 +46,64 @@ from accelerate_nb.reports.text_format import (
 
 # Mid-tones, legible on white and on black; the bright ones are the same.
 _NAMED = ("#767676", "#d13438", "#2e8b3d", "#a97000", "#3178c6", "#a54cb5", "#17858f", "#767676")
-
-
-@dataclass(frozen=True, slots=True)
-class _TextStyle:
-    colour: str = ""
-    bold: bool = False
-    slanted: bool = False
-    underlined: bool = False
-
-    def dressed(self, text: str) -> str:
-        if not text or self == _TextStyle():
-            return text
-        style = "".join(
-            (
-                f"color:{self.colour};" if self.colour else "",
-                "font-weight:bold;" if self.bold else "",
-                "font-style:italic;" if self.slanted else "",
-                "text-decoration:underline;" if self.underlined else "",
-            )
-        )
-        return f'<span style="{style}">{text}</span>'
+# The CSS of the codes that begin a style; colours stand under 0. And the codes that end each of them.
+_BEGINS = {1: "font-weight:bold;", 3: "font-style:italic;", 4: "text-decoration:underline;"}
+_ENDS = {22: 1, 23: 3, 24: 4, 39: 0}
+_LEVELS_OF_256 = (0, 95, 135, 175, 215, 255)
 
 
 def as_html(text: str) -> str:
     """A line of text as HTML, its colours as spans; nothing that a rank wrote becomes markup."""
     parts: list[str] = []
-    style, end = _TextStyle(), 0
+    css: dict[int, str] = {}
+    end = 0
     for found in SEQUENCE.finditer(text):
-        parts.append(style.dressed(_escaped(text[end : found.start()])))
+        parts.append(_dressed(text[end : found.start()], css))
         end = found.end()
         if found[1] is not None:
-            style = _after(style, found[1])
-    parts.append(style.dressed(_escaped(text[end:])))
-    return "".join(parts)
+            _restyle(css, found[1])
+    return "".join([*parts, _dressed(text[end:], css)])
 
 
-def _escaped(text: str) -> str:
-    return html.escape(legible(text))
+def _dressed(text: str, css: Mapping[int, str]) -> str:
+    style, written = "".join(css[code] for code in sorted(css)), html.escape(legible(text))
+    return f'<span style="{style}">{written}</span>' if style and written else written
 
 
-def _after(style: _TextStyle, codes: str) -> _TextStyle:
-    """The style of text after a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` any."""
+def _restyle(css: dict[int, str], codes: str) -> None:
+    """Change a style by a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` any."""
     numbers = [min(int(code or 0), 255) for code in re.split("[;:]", codes[:40])]
     while numbers:
         code = numbers.pop(0)
         if code == 0:
-            style = _TextStyle()
-        elif code in {1, 22}:
-            style = replace(style, bold=code == 1)
-        elif code in {3, 23}:
-            style = replace(style, slanted=code == 3)
-        elif code in {4, 24}:
-            style = replace(style, underlined=code == 4)
+            css.clear()
+        elif code in _BEGINS:
+            css[code] = _BEGINS[code]
+        elif code in _ENDS:
+            css.pop(_ENDS[code], None)
         elif 30 <= code <= 37 or 90 <= code <= 97:
-            style = replace(style, colour=_NAMED[code % 10])
-        elif code == 38:
-            style = replace(style, colour=_chosen(numbers))
-        elif code == 48:
-            _chosen(numbers)
-        elif code == 39:
-            style = replace(style, colour="")
-    return style
+            css[0] = f"color:{_NAMED[code % 10]};"
+        elif code in {38, 48}:
+            colour = _chosen(numbers)
+            # the other one is the background's
+            if code == 38:
+                css[0] = f"color:{colour};" if colour else ""
 
 
 def _chosen(numbers: list[int]) -> str:
     """The colour that the next numbers name, which are taken away."""
     kind = numbers.pop(0) if numbers else 0
-    if kind == 5 and numbers:
-        return _of_256(numbers.pop(0))
     if kind == 2 and len(numbers) >= 3:
-        red, green, blue = (numbers.pop(0) for _ in range(3))
-        return f"#{red:02x}{green:02x}{blue:02x}"
-    return ""
-
-
-def _of_256(number: int) -> str:
-    if number < 16:
-        return _NAMED[number % 8]
-    if number >= 232:
+        parts = [numbers.pop(0) for _ in range(3)]
+    elif kind == 5 and numbers:
+        number = numbers.pop(0)
+        if number < 16:
+            return _NAMED[number % 8]
         grey = 8 + 10 * (number - 232)
-        return f"#{grey:02x}{grey:02x}{grey:02x}"
-    levels = (0, 95, 135, 175, 215, 255)
-    index = number - 16
-    return "#" + "".join(f"{levels[index // step % 6]:02x}" for step in (36, 6, 1))
+        parts = [grey if number >= 232 else _LEVELS_OF_256[(number - 16) // step % 6] for step in (36, 6, 1)]
+    else:
+        return ""
+    return "#" + "".join(f"{part:02x}" for part in parts)
 
 
 # What a report takes of a notebook's file, in bytes, where nothing of it is unusually long.
@@ -184,7 +158,8 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
         html, text = [part.html for part in parts], [part.text for part in parts]
     else:
         tails = [*_tails(ranks, _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY)]
-        foot = [_folder_part(facts.folder)] if facts.folder else []
+        folder = f"All output: {narrowed(facts.folder, 500)}"
+        foot = [_ReportPart(f"<div{_GREY}>{escape(folder)}</div>", folder)] if facts.folder else []
         html_left = _HTML - sum(saved_size(part.html) for part in [*parts, *foot])
         text_left = _TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot])
         html = [*(part.html for part in parts), *_html_tails(tails, cause, max(html_left, _LEAST_LINES))]
@@ -288,11 +263,6 @@ def _lines_part(lines: Sequence[str]) -> _ReportPart:
     return _ReportPart(f"<div{_GAP}>{'<br>'.join(map(escape, lines))}</div>", "\n".join(lines))
 
 
-def _folder_part(folder: str) -> _ReportPart:
-    text = f"All output: {narrowed(folder, 500)}"
-    return _ReportPart(f"<div{_GREY}>{escape(text)}</div>", text)
-
-
 def _ranks_part(table: Sequence[SummaryRow], columns: Sequence[str]) -> _ReportPart:
     """A row for each rank; what no rank has gets no column."""
     metrics = [narrowed(plain(name), 60) for name in columns]
@@ -347,25 +317,20 @@ def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool
     if left_out := len(names) - len(shown):
         text.append(f"… {counted(left_out, 'more metric')} not shown here")
         html.append(f"<div>{text[-1]}</div>")
-    if drawn := _pictures(curves):
-        pictures = "\n".join(drawn)
-        html.append(f"<div{_GAP}>\n{pictures}\n</div>")
+    logged = {*logged_names(shown)}
+    # a number that was logged once has no course; where code logged nothing, all are drawn
+    moving = [curve for curve in curves if curve.points > 1][:_MOST_PICTURES]
+    coarse = [coarsened(curve) for curve in moving if curve.name in logged or not logged]
+    drawn = [*map(picture, coarse)]
+    if sum(map(saved_size, drawn)) > _PICTURES:
+        # of several ranks as bands
+        drawn = [picture(replace(curve, lines={}) if len(curve.ranks) > 1 else curve) for curve in coarse]
+    if pictures := first_fitting(drawn, _PICTURES):
+        html.append("\n".join([f"<div{_GAP}>", *pictures, "</div>"]))
     return _ReportPart("\n".join(html), "\n".join(text))
 
 
 # ------------------------------------------------------------------------------------------------------------------ HTML
-
-
-def _pictures(every: Sequence[MetricCurve]) -> list[str]:
-    """The curves of what code logged, or where it logged nothing of all; of several ranks as bands, where lines don't fit."""
-    logged = {*logged_names(curve.name for curve in every)}
-    # a number that was logged once has no course
-    moving = [curve for curve in every if curve.points > 1][:_MOST_PICTURES]
-    curves = [coarsened(curve) for curve in moving if curve.name in logged or not logged]
-    drawn = [*map(picture, curves)]
-    if sum(map(saved_size, drawn)) > _PICTURES:
-        drawn = [picture(replace(curve, lines={})) if len(curve.ranks) > 1 else picture(curve) for curve in curves]
-    return first_fitting(drawn, _PICTURES)
 
 
 def _state(state: str) -> str:

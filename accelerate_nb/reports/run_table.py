@@ -80,8 +80,9 @@ class RunTable(Sequence[SavedRun]):
         """The table in two parts, as HTML: that down to the run that is opened, and that of the others; all in the first if none is."""
         if not self._runs:
             return "<div>There are no runs.</div>", ""
-        call = _Column("to show it", tuple(show_call(run) for run in self._runs), is_flexible=True)
-        columns = [*_columns(self._runs, time.time()), call]
+        # the line of code that shows the panel of a run from its folder, in any notebook
+        calls = (f"accelerate_nb.attach({str(run.folder)!r}, panel=True)" for run in self._runs)
+        columns = [*_columns(self._runs, time.time()), _Column("to show it", tuple(calls), is_flexible=True)]
         rows = [_html_row(columns, index) for index in range(len(self))]
         named = f' data-runs="{element_id}"' if element_id else ""
 
@@ -102,11 +103,6 @@ class RunTable(Sequence[SavedRun]):
         return part(0, end), part(end, len(rows))
 
 
-def show_call(run: SavedRun) -> str:
-    """The line of code that shows the panel of a run from its folder, in any notebook."""
-    return f"accelerate_nb.attach({str(run.folder)!r}, panel=True)"
-
-
 def table_lines(runs: Sequence[SavedRun]) -> list[str]:
     """The table as lines of text; columns in which nothing stands are left out."""
     columns = _columns(runs, time.time())
@@ -117,21 +113,25 @@ def table_lines(runs: Sequence[SavedRun]) -> list[str]:
 
 def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
     """The columns of a table, without those that no run needs to have."""
+    clocks = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started)) for run in runs)
     differing = {
         function: differing_arguments(run.arguments for run in runs if run.function == function)
         for function in {run.function: None for run in runs}
     }
     arguments = list(dict.fromkeys(name for names in differing.values() for name in names))[:_MOST_ARGUMENTS]
     names = differing_settings(runs)
+    settings = (", ".join(f"{name}={run.settings[name]}" for name in names if name in run.settings) for run in runs)
 
     def column(head: str, cells: Iterable[str], widest: int = _WIDEST, *, is_flexible: bool = False) -> _Column:
-        texts = tuple(map(_one_line, cells))
+        texts = tuple(_narrowed(plain(text.strip().partition("\n")[0]), 300) for text in cells)
         return _Column(head, texts, widest, is_flexible and max(map(len, texts)) > _SHORT)
 
     columns = [
         column("", (str(number) for number in range(1, len(runs) + 1))),
         column("when", (ago_text(run.started, now) for run in runs))._replace(
-            attributes=tuple(f'data-at="{run.started:.0f}" title="{_clock(run.started)}"' for run in runs)
+            attributes=tuple(
+                f'data-at="{run.started:.0f}" title="{clock}"' for run, clock in zip(runs, clocks, strict=True)
+            )
         ),
         column("name", (run.name for run in runs), _NAME_IN_PAGE)._replace(attributes=("data-name",) * len(runs)),
         column("state", map(state_text, runs)),
@@ -151,7 +151,7 @@ def _columns(runs: Sequence[SavedRun], now: float) -> list[_Column]:
         ),
         column("metrics", map(_metrics, runs), is_flexible=True),
         column("curve", map(_curve, runs))._replace(attributes=('style="font-size:75%"',) * len(runs)),
-        column("settings", (_settings(run, names) for run in runs), is_flexible=True),
+        column("settings", settings, is_flexible=True),
         column("error", (run.error for run in runs), is_flexible=True),
     ]
     return [*columns, *(item for item in optional if any(item.cells))]
@@ -167,19 +167,14 @@ def _html_table(columns: Sequence[_Column], rows: Iterable[str]) -> str:
 
 
 def _html_row(columns: Sequence[_Column], index: int) -> str:
-    return f'<tr data-run="{index}">{"".join(_html_cell(column, index) for column in columns)}</tr>\n'
-
-
-def _html_cell(column: _Column, index: int) -> str:
-    text = column.cells[index]
-    attributes = [column.attributes[index]] if column.attributes else []
-    if len(text) > _NARROWEST and column.head != "when":
-        attributes.append(f'title="{escape(text)}"')
-    return f"<{' '.join(['td', *attributes])}>{escape(text)}</td>"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    cells = []
+    for column in columns:
+        text = escape(column.cells[index])
+        attributes = [column.attributes[index]] if column.attributes else []
+        if len(column.cells[index]) > _NARROWEST and column.head != "when":
+            attributes.append(f'title="{text}"')
+        cells.append(f"<{' '.join(['td', *attributes])}>{text}</td>")
+    return f'<tr data-run="{index}">{"".join(cells)}</tr>\n'
 
 
 def state_text(run: SavedRun) -> str:
@@ -216,17 +211,13 @@ def _progress(run: SavedRun) -> str:
         return ""
     label, done, total = run.progress
     percent = f" ({100 * done / total:.0f} %)" if total else ""
-    return f"{_narrowed(_one_line(label), 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
+    return f"{_narrowed(plain(label.strip().partition(chr(10))[0]), 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
 
 
 def _curve(run: SavedRun) -> str:
     course = "" if run.curve is None else run.curve[1]
     # every second value, or third, up to the newest
     return course[:: -(-(-len(course) // _LONGEST_CURVE) or 1)][::-1]
-
-
-def _settings(run: SavedRun, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={run.settings[name]}" for name in names if name in run.settings)
 
 
 def _metrics(run: SavedRun) -> str:
@@ -239,10 +230,6 @@ def _metrics(run: SavedRun) -> str:
         if name in run.metrics
     ]
     return ", ".join(newest[:_MOST_METRICS]) + (" …" if len(newest) > _MOST_METRICS else "")
-
-
-def _one_line(text: str) -> str:
-    return _narrowed(plain(text.strip().partition("\n")[0]), 300)
 
 
 def _narrowed(line: str, width: int) -> str:

@@ -113,20 +113,24 @@ class StatusLines:
 
     def news(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
         """Lines on what has happened since the last call; `time` is in seconds since 1970."""
-        yield from self._restarts(view)
-        if view.state == "stopping" and not self._stopping:
-            yield plain(view.detail) or "the run was asked to stop"
-        self._stopping = view.state == "stopping"
-        yield from self._failures(view, ranks, time)
-        yield from self._idle_line(view.idle_warning)
-        yield from self._profile_line(ranks)
-
-    def _restarts(self, view: RunState) -> Iterator[str]:
         for restart in view.restarts:
             if restart.attempt > self._attempt:
                 self._attempt = restart.attempt
                 self._failed.clear()
                 yield restart_line(restart)
+        if view.state == "stopping" and not self._stopping:
+            yield plain(view.detail) or "the run was asked to stop"
+        self._stopping = view.state == "stopping"
+        yield from self._failures(view, ranks, time)
+        warning, shown = view.idle_warning, self._shown_warning
+        if warning is None or shown is None or warning.seconds >= 2 * shown.seconds:
+            self._shown_warning = warning
+            if warning is not None:
+                yield narrowed(plain(warning.text), 1500)
+        # of several ranks, the one that is there first
+        if (found := newest_profile(ranks)) is not None and found[0].number > self._profile:
+            self._profile = found[0].number
+            yield profile_line(found[0])
 
     def _failures(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
         for rank in ranks if view.ended is None else ():
@@ -136,18 +140,6 @@ class StatusLines:
             self._failed.add(rank.rank)
             if not (failure.ended_by_us or failure.lost_connection):
                 yield f"{failure_line(failure)}; other ranks go on"
-
-    def _profile_line(self, ranks: Sequence[RankSummary]) -> Iterator[str]:
-        # of several ranks, the one that is there first
-        if (found := newest_profile(ranks)) is not None and found[0].number > self._profile:
-            self._profile = found[0].number
-            yield profile_line(found[0])
-
-    def _idle_line(self, idle_warning: IdleWarning | None) -> Iterator[str]:
-        shown, self._shown_warning = self._shown_warning, self._shown_warning if idle_warning is not None else None
-        if idle_warning is not None and (shown is None or idle_warning.seconds >= 2 * shown.seconds):
-            self._shown_warning = idle_warning
-            yield narrowed(plain(idle_warning.text), 1500)
 
 
 def summary(run: RunInfo) -> list[str]:

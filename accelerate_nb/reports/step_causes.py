@@ -74,7 +74,9 @@ def time_of(seconds: float) -> str:
 
 
 def _first_step(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    first = max((rank.first_step for rank in ranks if rank.first_step is not None), key=_total, default=None)
+    first = max(
+        (rank.first_step for rank in ranks if rank.first_step is not None), key=lambda step: step.total, default=None
+    )
     usual = max((rank.steps.total for rank in ranks if rank.steps is not None), default=0.0)
     if first is None or first.total < max(_FIRST_STEP, _TIMES * usual):
         return
@@ -170,10 +172,6 @@ def _of_all(steps: Sequence[StepBreakdown], verb: str, *, explains_waiting: bool
 def _own(steps: StepBreakdown) -> float:
     """What a step takes without the wait for others."""
     return steps.total - steps.communication
-
-
-def _total(steps: StepBreakdown) -> float:
-    return steps.total
 
 
 def _share(steps: StepBreakdown, phase: str) -> float:

@@ -45,9 +45,13 @@ class RunFacts:
 
     @classmethod
     def of(cls, run: RunInfo, host: str, *, background: bool, can_act: bool) -> RunFacts:
-        """The facts of a run."""
+        """The facts of a run; one without a name of its own has its function's, with the arguments in which earlier runs of it differ."""
+        name, arguments = run.name, getattr(run, "arguments", None)
+        if arguments and name == getattr(run, "function", ""):
+            others = (saved.arguments for saved in kept_runs(run.folder.parent) if saved.function == name)
+            name = default_name(name, arguments, differing_arguments([arguments, *others]))
         return cls(
-            name=plain_name(_name_among_runs(run)),
+            name=plain_name(name),
             why=plain(run.why),
             folder=shown_path(run.folder),
             started=run.started,
@@ -69,15 +73,6 @@ class RunFacts:
     def message(self) -> dict[str, Any]:
         """The facts as a page reads them."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-def _name_among_runs(run: RunInfo) -> str:
-    """The name of a run; without one of its own, its function's with the arguments in which earlier runs of it differ."""
-    arguments = getattr(run, "arguments", None)
-    if not arguments or run.name != getattr(run, "function", ""):
-        return run.name
-    others = (saved.arguments for saved in kept_runs(run.folder.parent) if saved.function == run.name)
-    return default_name(run.name, arguments, differing_arguments([arguments, *others]))
 
 
 def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
@@ -226,38 +221,31 @@ def ranks_of_nodes(ranks: Sequence[AnyRank], nodes: Sequence[NodeRanks]) -> Iter
 
 def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "") -> SummaryRow:
     """A table's row for one rank, or for several in the same state together."""
+    steps = [rank.steps for rank in ranks if rank.steps is not None]
     return SummaryRow(
         ranks=ranks_text([rank.rank for rank in ranks]),
         state=ranks[0].state,
         progress=(*_progress(ranks),),
         values=tuple(_value(ranks, name) for name in columns),
         devices=(*_devices(ranks),),
-        steps=_steps(ranks),
+        # those of the rank that has the longest
+        steps=step_text(max(steps, key=lambda step: step.total - step.communication)) if steps else "",
         node=node,
     )
 
 
-def _steps(ranks: Sequence[RankSummary]) -> str:
-    """The parts of the steps of the rank that has the longest."""
-    known = [rank.steps for rank in ranks if rank.steps is not None]
-    return step_text(max(known, key=lambda steps: steps.total - steps.communication)) if known else ""
-
-
 def _progress(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    """Of a rank the newest bars that still move, or else the one that moved last; of several ranks the slowest."""
     moves = ranks[0].state in {"running", "stopping"}
-    if len(ranks) > 1:
-        last = [bars[-1] for rank in ranks if (bars := bars_of(rank))]
-        if last:
-            slowest = min(last, key=lambda bar: bar.done)
-            yield f"{bar_text(slowest, moves=moves)} (the slowest of {len(last)})"
-        return
-    yield from (bar_text(bar, moves=moves) for bar in bars_of(ranks[0]))
-
-
-def bars_of(rank: RankSummary) -> list[Progress]:
-    """The bars of a rank to show: the newest that still move, or else the one that moved last."""
-    bars = list(rank.progress.values())
-    return [bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:]
+    shown: list[list[Progress]] = []
+    for rank in ranks:
+        bars = list(rank.progress.values())
+        shown.append([bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:])
+    if len(ranks) == 1:
+        yield from (bar_text(bar, moves=moves) for bar in shown[0])
+    elif last := [bars[-1] for bars in shown if bars]:
+        slowest = min(last, key=lambda bar: bar.done)
+        yield f"{bar_text(slowest, moves=moves)} (the slowest of {len(last)})"
 
 
 def _value(ranks: Sequence[RankSummary], name: str) -> str:

@@ -36,7 +36,7 @@ from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import ComparedRuns, compared_runs, runs
 from accelerate_nb.reports.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
-from accelerate_nb.reports.text_format import aligned
+from accelerate_nb.reports.text_format import aligned, time_text
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -223,11 +223,17 @@ class SessionStatus:
             state = f"has ended{reason}"
         facts = [
             ("where", session.why),
-            ("since", f"{time.strftime('%H:%M:%S', time.localtime(session.started))} ({_ago(session.started)})"),
+            (
+                "since",
+                f"{time.strftime('%H:%M:%S', time.localtime(session.started))} ({time_text(time.time() - session.started)})",
+            ),
             ("settings", ", ".join(f"{name}={value}" for name, value in kept.settings.items()) or "the defaults"),
             ("output", shown_path(session.folder)),
         ]
-        facts += [("runs", f"{item.name} on {of_ranks(item.ranks)}, for {_ago(item.started)}") for item in session.busy]
+        facts += [
+            ("runs", f"{item.name} on {of_ranks(item.ranks)}, for {time_text(time.time() - item.started)}")
+            for item in session.busy
+        ]
         count = "1 process" if session.size == 1 else f"{session.size} processes"
         busy = {rank: item.name for item in session.busy for rank in item.ranks}
         rows = tuple(_row(glance, busy.get(glance.rank, "")) for glance in session.view.glances())
@@ -264,10 +270,3 @@ def _row(glance: RankSummary, runs: str) -> tuple[str, str, str, str]:
     state = glance.state if ended else f"runs {runs}" if runs else "waits"
     devices = ", ".join(device_text(device) for device in glance.devices.values())
     return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"
-
-
-def _ago(then: float) -> str:
-    seconds = max(0, int(time.time() - then))
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
