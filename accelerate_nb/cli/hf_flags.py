@@ -15,54 +15,42 @@ from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, One
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 
-@dataclass(frozen=True, slots=True)
-class ThreeBooleans:
+class ThreeBooleans(ValueType):
     """Three times yes or no: `false,false,true`."""
 
-    PLACEHOLDER: ClassVar[str] = "BOOL,BOOL,BOOL"
-    expected: ClassVar[str] = "three of true and false, such as 'false,false,true'"
-
-    def check(self, value: Any) -> tuple[bool, ...]:
-        """The values, from their text."""
-        return self.parse(str(value))
+    PLACEHOLDER = "BOOL,BOOL,BOOL"
+    expected = "three of true and false, such as 'false,false,true'"
 
     def parse(self, text: str) -> tuple[bool, ...]:
-        """The values."""
         parts = tuple(Boolean().parse(part) for part in text.split(","))
         if len(parts) != 3:
             raise InvalidValue
         return parts
 
 
-class _MatchingText:
+class MatchingText(ValueType):
     """A text that matches a pattern as a whole."""
 
     PATTERN: ClassVar[str]
-    expected: ClassVar[str]
-
-    def check(self, value: Any) -> str:
-        """The text, where it is one."""
-        return self.parse(str(value))
 
     def parse(self, text: str) -> str:
-        """The text, where it is one."""
         if not re.fullmatch(self.PATTERN, text, re.DOTALL):
             raise InvalidValue
         return text
 
 
-class RedirectedStreams(_MatchingText):
+class RedirectedStreams(MatchingText):
     """The streams to redirect: torchrun's number (0 none, 1 stdout, 2 stderr, 3 both), or one for each rank."""
 
-    PLACEHOLDER: ClassVar[str] = "0-3"
+    PLACEHOLDER = "0-3"
     PATTERN = r"[0-3]|\d+:[0-3](,\d+:[0-3])*,?"
     expected = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or one for each rank, such as '0:3,1:1'"
 
 
-class Assignment(_MatchingText):
+class Assignment(MatchingText):
     """A variable of the environment with its value."""
 
-    PLACEHOLDER: ClassVar[str] = "NAME=VALUE"
+    PLACEHOLDER = "NAME=VALUE"
     PATTERN = r"[A-Za-z_]\w*=.*"
     expected = "a name and a value, such as 'A=1'"
 
@@ -249,12 +237,6 @@ class HfFlagValues:
             if flag.idle and flag.entry_of not in self.in_use and not (flag.tpu and on_tpus)
         }
 
-    def surprises(self, *, on_tpus: bool) -> list[str]:
-        """Those of them that a user would not expect."""
-        expected = {f"--{flag.name}" for flag in FLAGS if flag.is_idle_as_expected}
-        found = self.without_effect(on_tpus=on_tpus).items()
-        return [f"{flag} changes nothing: {why}." for flag, why in found if flag not in expected]
-
     def _given(self) -> Iterator[tuple[HfFlag, Any]]:
         return ((flag, self.values[flag.name]) for flag in FLAGS if flag.name in self.values)
 
@@ -267,21 +249,18 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """
     shown = parser.add_argument_group("TPUs")
     for flag in FLAGS:
-        if not (flag.setting or flag.is_of_launch):
-            _add(shown if flag.help else parser, flag)
+        if flag.setting or flag.is_of_launch:
+            continue
+        common: dict[str, Any] = {"dest": _PREFIX + flag.name, "default": argparse.SUPPRESS}
+        if flag.value_type is None:
+            common |= {"action": "store_const", "const": True}
+        else:
+            common |= {"action": "append" if flag.repeats else "store", "metavar": flag.value_type.PLACEHOLDER}
+        first, *others = spellings(flag.name)
+        (shown if flag.help else parser).add_argument(first, **common, help=flag.help or argparse.SUPPRESS)
+        if others:
+            parser.add_argument(*others, **common, help=argparse.SUPPRESS)
     return shown
-
-
-def _add(parser: argparse._ActionsContainer, hf_flag: HfFlag) -> None:
-    first, *others = spellings(hf_flag.name)
-    common: dict[str, Any] = {"dest": _PREFIX + hf_flag.name, "default": argparse.SUPPRESS}
-    if hf_flag.value_type is None:
-        common |= {"action": "store_const", "const": True}
-    else:
-        common |= {"action": "append" if hf_flag.repeats else "store", "metavar": hf_flag.value_type.PLACEHOLDER}
-    parser.add_argument(first, **common, help=hf_flag.help or argparse.SUPPRESS)
-    if others:
-        parser.add_argument(*others, **common, help=argparse.SUPPRESS)
 
 
 def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
@@ -293,6 +272,8 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
     """
     texts = {name.removeprefix(_PREFIX): text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
     known = {flag.name: flag for flag in FLAGS}
+    # torchrun's flag for what happens anyway: lines are shown, and kept in files
+    _read(known["tee"], arguments.tee)
     together = [f"--{name}" for name in _EXCLUSIVE if name in texts or (name == "cpu" and cpu)]
     # weights are sharded on CPUs, too
     if len(together) > 1 and together not in (["--cpu", "--use_fsdp"], ["--cpu", "--use_deepspeed"]):
@@ -324,9 +305,3 @@ def _read(hf_flag: HfFlag, text: Any) -> Any:
             f"--{hf_flag.name} was given {text!r}, but should be {hf_flag.value_type.expected}. Pass such a value, or leave it out."
         ) from None
     return value.upper() if hf_flag.name in _IN_CAPITALS else value
-
-
-def check_streams(text: str) -> None:
-    """Raise `ConfigurationError` where `--tee` names no streams."""
-    (tee,) = (flag for flag in FLAGS if flag.name == "tee")
-    _read(tee, text)

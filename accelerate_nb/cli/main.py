@@ -7,9 +7,8 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any
 
 from accelerate_nb import __version__
 from accelerate_nb.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
@@ -17,60 +16,43 @@ from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 
 NAME = "accelerate-nb"
+_OPTIONS = {"-h", "--help", "--version"}
 
 
-class CommandModule(Protocol):
-    """The interface of a command's module."""
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments of the command."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; gives the exit code."""
-
-
-@dataclass(frozen=True, slots=True)
-class CliCommand:
-    """A command of `accelerate-nb`: its word, its help and its module."""
-
-    word: str
-    help: str
-    home: str
-
-    def load(self) -> CommandModule:
-        """The command's file."""
-        return cast(CommandModule, import_module(f"accelerate_nb.cli.commands.{self.home}"))
-
-
-COMMANDS = (
-    CliCommand("launch", "Run a script, a module or a notebook on every process.", "launch"),
-    CliCommand("join", "Let a notebook on another machine run its launches on this one.", "join"),
-    CliCommand("export", "Write a notebook as a script.", "export"),
-    CliCommand("config", "Choose the settings that every launch begins with.", "config"),
-    CliCommand("test", "Try this machine and these settings with real processes.", "test"),
-    CliCommand("env", "Print the facts for a bug report.", "env"),
-    CliCommand("runs", "List past and present runs, and show their logs and reports.", "runs"),
-    CliCommand("estimate-memory", "Estimate the memory that a model takes in training.", "estimate_memory"),
-    CliCommand("merge-weights", "Make one file of the weights of a sharded checkpoint.", "merge_weights"),
-    CliCommand("tpu-config", "Print the line that runs commands on every machine of a TPU pod.", "tpu_config"),
-    CliCommand("completion", "Print what makes a shell complete these commands.", "completion"),
-)
+# The commands, with their help; each is a module of `commands/`.
+COMMANDS = {
+    "launch": "Run a script, a module or a notebook on every process.",
+    "join": "Let a notebook on another machine run its launches on this one.",
+    "export": "Write a notebook as a script.",
+    "config": "Choose the settings that every launch begins with.",
+    "test": "Try this machine and these settings with real processes.",
+    "env": "Print the facts for a bug report.",
+    "runs": "List past and present runs, and show their logs and reports.",
+    "estimate-memory": "Estimate the memory that a model takes in training.",
+    "merge-weights": "Make one file of the weights of a sharded checkpoint.",
+    "tpu-config": "Print the line that runs commands on every machine of a TPU pod.",
+    "completion": "Print what makes a shell complete these commands.",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line, by default this process's own; gives the exit code and never raises an error of the user's."""
     try:
         arguments = list(sys.argv[1:] if words is None else words)
-        command = next((item for item in COMMANDS if arguments[:1] == [item.word]), None)
-        if command is None:
-            _refuse_a_launch_without_its_word(arguments)
+        word = arguments[0] if arguments else ""
+        if word not in COMMANDS:
+            is_launch = word.startswith("-") or word.lower().endswith((".py", ".ipynb"))
+            if is_launch and _OPTIONS.isdisjoint(arguments):
+                launch = shlex.join([NAME, "launch", *arguments])
+                raise ConfigurationError(f"{word!r} is no command. To run a program on every process: {launch}")
             overview().parse_args(arguments)
             overview().print_help()
             return 2
-        module = command.load()
-        parser = CliParser(prog=f"{NAME} {command.word}", description=command.help)
+        parser = CliParser(prog=f"{NAME} {word}", description=COMMANDS[word])
+        module = _module(word)
         module.configure(parser)
-        return module.run(parser.parse_args(arguments[1:]))
+        code: int = module.run(parser.parse_args(arguments[1:]))
+        return code
     except AccelerateNbError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
@@ -88,17 +70,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
-def _refuse_a_launch_without_its_word(arguments: Sequence[str]) -> None:
-    """`accelerate-nb -n 2 train.py`, as one writes for torchrun."""
-    known = {"-h", "--help", "--version"}
-    if (
-        arguments
-        and known.isdisjoint(arguments)
-        and (arguments[0].startswith("-") or arguments[0].lower().endswith((".py", ".ipynb")))
-    ):
-        raise ConfigurationError(
-            f"{arguments[0]!r} is no command. To run a program on every process: {shlex.join([NAME, 'launch', *arguments])}"
-        )
+def _module(word: str) -> Any:
+    """The module of a command: its `configure` declares arguments, and its `run` does it and gives the exit code."""
+    return import_module(f"accelerate_nb.cli.commands.{word.replace('-', '_')}")
 
 
 def overview() -> CliParser:
@@ -110,8 +84,8 @@ def overview() -> CliParser:
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in COMMANDS:
-        commands.add_parser(command.word, help=command.help)
+    for word, help_text in COMMANDS.items():
+        commands.add_parser(word, help=help_text)
     return parser
 
 
@@ -119,8 +93,8 @@ def whole() -> CliParser:
     """The command line with all that each command takes, for what completes it in a shell."""
     parser = overview()
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for command in COMMANDS:
-        command.load().configure(commands.choices[command.word])
+    for word in COMMANDS:
+        _module(word).configure(commands.choices[word])
     return parser
 
 

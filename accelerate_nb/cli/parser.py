@@ -27,15 +27,14 @@ class CliParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
-        unknown = re.search(r"unrecognized arguments: (\S+)|invalid choice: '([^']*)'", message)
-        suggestion = self._nearest(next(filter(None, unknown.groups()), "")) if unknown else ""
+        suggestion = ""
+        if unknown := re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^'=]*)", message):
+            known = (
+                word for action in self._actions for word in (*action.option_strings, *map(str, action.choices or ()))
+            )
+            suggestion = did_you_mean(unknown[1] or unknown[2] or "", known)
         help_is = f"`{self.prog} --help` lists its arguments."
         raise ConfigurationError(" ".join(filter(None, (f"{message}.", suggestion, help_is))))
-
-    def _nearest(self, word: str) -> str:
-        flag, _, _ = word.partition("=")
-        known = [text for action in self._actions for text in (*action.option_strings, *map(str, action.choices or ()))]
-        return did_you_mean(flag, known)
 
 
 class _DeprecatedFlag(argparse.Action):
@@ -86,15 +85,17 @@ def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
     former = [spelled for name in setting.deprecated for spelled in spellings(name)]
     others = [spelled for name in setting.keys for spelled in spellings(name) if spelled not in (*shown, *former)]
     common: dict[str, Any] = {"dest": _PREFIX + setting.name, "default": argparse.SUPPRESS}
+    has_default = setting.default not in (None, "", False) and not isinstance(setting.default, dict)
+    text = (setting.help + (f" (default: {setting.default})" if has_default else "")).replace("%", "%%")
     if isinstance(setting.value_type, Boolean):
-        parser.add_argument(*shown, **common, action="store_const", const="yes", help=_help(setting))
+        parser.add_argument(*shown, **common, action="store_const", const="yes", help=text)
         if others:
             parser.add_argument(*others, **common, action="store_const", const="yes", help=argparse.SUPPRESS)
         negated = ["--" + separator.join(["no", name[2:]]) for name in (setting.flag, *others) for separator in "-_"]
         parser.add_argument(*negated, **common, action="store_const", const="no", help=argparse.SUPPRESS)
         return
     placeholder = "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
-    parser.add_argument(*shown, **common, metavar=placeholder, help=_help(setting))
+    parser.add_argument(*shown, **common, metavar=placeholder, help=text)
     if others:
         parser.add_argument(*others, **common, metavar=placeholder, help=argparse.SUPPRESS)
     if former:
@@ -104,12 +105,3 @@ def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
 def spellings(name: str) -> tuple[str, ...]:
     """A flag with hyphens, and with underscores."""
     return tuple(dict.fromkeys(["--" + name.replace("_", "-"), "--" + name.replace("-", "_")]))
-
-
-def _help(setting: Setting) -> str:
-    default = (
-        ""
-        if setting.default in (None, "", False) or isinstance(setting.default, dict)
-        else f" (default: {setting.default})"
-    )
-    return (setting.help + default).replace("%", "%%")

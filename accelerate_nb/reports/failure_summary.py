@@ -28,11 +28,11 @@ class FailureCause:
     headline: str
     calls: tuple[str, ...]
     every: tuple[str, ...]
-    exception_text: str
-    traceback: str
-    advice: str
-    last_lines: tuple[str, ...]
-    others: tuple[str, ...]
+    exception_text: str = ""
+    traceback: str = ""
+    advice: str = ""
+    last_lines: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -71,11 +71,6 @@ def cause_of_hang(hang: Hang, size_limit: int) -> FailureCause:
         headline=hang_headline(hang),
         calls=(*shortened(plain(hang.text), size_limit).split("\n"),),
         every=(*shortened(plain(hang.stacks), size_limit).split("\n"),) if hang.stacks else (),
-        exception_text="",
-        traceback="",
-        advice="",
-        last_lines=(),
-        others=(),
     )
 
 

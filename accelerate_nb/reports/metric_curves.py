@@ -345,7 +345,7 @@ def described(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
 
 def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """The picture itself."""
-    frame, name = _ChartFrame(curve), _name(curve)
+    name = _name(curve)
     label = html.escape(name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}")
     if of == "rank":
         label += f' <tspan font-weight="normal">{value_text(curve.newest)} {curve.how}</tspan>'
@@ -354,10 +354,6 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     else:
         end = time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""
     span = curve.not_finite or f"min {value_text(curve.low)}, max {value_text(curve.high)}"
-    shapes = "\n".join(
-        frame.line(bins, COLOURS[rank % len(COLOURS)], 1.4) for rank, bins in sorted(curve.lines.items(), reverse=True)
-    ) or frame.band(curve.whole)
-    shapes = frame.broken(curve) + shapes
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
         f'fill="{_GREY}">\n<rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
@@ -365,44 +361,39 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
         f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{label}</text>\n'
         f'<text x="{_LEFT}" y="{_HEIGHT - 5}">{html.escape(span)}</text>\n'
         f'<text x="{_WIDTH - _LEFT}" y="{_HEIGHT - 5}" text-anchor="end">{html.escape(end)}</text>\n'
-        f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">\n{shapes}\n</g></svg>'
+        f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">\n{_shapes(curve)}\n</g></svg>'
     )
 
 
-class _ChartFrame:
-    """The mapping of a curve's values to the picture."""
+def _shapes(curve: MetricCurve) -> str:
+    """A line for each rank, or a band with the mean in it, over a red field where values are no numbers."""
+    xs = [bin_.x for bin_ in curve.whole]
+    first, end = min(xs, default=0.0), max([*xs, *(curve.broken or ())[1:]], default=0.0)
+    low, high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
 
-    def __init__(self, curve: MetricCurve) -> None:
-        xs = [bin_.x for bin_ in curve.whole]
-        self._first, self._end = min(xs, default=0.0), max([*xs, *(curve.broken or ())[1:]], default=0.0)
-        self._low, self._high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
-
-    def line(self, bins: Sequence[CurveBin], colour: str, width: float) -> str:
-        """The means as a line; a single one is a dot, which is what a line of no length with round ends is."""
-        points = [self._point(bin_.x, bin_.mean) for bin_ in bins]
-        return f'<path stroke="{colour}" stroke-width="{_FINE * (width if len(points) > 1 else 6):g}" d="{_path(points)}"/>'
-
-    def band(self, bins: Sequence[CurveBin]) -> str:
-        """The means as a line, from the lowest to the highest as a band."""
-        if not bins:
-            return ""
-        edge = [self._point(bin_.x, bin_.high) for bin_ in bins]
-        edge += [self._point(bin_.x, bin_.low) for bin_ in bins[::-1]]
-        return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 1.6)}'
-
-    def broken(self, curve: MetricCurve) -> str:
-        """A red field where values are no numbers."""
-        if curve.broken is None or not curve.whole:
-            return ""
-        (left, _), (right, _) = (self._point(x, 0.0) for x in curve.broken)
-        shape = f"M{left} {_FINE * _TOP}H{max(right, left + _FINE)}V{_FINE * _BOTTOM}H{left}z"
-        return f'<path fill="{COLOURS[3]}" fill-opacity=".25" d="{shape}"/>\n'
-
-    def _point(self, x: float, y: float) -> tuple[int, int]:
-        across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
-        up = (y / 2 - self._low / 2) / (self._high / 2 - self._low / 2) if self._high > self._low else 0.5
+    def point(x: float, y: float) -> tuple[int, int]:
+        across = (x - first) / (end - first) if end > first else 0.5
+        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         x, y = _LEFT + across * (_WIDTH - 2 * _LEFT), _BOTTOM - 4 - up * (_BOTTOM - _TOP - 6)
         return round(_FINE * x), round(_FINE * y)
+
+    def line(bins: Sequence[CurveBin], colour: str, width: float) -> str:
+        # a single one is a dot, which is what a line of no length with round ends is
+        stroke = _FINE * (width if len(bins) > 1 else 6)
+        path = _path([point(bin_.x, bin_.mean) for bin_ in bins])
+        return f'<path stroke="{colour}" stroke-width="{stroke:g}" d="{path}"/>'
+
+    field = ""
+    if curve.broken is not None and curve.whole:
+        (left, _), (right, _) = (point(x, 0.0) for x in curve.broken)
+        shape = f"M{left} {_FINE * _TOP}H{max(right, left + _FINE)}V{_FINE * _BOTTOM}H{left}z"
+        field = f'<path fill="{COLOURS[3]}" fill-opacity=".25" d="{shape}"/>\n'
+    if curve.lines or not curve.whole:
+        lines = sorted(curve.lines.items(), reverse=True)
+        return field + "\n".join(line(bins, COLOURS[rank % len(COLOURS)], 1.4) for rank, bins in lines)
+    edge = [point(bin_.x, bin_.high) for bin_ in curve.whole] + [point(bin_.x, bin_.low) for bin_ in curve.whole[::-1]]
+    band = f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>'
+    return field + band + line(curve.whole, COLOURS[0], 1.6)
 
 
 def _path(points: Sequence[tuple[int, int]]) -> str:

@@ -155,16 +155,23 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
     parts = [*_upper_parts(facts, view, ranks, cause, live=live)]
     if live:
         parts += _newest_lines([*_tails(ranks, 20)])
-        html, text = [part.html for part in parts], [part.text for part in parts]
     else:
         tails = [*_tails(ranks, _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY)]
         folder = f"All output: {narrowed(facts.folder, 500)}"
         foot = [_ReportPart(f"<div{_GREY}>{escape(folder)}</div>", folder)] if facts.folder else []
-        html_left = _HTML - sum(saved_size(part.html) for part in [*parts, *foot])
-        text_left = _TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot])
-        html = [*(part.html for part in parts), *_html_tails(tails, cause, max(html_left, _LEAST_LINES))]
-        text = [*(part.text for part in parts), *_text_tails(tails, max(text_left, _LEAST_LINES))]
-        html, text = [*html, *(part.html for part in foot)], [*text, *(part.text for part in foot)]
+        html_left = max(_HTML - sum(saved_size(part.html) for part in [*parts, *foot]), _LEAST_LINES)
+        text_left = max(_TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot]), _LEAST_LINES)
+        unfolded = cause.rank if cause is not None else tails[0].rank if tails else 0
+        # the last lines of ranks share what is left
+        for number, tail in enumerate(tails):
+            part = _ReportPart(
+                tail.html(html_left // (len(tails) - number), is_open=tail.rank == unfolded),
+                tail.text(text_left // (len(tails) - number)),
+            )
+            html_left, text_left = html_left - saved_size(part.html), text_left - saved_size(part.text) - 10
+            parts.append(part)
+        parts += foot
+    html, text = [part.html for part in parts], [part.text for part in parts]
     named = "" if live else f' id="{report_id(facts)}"'
     return {"text/html": f"<div{named}>\n{chr(10).join(html)}\n</div>\n", "text/plain": "\n\n".join(text)}
 
@@ -182,11 +189,20 @@ class _LogTail(NamedTuple):
     lines: tuple[LogLine, ...]
     line_count: int
 
-    def count_text(self, shown: Sequence[str]) -> str:
-        """The number of lines, of which these are shown."""
-        if len(shown) == self.line_count:
+    def html(self, size_limit: int, *, is_open: bool) -> str:
+        shown = newest_fitting(self.lines, size_limit - 300, _html_line)
+        style = _LOG if len(shown) > _UNSCROLLED else ""
+        body = f"<pre{style}><span>{chr(10).join(shown)}</span></pre>"
+        return _folded(self._title(len(shown)), body, is_open=is_open)
+
+    def text(self, size_limit: int) -> str:
+        shown = newest_fitting(self.lines[-_LAST_LINES:], size_limit - 100, _text_line)
+        return "\n".join([self._title(len(shown)), *shown])
+
+    def _title(self, shown: int) -> str:
+        if shown == self.line_count:
             return f"rank {self.rank}: {counted(self.line_count, 'line')}"
-        return f"rank {self.rank}: the last {len(shown)} of {self.line_count:,} lines"
+        return f"rank {self.rank}: the last {shown} of {self.line_count:,} lines"
 
 
 def _tails(ranks: Sequence[RankState], most: int) -> Iterator[_LogTail]:
@@ -372,19 +388,6 @@ def _html_cause(cause: FailureCause) -> Iterator[str]:
         yield _folded(title, f"<pre{_PRE}>{every}</pre>")
 
 
-def _html_tails(tails: Sequence[_LogTail], cause: FailureCause | None, size_limit: int) -> Iterator[str]:
-    """The last lines of each rank, which share `size_limit`."""
-    unfolded = cause.rank if cause is not None else tails[0].rank if tails else 0
-    for number, tail in enumerate(tails):
-        share = size_limit // (len(tails) - number) - 300
-        shown = newest_fitting(tail.lines, share, _html_line)
-        style = _LOG if len(shown) > _UNSCROLLED else ""
-        body = f"<pre{style}><span>{chr(10).join(shown)}</span></pre>"
-        text = _folded(tail.count_text(shown), body, is_open=tail.rank == unfolded)
-        size_limit -= saved_size(text)
-        yield text
-
-
 def _html_line(line: LogLine, label: str = "") -> str:
     text = label.format(line.rank) + as_html(narrowed(line.text, _WIDEST))
     colour = _COLOURS.get(line.meaning)
@@ -397,16 +400,6 @@ def _folded(title: str, html: str, *, is_open: bool = False) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------ text
-
-
-def _text_tails(tails: Sequence[_LogTail], size_limit: int) -> Iterator[str]:
-    """The last lines of each rank, which share `size_limit`."""
-    for number, tail in enumerate(tails):
-        share = size_limit // (len(tails) - number) - 100
-        shown = newest_fitting(tail.lines[-_LAST_LINES:], share, _text_line)
-        text = "\n".join([tail.count_text(shown), *shown])
-        size_limit -= saved_size(text) + 10
-        yield text
 
 
 def cause_lines(cause: FailureCause) -> Iterator[str]:

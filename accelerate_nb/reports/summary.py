@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from accelerate_nb.events.model import DeviceSample, HostSample, MemoryUse, NodeRanks, Progress, StepProfile
 from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_reader import SavedRun, default_name, differing_arguments, kept_runs
+from accelerate_nb.events.run_reader import default_name, differing_arguments, kept_runs
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import plain, plain_name
 from accelerate_nb.reports.metric_curves import MetricCurve, sparkline
@@ -61,13 +61,6 @@ class RunFacts:
             can_act=can_act,
             tags=tuple(getattr(run, "tags", ())),
             attach=f'accelerate_nb.attach("{shown_path(run.folder)}")' if getattr(run, "is_detached", False) else "",
-        )
-
-    @classmethod
-    def of_saved(cls, run: SavedRun) -> RunFacts:
-        """The facts of a run that nobody can act on: from its folder."""
-        return cls(
-            run.name, run.why, shown_path(run.folder), run.started, run.ranks, host="", can_act=False, tags=run.tags
         )
 
     def message(self) -> dict[str, Any]:

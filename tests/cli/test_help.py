@@ -46,7 +46,7 @@ def test_every_command_that_the_help_lists_has_a_help_of_its_own(capsys: pytest.
     with pytest.raises(SystemExit):
         main(["--help"])
     listed = capsys.readouterr().out
-    for name in (item.word for item in COMMANDS):
+    for name in COMMANDS:
         assert name in listed
         with pytest.raises(SystemExit) as end:
             main([name, "--help"])

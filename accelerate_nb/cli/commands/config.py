@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ _SET_BY_TPUS = ("cpu", "engine")
 _SET_BY_A_POD = (*_SET_BY_TPUS, "num_processes")
 _LEFT_OPEN = "left open"
 _YES_OR_NO: list[tuple[str, Any]] = [("yes", True), ("no", False)]
+_NO_OR_YES = _YES_OR_NO[::-1]
 # A list gives a choice's title in place of a value that is None.
 _OPEN: Any = object()
 # The number of chips of a machine of a TPU v4 pod, which can't be probed from here; all of them are used.
@@ -112,14 +113,23 @@ def _config_path(arguments: argparse.Namespace) -> Path:
 def _prompt(arguments: argparse.Namespace) -> int:
     given = _given(arguments)
     path = _config_path(arguments)
-    content = _current(path)
-    found = _given_tpus(arguments, hf_keys.tpus_of(content))
+    content = hf_files.read(path) if path.is_file() else {}
+    # a file that requests what is not offered is not overwritten
+    refuse_unsupported(content, f"The configuration file {path}")
+    found = hf_keys.tpus_of(content)
+    # the flags win over the file
+    found = replace(found, zone=arguments.tpu_zone or found.zone)
+    if arguments.tpu_name:
+        found = replace(found, name=arguments.tpu_name, is_pod=True)
     values = {setting.name: origin(setting, given, {}, content).value for setting in all_settings()}
     if arguments.yes:
+        from accelerate_nb.launching.planning.preflight import run_preflight
+
         on_tpus = found if values["engine"] == "xla" else None
-        draft = _draft(path, _looked_at(values, _devices(on_tpus)), on_tpus)
-        draft.write()
-        return _report(draft)
+        outlook = run_preflight(changed(values), _devices(on_tpus), can_fork=hasattr(os, "fork"))
+        if not outlook.possible:
+            raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
+        return _written_to(_draft(path, outlook, on_tpus))
     if not sys.stdin.isatty():
         raise ConfigurationError(
             "The settings were to be prompted for, but there is no terminal. Pass --yes, and settings as flags "
@@ -142,35 +152,24 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**given, "engine": "xla", "cpu": False}
 
 
-def _given_tpus(arguments: argparse.Namespace, current: TpusConfig) -> TpusConfig:
-    """The TPU settings of the file, with those of the flags over them."""
-    zoned = replace(current, zone=arguments.tpu_zone or current.zone)
-    return replace(zoned, name=arguments.tpu_name, is_pod=True) if arguments.tpu_name else zoned
-
-
 def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
     """The devices of a launch: those of this machine, or those that a pod's machines are taken to have."""
     return probe() if on_tpus is None or not on_tpus.is_pod else pod(_CHIPS_OF_A_POD)
 
 
-def _current(path: Path) -> dict[str, Any]:
-    """The content of the existing file; one that requests a feature that is not offered is not overwritten."""
-    content = hf_files.read(path) if path.is_file() else {}
-    refuse_unsupported(content, f"The configuration file {path}")
-    return content
-
-
 def _prompted(path: Path, values: Mapping[str, Any], current: TpusConfig) -> int:
     chosen: TpusConfig | None = None
     usual = values["engine"] == "xla" or (probe().kind == "xla" and not values["cpu"])
-    if _is_on_tpus(is_usual=usual):
+    machines = [("this machine: its GPUs, or its CPU", False), ("TPU: this machine's, or those of a pod", True)]
+    if _chosen("What does it train on?", machines, usual):
         chosen = _of_tpus(current)
         values = {**values, "engine": "xla", "cpu": False, **({"num_processes": None} if chosen.is_pod else {})}
     elif values["engine"] == "xla":
         values = {**values, "engine": "auto"}
     given, outlook = prompt(values, _devices(chosen), can_fork=hasattr(os, "fork"), tpus=chosen)
     if chosen is not None and given.get("mixed_precision") == "bf16":
-        chosen = replace(chosen, downcasts=_downcasts(is_usual=chosen.downcasts))
+        question = "With bf16, should float64 become float32, not bfloat16? [downcast_bf16]"
+        chosen = replace(chosen, downcasts=_chosen(question, _NO_OR_YES, chosen.downcasts))
     draft = _draft(path, outlook, chosen)
     print(f"\n{draft.path}{' (exists already)' if draft.replaces else ''}:\n")
     print("".join(f"  {line}\n" for line in draft.text.splitlines()))
@@ -181,18 +180,7 @@ def _prompted(path: Path, values: Mapping[str, Any], current: TpusConfig) -> int
     if not _chosen("Write it?", _YES_OR_NO, True):
         print("Nothing was written.", file=sys.stderr)
         return 1
-    draft.write()
-    return _report(draft)
-
-
-def _looked_at(values: Mapping[str, Any], devices: AvailableDevices) -> PreflightReport:
-    """A preview of a launch with these settings; an objection is raised."""
-    from accelerate_nb.launching.planning.preflight import run_preflight
-
-    outlook = run_preflight(changed(values), devices, can_fork=hasattr(os, "fork"))
-    if not outlook.possible:
-        raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
-    return outlook
+    return _written_to(draft)
 
 
 def _draft(path: Path, outlook: PreflightReport, on_tpus: TpusConfig | None) -> ConfigDraft:
@@ -204,15 +192,16 @@ def _draft(path: Path, outlook: PreflightReport, on_tpus: TpusConfig | None) -> 
     return hf_files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
 
 
-def _report(draft: ConfigDraft) -> int:
-    print(f"Written to {draft.path}. {_how_to_use(draft.path)}")
+def _written_to(draft: ConfigDraft, note: str = "") -> int:
+    """Write a file, and print how it is used; gives the exit code."""
+    draft.write()
+    if note:
+        print(note)
+    how = f"Launch with --config_file {draft.path}, or config_file={str(draft.path)!r} in a notebook."
+    if draft.path == hf_files.default_path(os.environ):
+        how = "Every launch takes from it what is not set elsewhere."
+    print(f"Written to {draft.path}. {how}")
     return 0
-
-
-def _how_to_use(path: Path) -> str:
-    if path == hf_files.default_path(os.environ):
-        return "Every launch takes from it what is not set elsewhere."
-    return f"Launch with --config_file {path}, or config_file={str(path)!r} in a notebook."
 
 
 # --------------------------------------------------------------------------------------------------- without a question
@@ -231,9 +220,7 @@ def _default(arguments: argparse.Namespace) -> int:
         num_processes=max(1, found.count),
         cpu=found.count == 0,
     )
-    draft = ConfigDraft(path, content, replaces=path.exists())
-    draft.write()
-    return _report(draft)
+    return _written_to(ConfigDraft(path, content, replaces=path.exists()))
 
 
 def _update(arguments: argparse.Namespace) -> int:
@@ -248,12 +235,8 @@ def _update(arguments: argparse.Namespace) -> int:
     if draft.text == before:
         print(f"{path} has today's format already; nothing was changed.")
         return 0
-    draft.write()
     changes = difflib.unified_diff(before.splitlines(), draft.text.splitlines(), "before", "now", lineterm="", n=1)
-    print("\n".join(changes))
-    if draft.comments:
-        print("Its comments were dropped.")
-    return _report(draft)
+    return _written_to(draft, "\n".join([*changes, *(["Its comments were dropped."] if draft.comments else [])]))
 
 
 def _usual_word() -> str:
@@ -276,34 +259,26 @@ def _show(arguments: argparse.Namespace) -> int:
         wrong.append(f"The configuration file {path} requests {what}, which is not offered here yet.")
     for key, members in grouped().items():
         print(f"\n{GROUPS[key]}")
-        print("\n".join(_rows(members, content, wrong)))
+        width = max(len(item.name) for item in members)
+        for item in members:
+            try:
+                found = origin(item, {}, os.environ, content)
+            except AccelerateNbError as error:
+                wrong.append(str(error))
+                continue
+            print(f"  {item.name:<{width}}  {found.value!s:<12}  {found.source or 'default'}")
     if hf_keys.file_is_for_tpus(content):
         print("\nTPUs")
-        print("\n".join(_rows_of_tpus(content, wrong)))
+        try:
+            of_tpus = hf_keys.tpus_of(content).keys()
+        except AccelerateNbError as error:
+            of_tpus = {}
+            wrong.append(str(error))
+        for key, value in of_tpus.items():
+            print(f"  {key:<22}  {value!s:<12}  {'the configuration file' if key in content else 'default'}")
     for text in wrong:
         print(f"\n{text}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-def _rows(members: Sequence[Setting], content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
-    names, values = max(len(item.name) for item in members), 12
-    for item in members:
-        try:
-            found = origin(item, {}, os.environ, content)
-        except AccelerateNbError as error:
-            wrong.append(str(error))
-            continue
-        yield f"  {item.name:<{names}}  {found.value!s:<{values}}  {found.source or 'default'}".rstrip()
-
-
-def _rows_of_tpus(content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
-    try:
-        found = hf_keys.tpus_of(content).keys()
-    except AccelerateNbError as error:
-        wrong.append(str(error))
-        return
-    for key, value in found.items():
-        yield f"  {key:<22}  {value!s:<12}  {'the configuration file' if key in content else 'default'}"
 
 
 # ------------------------------------------------------------------------------ questions, in the terminal, with arrow keys
@@ -341,43 +316,32 @@ def prompt(
     return changed(values), outlook
 
 
-def _is_on_tpus(*, is_usual: bool) -> bool:
-    """Whether to train on TPUs."""
-    choices = [("this machine: its GPUs, or its CPU", False), ("TPU: this machine's, or those of a pod", True)]
-    return bool(_chosen("What does it train on?", choices, is_usual))
-
-
 def _of_tpus(current: TpusConfig) -> TpusConfig:
     """The TPU settings that a user enters, starting from the `current` ones."""
-    function = _line(
-        "The function of the script that each core calls; 'main' runs the script", current.function or "main"
-    )
+    question = "The function of the script that each core calls; 'main' runs the script"
+    function = _line(question, current.function or "main").strip()
     one_machine = replace(current, function=None if function in {"", "main"} else function, is_pod=False)
-    if not _chosen("Are they a pod, several machines of them?", [("no", False), ("yes", True)], current.is_pod):
+    if not _chosen("Are they a pod, several machines of them?", _NO_OR_YES, current.is_pod):
         return one_machine
     return replace(
         one_machine,
         is_pod=True,
-        name=_line("The pod's name in Google's cloud", current.name or "", lambda text: bool(text) or "It has one."),
-        zone=_line("Its zone; without one, that of `gcloud config`", current.zone or "") or None,
-        sudo=bool(_chosen("Should its machines use sudo?", [("no", False), ("yes", True)], current.sudo)),
+        name=_line(
+            "The pod's name in Google's cloud", current.name or "", lambda text: bool(text) or "It has one."
+        ).strip(),
+        zone=_line("Its zone; without one, that of `gcloud config`", current.zone or "").strip() or None,
+        sudo=_chosen("Should its machines use sudo?", _NO_OR_YES, current.sudo),
         environment=tuple(
-            filter(None, _line("Variables on its machines: A=1,B=2", ",".join(current.environment)).split(","))
+            filter(None, _line("Variables on its machines: A=1,B=2", ",".join(current.environment)).strip().split(","))
         ),
     )
-
-
-def _downcasts(*, is_usual: bool) -> bool:
-    """Whether bf16 on TPUs lets float64 become float32."""
-    question = "With bf16, should float64 become float32, not bfloat16? [downcast_bf16]"
-    return bool(_chosen(question, [("no", False), ("yes", True)], is_usual))
 
 
 def _line(question: str, suggested: str, is_fine: Callable[[str], bool | str] = lambda _: True) -> str:
     import questionary
 
     reply: str = questionary.text(question, default=suggested, validate=is_fine).unsafe_ask()
-    return reply.strip()
+    return reply
 
 
 def _more(settled: Iterable[str]) -> Iterable[Setting]:
@@ -402,9 +366,30 @@ def _reply(setting: Setting, value: Any, devices: AvailableDevices) -> Any:
     question = f"{setting.help} [{setting.name}]"
     if isinstance(setting.value_type, (Boolean, OneOf)):
         choices: list[tuple[str, Any]] = [(_LEFT_OPEN, None)] if setting.nullable else []
-        choices += [(choice, choice) for choice in setting.choices] or [("yes", True), ("no", False)]
+        choices += [(choice, choice) for choice in setting.choices] or _YES_OR_NO
         return _chosen(question, choices, value, setting.unsupported)
-    return _written(setting, question, _suggested(setting, value, devices))
+    if value is None:
+        # of a TPU all cores are what is meant, however many a machine has
+        is_counted = setting.name == "num_processes" and devices.kind != "xla"
+        suggested = str(max(1, devices.count)) if is_counted else ""
+    elif isinstance(setting.value_type, NamedValues):
+        suggested = json.dumps(value)
+    else:
+        suggested = f"{value:g}" if isinstance(value, float) else str(value)
+
+    def parsed(text: str) -> Any:
+        # a text is taken as it is, since a template may well end with a space; an empty line leaves the setting open
+        line = text if isinstance(setting.value_type, Text) else text.strip()
+        return setting.parse(line, f"{setting.name} was given as") if line else setting.default
+
+    def is_fine(text: str) -> bool | str:
+        try:
+            parsed(text)
+        except AccelerateNbError as error:
+            return str(error)
+        return True
+
+    return parsed(_line(question, suggested, is_fine))
 
 
 def _chosen(question: str, choices: list[tuple[str, Any]], value: Any, unsupported: Iterable[str] = ()) -> Any:
@@ -415,35 +400,3 @@ def _chosen(question: str, choices: list[tuple[str, Any]], value: Any, unsupport
     not_yet = [questionary.Choice(word, disabled="not offered yet") for word in unsupported]
     reply = questionary.select(question, choices=[*listed, *not_yet], default=current, instruction=" ").unsafe_ask()
     return None if reply is _OPEN else reply
-
-
-def _written(setting: Setting, question: str, suggested: str) -> Any:
-    import questionary
-
-    def is_fine(text: str) -> bool | str:
-        try:
-            _parsed(setting, text)
-        except AccelerateNbError as error:
-            return str(error)
-        return True
-
-    return _parsed(setting, questionary.text(question, default=suggested, validate=is_fine).unsafe_ask())
-
-
-def _parsed(setting: Setting, text: str) -> Any:
-    """The value of a line; an empty one leaves the setting open."""
-    # a text is taken as it is: a template may well end with a space
-    line = text if isinstance(setting.value_type, Text) else text.strip()
-    return setting.parse(line, f"{setting.name} was given as") if line else setting.default
-
-
-def _suggested(setting: Setting, value: Any, devices: AvailableDevices) -> str:
-    """The default text of the line."""
-    # of a TPU all cores are what is meant, however many a machine has
-    if value is None and setting.name == "num_processes" and devices.kind != "xla":
-        return str(max(1, devices.count))
-    if value is None:
-        return ""
-    if isinstance(setting.value_type, NamedValues):
-        return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)

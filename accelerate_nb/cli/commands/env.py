@@ -111,12 +111,24 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(environment: Mapping[str, str], config_file: str | None = None, *, with_torch: bool = False) -> Facts:
     """Everything, under the headings in their order; the keys are stable."""
     settings = _configuration(environment, config_file)
+    from accelerate_nb.devices.torch_build import torch_is_built_for, torch_version
     from accelerate_nb.supervisor.memory import supervisors
 
     facts = {
         "accelerate_nb": {"version": __version__, "folder": str(Path(__file__).resolve().parents[2])},
-        "python": _python(),
-        "torch": _torch(),
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "executable": sys.executable,
+            "platform": platform.platform(),
+            "libc": " ".join(platform.libc_ver()).strip() or None,
+        },
+        # the devices that it was built for, read without importing it
+        "torch": {
+            "version": torch_version() or _version("torch"),
+            "built_for": [name for name in ("cuda", "hip", "xpu") if torch_is_built_for(name)] or ["cpu"],
+            "triton": _version("triton"),
+        },
         "devices": _devices(environment),
         "machine": _machine(environment),
         "notebook": {"inside_a_kernel": "JPY_PARENT_PID" in environment, **_versions(_NOTEBOOKS)},
@@ -127,7 +139,17 @@ def gather(environment: Mapping[str, str], config_file: str | None = None, *, wi
         "runs": _runs(environment, settings["settings"].get("folder", {}).get("value")),
     }
     if with_torch:
-        facts["torch_build"] = _torch_build()
+        torch: Any = import_module("torch")
+        facts["torch_build"] = {
+            "threads": torch.get_num_threads(),
+            "backends": [
+                name
+                for name in ("gloo", "nccl", "mpi", "ucc", "xccl")
+                if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available", bool)()
+            ],
+            "config": torch.__config__.show().strip(),
+            "parallel": torch.__config__.parallel_info().strip(),
+        }
     return facts
 
 
@@ -146,28 +168,6 @@ def masked(name: str, value: str) -> str:
     ('********', 'http://********@proxy:80')
     """
     return _MASK if value and _SECRET.search(name) else _IN_ADDRESS.sub(_MASK, value)
-
-
-def _python() -> Facts:
-    return {
-        "version": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "executable": sys.executable,
-        "platform": platform.platform(),
-        "libc": " ".join(platform.libc_ver()).strip() or None,
-    }
-
-
-def _torch() -> Facts:
-    """The devices that torch was built for, read without importing it."""
-    from accelerate_nb.devices.torch_build import torch_is_built_for, torch_version
-
-    built = [name for name in ("cuda", "hip", "xpu") if torch_is_built_for(name)]
-    return {
-        "version": torch_version() or _version("torch"),
-        "built_for": built or ["cpu"],
-        "triton": _version("triton"),
-    }
 
 
 def _devices(environment: Mapping[str, str]) -> Facts:
@@ -191,8 +191,14 @@ def _machine(environment: Mapping[str, str]) -> Facts:
 
     now = HostGauge([Path.cwd()]).sample()
     shared = now.shared_memory
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    signs = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/.singularity.d": "Apptainer"}
     return {
-        "processor": _processor(),
+        "processor": next(named, platform.processor() or platform.machine()),
         "cores": os.cpu_count(),
         "usable_cores": cores(),
         "memory_gib": _gib(now.memory[1]),
@@ -201,18 +207,8 @@ def _machine(environment: Mapping[str, str]) -> Facts:
         "free_shared_memory_gib": None if shared is None else _gib(shared[1] - shared[0]),
         "limits": _limits(),
         "service": next((name for key, name in _SERVICES.items() if environment.get(key)), None),
-        "container": _container(),
+        "container": next((name for path, name in signs.items() if Path(path).exists()), None),
     }
-
-
-def _processor() -> str:
-    """The processor's name; on Linux from /proc/cpuinfo."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _limits() -> Facts:
@@ -227,11 +223,6 @@ def _limits() -> Facts:
             soft = resource.getrlimit(which)[0]
             found[name] = None if soft == resource.RLIM_INFINITY else soft
     return found
-
-
-def _container() -> str | None:
-    signs = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/.singularity.d": "Apptainer"}
-    return next((name for path, name in signs.items() if Path(path).exists()), None)
 
 
 def _versions(packages: Iterable[str]) -> Facts:
@@ -271,16 +262,12 @@ def _shown(path: Path) -> str | None:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    return "\n".join(_without_secret(line) for line in lines)
-
-
-def _without_secret(line: str) -> str:
-    name, colon, value = line.partition(":")
     known = {key for setting in all_settings() for key in setting.keys}
-    if not colon or name.strip(" -\"'") in known:
-        return line
-    hidden = masked(name, value.strip())
-    return line if hidden == value.strip() else f"{name}: {hidden}"
+    for index, line in enumerate(lines):
+        name, colon, value = line.partition(":")
+        if colon and name.strip(" -\"'") not in known and (hidden := masked(name, value.strip())) != value.strip():
+            lines[index] = f"{name}: {hidden}"
+    return "\n".join(lines)
 
 
 def _runs(environment: Mapping[str, str], runs: str | None) -> Facts:
@@ -291,20 +278,6 @@ def _runs(environment: Mapping[str, str], runs: str | None) -> Facts:
         "exists": folder.is_dir(),
         "writable": os.access(there, os.W_OK),
         "free_gib": _gib(shutil.disk_usage(there).free),
-    }
-
-
-def _torch_build() -> Facts:
-    torch: Any = import_module("torch")
-    return {
-        "threads": torch.get_num_threads(),
-        "backends": [
-            name
-            for name in ("gloo", "nccl", "mpi", "ucc", "xccl")
-            if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available", bool)()
-        ],
-        "config": torch.__config__.show().strip(),
-        "parallel": torch.__config__.parallel_info().strip(),
     }
 
 
@@ -331,16 +304,15 @@ def _items(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}- {name}:"
             yield from _items(value, indent + "  ")
         elif isinstance(value, list):
-            yield f"{indent}- {name}: {', '.join(map(_item, value))}"
+            items = [
+                ", ".join(map(_word, item.values())) if isinstance(item, Mapping) else _word(item) for item in value
+            ]
+            yield f"{indent}- {name}: {', '.join(items)}"
         elif isinstance(value, str) and "\n" in value:
             yield f"{indent}- {name}:"
             yield from (f"{indent}      {line}".rstrip() for line in value.splitlines())
         else:
             yield f"{indent}- {name}: {_word(value)}"
-
-
-def _item(value: Any) -> str:
-    return ", ".join(_word(item) for item in value.values()) if isinstance(value, Mapping) else _word(value)
 
 
 def _word(value: Any) -> str:

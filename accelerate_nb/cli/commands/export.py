@@ -52,8 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
     script = as_script(content, keep_installs=arguments.keep_installs)
-    if output is not None and not arguments.force:
-        _refuse_to_hide_a_module(output, notebook, script.text)
+    hidden = _imported(script.text) | (sys.stdlib_module_names - _NEVER_IMPORTED)
+    if output is not None and output.stem in hidden and not arguments.force:
+        # `random.py`: it, and the notebook next to it, would import it instead of `random`
+        raise ExportError(
+            f"{notebook} was to be exported to {output}, and `import {output.stem}` would find that instead of {output.stem} itself, "
+            f"in the notebook too. Name another file: -o {shlex.quote(str(output.with_name(f'{output.stem}_script.py')))}"
+        )
     if output is None:
         sys.stdout.write(script.text)
     else:
@@ -98,16 +103,6 @@ def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
     if notebook_of(first) is None:
         raise ExportError(
             f"{request}, which holds something else. Pass --force to replace it, or -o to name another file."
-        )
-
-
-def _refuse_to_hide_a_module(output: Path, notebook: Path, text: str) -> None:
-    """Refuse a script called `random.py`: it, and the notebook next to it, would import it instead of `random`."""
-    name = output.stem
-    if name in _imported(text) | (sys.stdlib_module_names - _NEVER_IMPORTED):
-        raise ExportError(
-            f"{notebook} was to be exported to {output}, and `import {name}` would find that instead of {name} itself, "
-            f"in the notebook too. Name another file: -o {shlex.quote(str(output.with_name(f'{name}_script.py')))}"
         )
 
 

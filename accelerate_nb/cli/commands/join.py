@@ -43,18 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
     from accelerate_nb.launching.node_agent.joined_agent import JoinedAgent
 
     agent = JoinedAgent(ticket, arguments.name or socket.gethostname())
-    _say(
-        f"This machine has joined the notebook at {ticket.endpoint} as {agent.name}. It runs that notebook's launches until the notebook ends; "
-        "Ctrl-C leaves."
+    notebook = f"notebook at {ticket.endpoint}"
+    joined = f"This machine has joined the {notebook} as {agent.name}."
+    print(
+        f"{joined} It runs that notebook's launches until the notebook ends; Ctrl-C leaves.",
+        file=sys.stderr,
+        flush=True,
     )
     if agent.serve():
-        _say(
-            f"The notebook at {ticket.endpoint} has ended, or closed this connection. To join again, run its newest line."
-        )
+        end = f"The {notebook} has ended, or closed this connection. To join again, run its newest line."
     else:
-        _say(f"This machine has left the notebook at {ticket.endpoint}.")
+        end = f"This machine has left the {notebook}."
+    print(end, file=sys.stderr, flush=True)
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

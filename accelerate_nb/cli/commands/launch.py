@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from accelerate_nb.errors import ConfigurationError
 if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
     from accelerate_nb.launching.conductor import Conductor
-    from accelerate_nb.notebook.display.text import TextFrontEnd
     from accelerate_nb.worker.program import Program
 
 _USAGE = f"{PROG} [settings] (script.py | -m module | notebook.ipynb | --no_python program) [arguments]"
@@ -124,9 +123,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -> int:
-    from accelerate_nb.cli.launching import notebook_program
+    import tempfile
 
-    flags, parameters = notebook_program.split(rest)
+    from accelerate_nb.cli.launching import notebook_program
+    from accelerate_nb.config.environment import runs_folder
+    from accelerate_nb.events.run_folder import new_folder
+
+    # those for the launch, and, after `--`, those for the notebook
+    at = rest.index("--") if "--" in rest else len(rest)
+    flags, parameters = rest[:at], rest[at + 1 :]
     if not {"-h", "--help"}.isdisjoint(flags):
         print(f"{arguments.parser.format_help()}\n{notebook_program.notebook_program(target).help()}")
         return 0
@@ -137,38 +142,32 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} Arguments for {target} itself go after `--`.") from None
     _take_seconds(arguments)
-    notebook_program.refuse_words(target, arguments.what)
+    if arguments.what:
+        raise ConfigurationError(
+            f"{arguments.what[0]!r} was given after {target}, where only flags of the launch are allowed. Arguments of the notebook go "
+            f"after `--`: accelerate-nb launch {target} -- {' '.join(arguments.what)}"
+        )
     if arguments.execute:
         return _execute(target, parameters, arguments)
     _refuse_execution(arguments)
     request = read_request(arguments)
+    what = [target, *(["--", *parameters] if parameters else [])]
     if request.is_for_a_pod:
-        return _print_for_a_pod([target, *(["--", *parameters] if parameters else [])], request)
-    program = notebook_program.notebook_program(target)
-    program.check(parameters)
+        return _print_for_a_pod(what, request)
+    notebook = notebook_program.notebook_program(target)
+    notebook.check(parameters)
     if (job := slurm_job.requested_job(arguments)) is not None:
-        what = [target, *(["--", *parameters] if parameters else [])]
         return slurm_job.launch_job(job, request, what, is_dry=arguments.dry_run)
-    for note in program.script.notes:
+    for note in notebook.script.notes:
         print(f"{PROG}: {note}", file=sys.stderr)
-    with _folder_of_script(request, program, is_dry=arguments.dry_run) as folder:
-        return _run_program(program.program(parameters, folder), request, arguments.dry_run, program, folder)
-
-
-@contextmanager
-def _folder_of_script(request: LaunchRequest, program: NotebookProgram, *, is_dry: bool) -> Iterator[Path]:
-    """The folder that holds a notebook's script as long as it runs: of a detached run its own."""
-    import tempfile
-
-    from accelerate_nb.config.environment import runs_folder
-    from accelerate_nb.events.run_folder import new_folder
-
-    if request.config.launching.detach and not is_dry:
-        launching = request.config.launching
-        yield new_folder(runs_folder(os.environ, launching.folder), launching.name or program.notebook.path.name)
-        return
-    with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as folder:
-        yield Path(folder)
+    launching = request.config.launching
+    if launching.detach and not arguments.dry_run:
+        # the run outlives this command, and so does the script
+        folder = new_folder(runs_folder(os.environ, launching.folder), launching.name or notebook.notebook.path.name)
+        return _run_program(notebook.program(parameters, folder), request, False, notebook, folder)
+    with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as temporary:
+        program = notebook.program(parameters, Path(temporary))
+        return _run_program(program, request, arguments.dry_run, notebook)
 
 
 def _execute(target: str, parameters: list[str], arguments: argparse.Namespace) -> int:
@@ -200,11 +199,10 @@ def _print_for_a_pod(what: list[str], request: LaunchRequest) -> int:
     from accelerate_nb.cli.commands import tpu_config
 
     request.warn_of_unused_flags()
-    pod = tpu_config.pod_of(request.tpus)
     command = tpu_config.command_of_a_machine(request.tpus, differing(request.config), request.theirs.variables(), what)
-    print(pod.ssh(command), flush=True)
+    print(tpu_config.line_for_a_pod(request.tpus, command), flush=True)
     print(
-        f"{PROG}: nothing was started here. The line above has every machine of the TPU {pod.name} launch this on its own "
+        f"{PROG}: nothing was started here. The line above has every machine of the TPU {request.tpus.name} launch this on its own "
         "cores; copy it, or pipe it into sh. It needs gcloud, logged in to your project; on each machine it needs "
         "accelerate-nb and all that it runs, at the same path (`accelerate-nb tpu-config` prints lines that put them there).",
         file=sys.stderr,
@@ -255,19 +253,25 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
         arguments.parser.parse_args(["--hang-warning-after", seconds, *words], arguments)
 
 
-# -------------------------------------------------------------------------------------------------------------- running
-
-
 def _conduct(program: Program, request: LaunchRequest) -> int:
+    """Run a program in this process's hands until it is over; gives the exit code."""
     from accelerate_nb.launching.end_signals import exit_code_after
     from accelerate_nb.launching.run import Run
+    from accelerate_nb.notebook.display.text import TextFrontEnd
+    from accelerate_nb.worker.program import standard_input
 
-    with (
-        set_variables(request.variables, os.environ),
-        _input_of(program, is_on_hosts=request.config.launching.names_hosts) as whole,
-    ):
-        front_end = _front_end(request)
-        with _conducted(whole, request) as (conductor, signals):
+    launching = request.config.launching
+    is_off = launching.panel == "off"
+    front_end = TextFrontEnd(
+        prefix_template=launching.log_line_prefix_template,
+        only_ranks=() if is_off else request.only_ranks,
+        quiet=request.quiet or is_off,
+        is_command=True,
+    )
+    # rank 0 reads this command's standard input where it is on this machine
+    stdin = None if launching.names_hosts else standard_input()
+    with set_variables(request.variables, os.environ), closing(stdin) if stdin else nullcontext():
+        with _conducted(replace(program, stdin=stdin), request) as (conductor, signals):
             check_ranks(request, len(conductor.view.ranks))
             started = Run(conductor, front_end)
             try:
@@ -295,28 +299,3 @@ def _conducted(program: Program, request: LaunchRequest) -> Iterator[tuple[Condu
     conductor = launcher.prepare(program, (), request.config)
     with end_on_signals(conductor) as signals:
         yield conductor, signals
-
-
-@contextmanager
-def _input_of(program: Program, *, is_on_hosts: bool) -> Iterator[Program]:
-    """The program with this command's standard input, which rank 0 reads where it is on this machine."""
-    from accelerate_nb.worker.program import standard_input
-
-    stdin = None if is_on_hosts else standard_input()
-    try:
-        yield replace(program, stdin=stdin)
-    finally:
-        if stdin is not None:
-            stdin.close()
-
-
-def _front_end(request: LaunchRequest) -> TextFrontEnd:
-    from accelerate_nb.notebook.display.text import TextFrontEnd
-
-    is_off = request.config.launching.panel == "off"
-    return TextFrontEnd(
-        prefix_template=request.config.launching.log_line_prefix_template,
-        only_ranks=() if is_off else request.only_ranks,
-        quiet=request.quiet or is_off,
-        is_command=True,
-    )

@@ -266,6 +266,7 @@ def _show_logs(arguments: argparse.Namespace) -> int:
 
 def _show_report(arguments: argparse.Namespace) -> int:
     """Print the report of a run, as a notebook keeps it, or write it as a page; gives the exit code."""
+    from accelerate_nb.events.run_folder import shown_path
     from accelerate_nb.events.run_reader import view_of
     from accelerate_nb.events.terminal_lines import plain
     from accelerate_nb.reports.report import run_report
@@ -273,7 +274,11 @@ def _show_report(arguments: argparse.Namespace) -> int:
 
     found = _found_run(arguments)
     view = view_of(found)
-    report = run_report(RunFacts.of_saved(found), view)
+    # nobody can act on it
+    facts = RunFacts(
+        found.name, found.why, shown_path(found.folder), found.started, found.ranks, "", can_act=False, tags=found.tags
+    )
+    report = run_report(facts, view)
     if arguments.html is None and not arguments.open:
         # a failure of no rank stands above it
         if found.error and not view.failures:

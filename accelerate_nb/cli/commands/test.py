@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
 from accelerate_nb.config.formats import plain
@@ -48,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tpu:
         given = {"engine": "xla", **given}
     # not before the arguments are read: a help is to come at once
+    from accelerate_nb.launching.planning import preflight
+    from accelerate_nb.launching.self_test import SelfTest
     from accelerate_nb.notebook.display.text import standard_sink
 
     checks = _CheckList(None if arguments.json else standard_sink())
@@ -60,15 +61,29 @@ def run(arguments: argparse.Namespace) -> int:
         checks.take(CheckResult("settings", "The settings", "failed", str(error)))
     try:
         if config is not None:
-            _make(config, checks)
+            found = preflight.run_checks(config, os.environ, checks.take)
+            if not any(item.state == "failed" and item.name in _NEEDED for item in found):
+                SelfTest(config, checks.take).run()
     except KeyboardInterrupt:
         checks.end("Interrupted. No process of the test is left.")
         raise
-    passed = checks.all_passed
+    # nothing failed, and nothing was left unchecked
+    states = [item.state for item in checks.found.values()]
+    passed = all(state == "passed" for state in states)
     if arguments.json:
-        print(json.dumps(_report(passed, path, config, checks), indent=2, ensure_ascii=False))
+        settings = {} if config is None else differing(config)
+        report = {
+            "passed": passed,
+            "config_file": None if path is None else str(path),
+            "settings": {name: plain(value) for name, value in settings.items()},
+            "checks": [asdict(item) for item in checks.found.values()],
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    elif passed:
+        checks.end(f"All {len(states)} checks passed.")
     else:
-        checks.end(_summary(passed, checks))
+        left = f", {states.count('left out')} left out" if "left out" in states else ""
+        checks.end(f"{states.count('failed')} of {len(states)} checks failed{left}.")
     return 0 if passed else 1
 
 
@@ -78,11 +93,6 @@ class _CheckList:
     def __init__(self, sink: TextSink | None) -> None:
         self._sink = sink
         self.found: dict[str, CheckResult] = {}
-
-    @property
-    def all_passed(self) -> bool:
-        """Whether nothing failed, and nothing was left unchecked."""
-        return all(item.state == "passed" for item in self.found.values())
 
     def take(self, check: CheckResult) -> None:
         """Keep the news of a check, and show it."""
@@ -108,32 +118,3 @@ def _lines(check: CheckResult) -> list[LabelledLine]:
     first, *more = [*lines, *([lead + check.advice] if check.advice else [])]
     head = LabelledLine("stdout", first, _MEANINGS.get(check.state, ""), f"{check.state:<8}  ")
     return [head, *(LabelledLine("stdout", f"          {line}") for line in more)]
-
-
-def _make(config: RunConfig, checks: _CheckList) -> None:
-    """Check the machine, then run the tests on it."""
-    from accelerate_nb.launching.planning import preflight
-    from accelerate_nb.launching.self_test import SelfTest
-
-    found = preflight.run_checks(config, os.environ, checks.take)
-    if not any(item.state == "failed" and item.name in _NEEDED for item in found):
-        SelfTest(config, checks.take).run()
-
-
-def _summary(passed: bool, checks: _CheckList) -> str:
-    total = len(checks.found)
-    if passed:
-        return f"All {total} checks passed."
-    states = [item.state for item in checks.found.values()]
-    left = f", {states.count('left out')} left out" if "left out" in states else ""
-    return f"{states.count('failed')} of {total} checks failed{left}."
-
-
-def _report(passed: bool, path: Path | None, config: RunConfig | None, checks: _CheckList) -> dict[str, Any]:
-    settings = {} if config is None else differing(config)
-    return {
-        "passed": passed,
-        "config_file": None if path is None else str(path),
-        "settings": {name: plain(value) for name, value in settings.items()},
-        "checks": [asdict(item) for item in checks.found.values()],
-    }

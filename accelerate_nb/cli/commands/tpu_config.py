@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
     path = hf_files.find(os.environ, arguments.config_file)
     content = {} if path is None else hf_files.read(path)
     found = hf_keys.tpus_of(content)
-    named = replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
-    pod = pod_of(named, is_alpha=arguments.use_alpha)
+    tpus = replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
     commands = _commands(arguments, content.get("command_file"), content.get("commands"))
     if arguments.install_accelerate:
-        commands.insert(0, _installing(arguments.accelerate_version))
+        version = arguments.accelerate_version
+        package = f"{_PACKAGE}=={version}" if version[:1].isdigit() else version
+        commands.insert(0, f"pip install {f'-U {_PACKAGE}' if version == 'latest' else shlex.quote(package)}")
     # where Accelerate's own command works, too
-    print(pod.ssh("; ".join(["cd /usr/share", *commands])), flush=True)
+    print(line_for_a_pod(tpus, "; ".join(["cd /usr/share", *commands]), is_alpha=arguments.use_alpha), flush=True)
     print(
-        f"accelerate-nb tpu-config: nothing was run. The line above runs this on every machine of the TPU {pod.name}; copy it, "
+        f"accelerate-nb tpu-config: nothing was run. The line above runs this on every machine of the TPU {tpus.name}; copy it, "
         "or pipe it into sh. It needs gcloud, logged in to your project.",
         file=sys.stderr,
     )
@@ -75,7 +76,11 @@ def _commands(arguments: argparse.Namespace, file: str | None, commands: list[st
     """The commands to run: those given here, else those of the configuration file."""
     given = [command for several in arguments.command or [] for command in several]
     if path := arguments.command_file or (None if given else file):
-        return _lines_of(path)
+        try:
+            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"The file of commands {path} can't be read: {error}. Correct its path.") from None
+        return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     given = given or [str(command) for command in commands or []]
     if not given and not arguments.install_accelerate:
         raise ConfigurationError(
@@ -85,51 +90,26 @@ def _commands(arguments: argparse.Namespace, file: str | None, commands: list[st
     return given
 
 
-def _lines_of(file: str) -> list[str]:
-    try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The file of commands {file} can't be read: {error}. Correct its path.") from None
-    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-
-
-def _installing(version: str) -> str:
-    if version == "latest":
-        return f"pip install -U {_PACKAGE}"
-    return f"pip install {shlex.quote(f'{_PACKAGE}=={version}' if version[:1].isdigit() else version)}"
-
-
 # -------------------------------------------------------------------------- the line of gcloud, which is only printed
 
 
-@dataclass(frozen=True, slots=True)
-class TpuPod:
-    """The name and zone of a pod; without a zone, the one of `gcloud config`."""
+def line_for_a_pod(tpus: TpusConfig, command: str, *, is_alpha: bool = False) -> str:
+    """
+    The line that runs a command on each machine of a pod, at once; `ConfigurationError` where no name was given.
 
-    name: str
-    zone: str | None = None
-    is_alpha: bool = False
+    Without a zone it is in the one of `gcloud config`.
 
-    def ssh(self, command: str) -> str:
-        """
-        The line that runs a command on each of its machines, at once.
-
-        >>> TpuPod("mine", "us-central2-b").ssh("echo $HOSTNAME")
-        "gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command 'echo $HOSTNAME'"
-        """
-        words = ["gcloud", *(["alpha"] if self.is_alpha else []), "compute", "tpus", "tpu-vm", "ssh", self.name]
-        words += ["--zone", self.zone] if self.zone else []
-        return shlex.join([*words, "--worker=all", "--command", command])
-
-
-def pod_of(tpus: TpusConfig, *, is_alpha: bool = False) -> TpuPod:
-    """The requested pod; `ConfigurationError` where no name was given."""
+    >>> line_for_a_pod(TpusConfig(name="mine", zone="us-central2-b"), "echo $HOSTNAME")
+    "gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command 'echo $HOSTNAME'"
+    """
     if not tpus.name:
         raise ConfigurationError(
             "A launch on a TPU pod was requested, but no pod was named. Name it with --tpu-name, and its zone with --tpu-zone, "
             "or write both into the configuration file with `accelerate-nb config`."
         )
-    return TpuPod(tpus.name, tpus.zone, is_alpha)
+    words = ["gcloud", *(["alpha"] if is_alpha else []), "compute", "tpus", "tpu-vm", "ssh", tpus.name]
+    words += ["--zone", tpus.zone] if tpus.zone else []
+    return shlex.join([*words, "--worker=all", "--command", command])
 
 
 def command_of_a_machine(
@@ -141,14 +121,12 @@ def command_of_a_machine(
     A configuration file there is not read: the command has all settings.
     """
     environment = [*tpus.environment, *(f"{name}={value}" for name, value in variables.items())]
-    machine_settings = {name: value for name, value in settings.items() if name != "engine"}
-    function = ["--main-training-function", tpus.function] if tpus.function else []
     words = [
         *(["sudo"] if tpus.sudo else []),
         *(["env", *environment] if environment else []),
         *(_PACKAGE, "launch", "--tpu", "--no-tpu-cluster", "--config-file="),
-        *flags(machine_settings),
-        *function,
+        *flags({name: value for name, value in settings.items() if name != "engine"}),
+        *(["--main-training-function", tpus.function] if tpus.function else []),
         *(["--downcast-bf16"] if tpus.downcasts else []),
         *what,
     ]

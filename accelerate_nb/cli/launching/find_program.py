@@ -35,14 +35,17 @@ def program(
     """
     if module and executable:
         raise ConfigurationError("-m and --no_python were both given: one is for modules, the other for executables.")
-    return Program(_what(name, module, executable, function), tuple(arguments), path=path_of_workers())
-
-
-def _what(name: str, module: bool, executable: bool, function: str | None) -> Runnable:
     if executable:
-        return _executable(name)
-    found = _module(name) if module else _script(name)
-    return found if function is None else ScriptFunction(found, function)
+        if (path := shutil.which(name)) is None:
+            raise ConfigurationError(
+                f"--no_python {name} was to be run, and there is no such program, or it may not be run. Correct its name, or leave "
+                "--no_python out where it is a script of Python."
+            )
+        what: Runnable = Executable(os.path.abspath(path))
+    else:
+        found = _module(name) if module else _script(name)
+        what = found if function is None else ScriptFunction(found, function)
+    return Program(what, tuple(arguments), path=path_of_workers())
 
 
 def path_of_workers() -> tuple[str, ...]:
@@ -60,26 +63,23 @@ def _script(name: str) -> ScriptFile:
     if not os.path.exists(path):
         raise ConfigurationError(f"{name} was to be run, and there is no such file. {_suggestion(name, path)}")
     if os.path.isfile(path) and path.endswith(".py"):
-        _check_source(name, path)
+        # every process would find it out after its start
+        try:
+            code_of(path)
+        except (SyntaxError, ValueError) as error:
+            message = "".join(format_exception_only(type(error), error)).rstrip()
+            raise LaunchError(f"{name} can't be run, because Python can't read it:\n{message}") from None
+        except OSError as error:
+            raise LaunchError(
+                f"{name} can't be run: {error.strerror}. Give yourself the permission to read it."
+            ) from None
     return ScriptFile(path, name)
-
-
-def _check_source(name: str, path: str) -> None:
-    """Find out now what every process would find out after its start."""
-    try:
-        code_of(path)
-    except (SyntaxError, ValueError) as error:
-        message = "".join(format_exception_only(type(error), error)).rstrip()
-        raise LaunchError(f"{name} can't be run, because Python can't read it:\n{message}") from None
-    except OSError as error:
-        raise LaunchError(f"{name} can't be run: {error.strerror}. Give yourself the permission to read it.") from None
 
 
 def _suggestion(name: str, path: str) -> str:
     folder = os.path.dirname(path)
     beside = os.listdir(folder) if os.path.isdir(folder) else []
-    near = difflib.get_close_matches(os.path.basename(path), beside, n=1)
-    if near:
+    if near := difflib.get_close_matches(os.path.basename(path), beside, n=1):
         return f"Did you mean {os.path.join(os.path.dirname(name), near[0])}?"
     if shutil.which(name):
         return f"{name} is a program: run it with --no_python."
@@ -109,13 +109,3 @@ def _has_module(name: str) -> bool:
         return True
     finally:
         sys.path.pop(0)
-
-
-def _executable(name: str) -> Runnable:
-    path = shutil.which(name)
-    if path is None:
-        raise ConfigurationError(
-            f"--no_python {name} was to be run, and there is no such program, or it may not be run. Correct its name, or leave "
-            "--no_python out where it is a script of Python."
-        )
-    return Executable(os.path.abspath(path))

@@ -10,8 +10,8 @@ from pathlib import Path
 from accelerate_nb.cli.launching.find_program import path_of_workers
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.export.notebook import Notebook, read
-from accelerate_nb.export.parameters import Parameter
 from accelerate_nb.export.script import ExportedScript as Exported, as_script
+from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.script.options import parameters
 from accelerate_nb.worker.program import Program, ScriptFile
 
@@ -48,9 +48,7 @@ class NotebookProgram:
             if arguments:
                 raise ConfigurationError(f"{arguments[0]!r} was given, but {self.help()}")
             return
-        options = {
-            parameter.name: (parameter.type, parameter.default, parameter.help) for parameter in self.script.parameters
-        }
+        options = {item.name: (item.type, item.default, item.help) for item in self.script.parameters}
         before = sys.argv[:]
         sys.argv[1:] = arguments
         try:
@@ -63,8 +61,9 @@ class NotebookProgram:
         name = self.notebook.path.name
         if not self.script.parameters:
             return f"{name} has no parameters: give the cell that sets them the tag `parameters`."
-        width = max(len(_head(parameter)) for parameter in self.script.parameters) + 2
-        lines = [f"  {_head(parameter):<{width}}{_tail(parameter)}".rstrip() for parameter in self.script.parameters]
+        heads = [f"--{item.name.replace('_', '-')} {item.type}" for item in self.script.parameters]
+        tails = [f"{item.help} (default: {item.default})".strip() for item in self.script.parameters]
+        lines = [f"  {line}" for line in aligned([*zip(heads, tails, strict=True)])]
         return "\n".join([f"parameters of {name}, after `--`:", *lines])
 
 
@@ -72,27 +71,3 @@ def notebook_program(path: str) -> NotebookProgram:
     """A notebook and its script; `ExportError` names every cell that can't be in one."""
     notebook = read(Path(path).expanduser())
     return NotebookProgram(notebook, as_script(notebook))
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments after a notebook: those for the launch, and, after `--`, those for the notebook."""
-    arguments = list(words)
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:at], arguments[at + 1 :]
-
-
-def refuse_words(notebook: str, words: Sequence[str]) -> None:
-    """Refuse anything but flags of the launch after a notebook."""
-    if words:
-        raise ConfigurationError(
-            f"{words[0]!r} was given after {notebook}, where only flags of the launch are allowed. Arguments of the notebook go after "
-            f"`--`: accelerate-nb launch {notebook} -- {' '.join(words)}"
-        )
-
-
-def _head(parameter: Parameter) -> str:
-    return f"--{parameter.name.replace('_', '-')} {parameter.type}"
-
-
-def _tail(parameter: Parameter) -> str:
-    return f"{parameter.help} (default: {parameter.default})".strip()

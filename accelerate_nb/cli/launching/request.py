@@ -18,22 +18,17 @@ from accelerate_nb.config import hf_files, hf_keys
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.hf_keys import TpusConfig
 from accelerate_nb.config.run_config import RunConfig, grouped, resolve
-from accelerate_nb.config.settings import Setting
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
 PROG = "accelerate-nb launch"
 
 
-def _as_flag(setting: Setting) -> Setting:
-    """A setting as its flag: `--quiet` is Accelerate's flag for less output, so the seconds had the name `--quiet-seconds`."""
-    if setting.name == "hang_warning_after":
-        return replace(setting, keys=(setting.name, "quiet_seconds"), deprecated=("quiet_seconds",))
-    return replace(setting, keys=(*setting.keys, "log_dir")) if setting.name == "folder" else setting
-
-
-_SORTED = tuple(chain.from_iterable(grouped().values()))
-SETTINGS = tuple(map(_as_flag, _SORTED))
-_OURS = {shown.name: setting.name for shown, setting in zip(SETTINGS, _SORTED, strict=True)}
+# `--quiet` is Accelerate's flag for less output, so the seconds had the name `--quiet-seconds`.
+_AS_FLAGS: dict[str, dict[str, Any]] = {
+    "hang_warning_after": {"keys": ("hang_warning_after", "quiet_seconds"), "deprecated": ("quiet_seconds",)},
+    "folder": {"keys": ("folder", "log_dir")},
+}
+SETTINGS = tuple(replace(item, **_AS_FLAGS.get(item.name, {})) for item in chain.from_iterable(grouped().values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +63,15 @@ class LaunchRequest:
 
     def warn_of_unused_flags(self) -> None:
         """Warn about given flags that change nothing."""
-        for surprise in self.theirs.surprises(on_tpus=self.on_tpus):
-            print(f"{PROG}: {surprise}", file=sys.stderr)
+        expected = {f"--{flag.name}" for flag in hf_flags.FLAGS if flag.is_idle_as_expected}
+        for flag, why in self.theirs.without_effect(on_tpus=self.on_tpus).items():
+            if flag not in expected:
+                print(f"{PROG}: {flag} changes nothing: {why}.", file=sys.stderr)
 
 
 def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     """The request of a parsed command line; `ConfigurationError` names what can't be so."""
-    found = given_settings(arguments, SETTINGS)
-    settings = {_OURS.get(name, name): value for name, value in found.items()}
+    settings = given_settings(arguments, SETTINGS)
     flags = hf_flags.given_flags(arguments, cpu=bool(settings.get("cpu")))
     settings = _together(flags.settings(), settings)
     file = hf_files.find(os.environ, arguments.config_file)
@@ -85,10 +81,19 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
         settings |= entries
         flags = replace(flags, in_use=frozenset(entries))
         config = resolve(settings, os.environ, content)
-    _check_environment()
+    if already_launched(os.environ):
+        raise LaunchError(
+            f"A launch was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
+            "already. Run the script itself there, or unset RANK and WORLD_SIZE."
+        )
     on_tpus = _is_on_tpus(config)
-    # torchrun's flag for what happens anyway: lines are shown, and kept in files
-    hf_flags.check_streams(arguments.tee)
+    tpus = TpusConfig()
+    if on_tpus:
+        named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
+        given = {**flags.tpus(), **{name: value for name, value in named.items() if value is not None}}
+        # a named TPU means that one, and not this machine's
+        is_pod = {"is_pod": True} if arguments.tpu_name else {}
+        tpus = replace(hf_keys.tpus_of(content or {}), **{**is_pod, **given})
     return LaunchRequest(
         settings=settings,
         file=file,
@@ -97,7 +102,7 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
         theirs=flags,
         only_ranks=_ranks(arguments.only_rank),
         quiet=arguments.quiet,
-        tpus=_tpus(arguments, flags, content) if on_tpus else TpusConfig(),
+        tpus=tpus,
         on_tpus=on_tpus,
     )
 
@@ -133,24 +138,6 @@ def _is_on_tpus(config: RunConfig) -> bool:
 
     request = config.launching
     return request.engine == "xla" or (request.engine == "auto" and not request.cpu and probe().kind == "xla")
-
-
-def _tpus(arguments: argparse.Namespace, flags: HfFlagValues, content: Mapping[str, Any] | None) -> TpusConfig:
-    """The TPU settings: a flag wins over the file."""
-    given = flags.tpus()
-    named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
-    given.update({name: value for name, value in named.items() if value is not None})
-    # a named TPU means that one, and not this machine's
-    is_pod = {"is_pod": True} if arguments.tpu_name else {}
-    return replace(hf_keys.tpus_of(content or {}), **{**is_pod, **given})
-
-
-def _check_environment() -> None:
-    if already_launched(os.environ):
-        raise LaunchError(
-            f"A launch was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
-            "already. Run the script itself there, or unset RANK and WORLD_SIZE."
-        )
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:

@@ -46,7 +46,7 @@ def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
 
 def test_bash_completes_a_command(for_bash):
     assert completed(for_bash, "la") == ["launch"]
-    assert set(completed(for_bash, "")) >= {item.word for item in COMMANDS}
+    assert set(completed(for_bash, "")) >= {*COMMANDS}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_printed_is_a_script_of_that_shell(shell, capsys, tmp_path):
     assert main(["completion", shell]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert all(item.word in printed.out for item in COMMANDS)
+    assert all(word in printed.out for word in COMMANDS)
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     file = tmp_path / "script"
