@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -110,6 +110,8 @@ class RunState:
         self.line_count = self.unread = 0
         # the number of events: a front end that has seen this many has nothing to draw
         self.changes = 0
+        # each with its ranks
+        self._slices: list[tuple[frozenset[int], RunState]] = []
 
     def apply(self, event: Event) -> None:
         """Take an event in; whatever a rank named or wrote is harmless from here on, but for lines, which keep their colours."""
@@ -143,13 +145,47 @@ class RunState:
                     self._take_knob(event)
                 case _:
                     self._take_of_run(event)
+            self._hand_on(event)
 
-    def apply_lines(self, lines: Iterable[LogLine]) -> None:
+    def apply_lines(self, lines: Sequence[LogLine]) -> None:
         """Take lines in, which come by the thousand, at once."""
         with self._lock:
             self.changes += 1
             for line in lines:
                 self._take_line(line)
+            for ranks, part in self._slices:
+                part.apply_lines([line for line in lines if line.rank in ranks])
+
+    def slice(self, ranks: Iterable[int], cursor: int) -> RunState:
+        """
+        A state of its own that takes in what these ranks do from now on, and what they put out after `cursor`, until `end_slice`.
+
+        It has all ranks, whose states are the caller's to apply, and begins with the load of the machine and of their devices.
+        """
+        part, chosen = RunState(len(self._ranks)), frozenset(ranks)
+        with self._lock:
+            for item in self._shown.last(self._shown.count - cursor):
+                if item.rank in chosen:
+                    part.apply(item)
+            for rank in chosen:
+                part._rank(rank).devices.update(self._rank(rank).devices)
+                part._rank(rank).open_lines.update(self._rank(rank).open_lines)
+            part.host = self.host
+            self._slices.append((chosen, part))
+        return part
+
+    def _hand_on(self, event: Event) -> None:
+        # whoever made a slice says when it begins and ends
+        if self._slices and not isinstance(event, StateChange):
+            for ranks, part in self._slices:
+                if getattr(event, "rank", None) in (None, *ranks):
+                    part.apply(event)
+
+    def end_slice(self, part: RunState) -> int:
+        """Have a slice take in no more; the cursor for what comes after its last output."""
+        with self._lock:
+            self._slices = [(ranks, other) for ranks, other in self._slices if other is not part]
+            return self._shown.count
 
     def note_earlier(self, rank: int, lines: int) -> None:
         """So many lines of a rank came before those that are applied, and are kept no longer; for a run that is read back."""

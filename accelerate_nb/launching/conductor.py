@@ -159,8 +159,6 @@ class Conductor:
     run's thread, once the view knows of it. `outcomes` makes what takes the results, in memory or in the run's folder.
     """
 
-    is_detached = False
-
     def __init__(
         self,
         launch: Launch,
@@ -267,7 +265,7 @@ class Conductor:
         self._thread.start()
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
         if self.done:
             return
         if self._stopped is None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import mark_in_panel, of_this_package
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_state import RunInfo, RunState
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult, left_out_text
 from accelerate_nb.launching.worker_group import Stop
@@ -23,45 +23,10 @@ from accelerate_nb.user_warnings import warn_user
 _BETWEEN_REFRESHES = 0.1
 
 
-class RunHandle(RunInfo, Protocol):
-    """A run as a front end sees it: state to read, and requests to make."""
-
-    @property
-    def done(self) -> bool:
-        """Whether every worker has ended."""
-
-    def request_stop(self, how: Stop) -> None:
-        """
-        Request the end, from any thread, without waiting for it.
-
-        "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them.
-        """
-
-    def set_knob(self, name: str, value: float) -> None:
-        """
-        Change a knob of the training (`Accelerator.knob`), from any thread, without waiting for it.
-
-        Raises `ConfigurationError` for an unknown knob or a bad value, `StateError` where nothing can be changed.
-        """
-
-    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """
-        Have ranks, by default all, profile their next optimizer steps, from any thread, without waiting for it.
-
-        Raises `ConfigurationError` for bad steps or ranks, `StateError` and `NotYetError` where they can't be profiled.
-        """
-
-    def stacks(self) -> str:
-        """The stack of every rank that still runs; takes up to some seconds."""
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-
-
 class NoFrontEnd:
     """Shows nothing."""
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         """Nothing is drawn."""
 
     def refresh(self) -> None:
@@ -79,7 +44,7 @@ class FrontEnd(Protocol):
     def shows_failure(self) -> bool:
         """Whether a person sees a failure of the run in this view."""
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         """Somebody waits for the run from now on, in the cell that runs at this moment."""
 
     def refresh(self) -> None:
@@ -88,10 +53,10 @@ class FrontEnd(Protocol):
     def closed(self) -> None:
         """Nobody waits any more: draw the last."""
 
-    def follow(self, run: RunHandle) -> None:
+    def follow(self, run: Run) -> None:
         """Show the run in the cell that runs at this moment, and go on by oneself until it is over; returns at once."""
 
-    def show(self, run: RunHandle) -> None:
+    def show(self, run: Run) -> None:
         """Show the run in the cell that runs at this moment as well, during the run or after it; returns at once."""
 
 
@@ -105,7 +70,7 @@ class Refreshable(Protocol):
         """Draw the last."""
 
 
-def keep_drawing(front_end: Refreshable, run: RunHandle) -> threading.Thread:
+def keep_drawing(front_end: Refreshable, run: Run) -> threading.Thread:
     """Refresh a front end until its run is over, then close it, in a thread of its own; returns at once."""
 
     def draw() -> None:
@@ -134,7 +99,9 @@ class LaunchFacts:
     """
     The facts of a run that are known from its first moment: in this process, or from its folder.
 
-    `arguments` are those of the `function` as texts, where they are known; `results` are those that a wait returns.
+    `arguments` are those of the `function` as texts, where they are known; `results` are those that a wait returns. `ranks` run it, without any
+    all of them. `is_cell`: it is a cell of a session, whose workers stay. `is_detached`: it outlives the process that launched it.
+    `outlives_wait`: it goes on where a wait for it is interrupted.
     """
 
     name: str
@@ -146,19 +113,22 @@ class LaunchFacts:
     tags: tuple[str, ...] = ()
     function: str = ""
     arguments: Mapping[str, str] | None = None
+    ranks: tuple[int, ...] = ()
+    is_cell: bool = False
+    is_detached: bool = False
+    outlives_wait: bool = False
 
 
 class RunControl(Protocol):
-    """The way to a run's workers: `Conductor` in this process, or `RemoteConductor`, which reaches the run host of a detached run."""
+    """
+    The way to a run's workers: `Conductor` in this process, `RemoteConductor`, which reaches the run host of a detached run, or `CellControl`
+    for a cell of a session.
+    """
 
     facts: LaunchFacts
     view: RunState
     # set when every worker has ended
     over: threading.Event
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether the run outlives the process that launched it."""
 
     @property
     def is_going_on(self) -> bool:
@@ -201,7 +171,7 @@ class RunControl(Protocol):
 
 class Run:
     """
-    Workers that run a function; `launch(...)` gives one, and `attach(...)` one that outlives its notebook.
+    Workers that run a function or a cell; `launch(...)` gives one, and `attach(...)` one that outlives its notebook.
 
     It is waited for with `run.wait()`, or in a notebook that should go on meanwhile with `await run`. As the last line of
     a cell, `run` shows itself there, too.
@@ -217,7 +187,7 @@ class Run:
         # its tags, what was launched, and the arguments of that as texts
         self.tags, self.function, self.arguments = facts.tags, facts.function, facts.arguments
         # whether it outlives the process that launched it
-        self.is_detached = control.is_detached
+        self.is_detached = facts.is_detached
         self._is_followed = False
         self._warned: set[str] = set()
 
@@ -237,6 +207,21 @@ class Run:
     def main_rank(self) -> int:
         """The rank whose value is the run's result: the first one of this process's node."""
         return self._control.main_rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run it, in order: all, but for a cell that only some of a session's run."""
+        return self._control.facts.ranks or self.view.ranks
+
+    @property
+    def seconds(self) -> float:
+        """The seconds for which it has run, or ran."""
+        return (self.view.ended or time.time()) - self.started
+
+    @property
+    def rank_results(self) -> tuple[RankResult, ...]:
+        """How each rank ended, in the order of ranks: its value or its failure; empty while it runs."""
+        return self._control.rank_results
 
     @property
     def results(self) -> list[Any]:
@@ -296,6 +281,8 @@ class Run:
         Raises `WorkerError` (also of the class that the worker raised), `HangError` where the run's own time was over,
         `TimeoutError` where only this wait's `timeout` (seconds) was, and `KeyboardInterrupt` after the workers have
         been ended because of one.
+
+        A cell of a session gives how each rank ended (`rank_results`); an interrupt ends the cell, and a second one the session.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -337,8 +324,17 @@ class Run:
             self._control.over.wait(self._control.facts.stop_grace_period + 5)
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        """
+        Request the end, from any thread, without waiting for it.
+
+        "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them. Of a cell of a
+        session, the first two interrupt the cell, the last one ends the session.
+        """
         self._control.request_stop(how)
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks where they are, without waiting for them; a cell's session goes on."""
+        self.request_stop("interrupt")
 
     def set_knob(self, name: str, value: float) -> None:
         """
@@ -367,15 +363,17 @@ class Run:
 
     def _interrupt(self, interrupts: int) -> bool:
         """Act on an interrupt of a wait, which has had so many; whether the wait ends at once, since the run goes on without it."""
-        if not self.is_detached:
+        outlives_wait = self._control.facts.outlives_wait
+        if not outlives_wait:
             self.request_stop("interrupt" if interrupts == 1 else "kill")
-        return self.is_detached
+        return outlives_wait
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
-        if interrupted and self.is_detached:
+        facts = self._control.facts
+        if interrupted and facts.outlives_wait:
             text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
             return of_this_package(KeyboardInterrupt(text))
-        if interrupted:
+        if interrupted and not facts.is_cell:
             text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
             return of_this_package(KeyboardInterrupt(text))
         if not self.done:
@@ -389,6 +387,8 @@ class Run:
             if self._front_end.shows_failure:
                 mark_in_panel(error)
             raise_as_it_is(error)
+        if self._control.facts.is_cell:
+            return self.rank_results
         return self.results if self._control.facts.results == "all" else self.results[self.main_rank]
 
     async def _awaited(self) -> Any:

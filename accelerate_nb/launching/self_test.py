@@ -12,7 +12,7 @@ from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run, RunHandle
+from accelerate_nb.launching.run import Run
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
@@ -58,7 +58,7 @@ class SelfTest:
         if (run := self._run) is not None:
             run.request_stop("interrupt")
 
-    def _take_from(self, run: RunHandle, check: CheckResult) -> None:
+    def _take_from(self, run: Run, check: CheckResult) -> None:
         if self._checks["start"].state == "running":
             self._take(replace(_START, state="passed", text=run.why))
         self._take(check)
@@ -96,12 +96,12 @@ def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: N
 class _CheckFrontEnd:
     """A front end that passes checks on, and shows nothing."""
 
-    def __init__(self, on_check: Callable[[RunHandle, CheckResult], None]) -> None:
+    def __init__(self, on_check: Callable[[Run, CheckResult], None]) -> None:
         self._on_check = on_check
-        self._shown_run: RunHandle | None = None
+        self._shown_run: Run | None = None
         self._cursor = 0
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         self._shown_run = run
 
     def refresh(self) -> None:

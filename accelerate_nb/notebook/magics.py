@@ -16,11 +16,11 @@ from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
-from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
+from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.completion import help_of
-from accelerate_nb.notebook.cells.session_manager import BackgroundCell, NotebookSession
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.display.text_output import print_message
 from accelerate_nb.notebook.host import NotebookHost, host
@@ -79,7 +79,7 @@ class AccelerateCellMagic:
     kept: NotebookSession = field(repr=False)
     host: Callable[[], NotebookHost] = field(repr=False)
 
-    def __call__(self, line: str, cell: str) -> BackgroundCell | Run | None:
+    def __call__(self, line: str, cell: str) -> Run | None:
         """Run a cell; with `--background` or `--detach`, what runs it."""
         __tracebackhide__ = True
         if _HELP & set(line.split()):
@@ -94,7 +94,7 @@ class AccelerateCellMagic:
         of_session = [cell_flag for cell_flag in cell_flags() if cell_flag not in of_cell]
         return _CELL_HELP.format(help_of(of_cell), help_of(of_session))
 
-    def _run(self, line: str, code: CellCode) -> BackgroundCell | Run | None:
+    def _run(self, line: str, code: CellCode) -> Run | None:
         __tracebackhide__ = True
         options, given = read_cell_line(line)
         code.check()
@@ -105,6 +105,13 @@ class AccelerateCellMagic:
         ranks = ranks_of(options.ranks, session.size)
         if options.local:
             code.run_locally()
+        launching = session.config.launching
+        # text, or on request the live panel
+        panel = front_end(launching, os.environ) if launching.panel == "widget" else None
+        shown_ranks = session.ranks if ranks is None else ranks
+        output = CellOutput(
+            self.host().screen, shown_ranks, launching.log_line_prefix_template, options.displays, panel
+        )
         run = session.run(
             code.text,
             ranks=ranks,
@@ -112,26 +119,19 @@ class AccelerateCellMagic:
             number=code.number,
             first_line=FIRST_LINE,
             timeout=options.timeout,
+            front_end=output,
+            outlives_wait=options.background,
         )
-        launching = session.config.launching
-        # text, or on request the live panel
-        panel = front_end(launching, os.environ) if launching.panel == "widget" else None
-        sink, cursor = self.host().screen, self.kept.cursor
-        output = CellOutput.of(session, run, sink, cursor, options.displays, panel, background=options.background)
         if options.background:
-
-            def ended() -> None:
-                self.kept.cursor = output.cursor
-
-            self.kept.background = BackgroundCell(run, output, sink(), ended).follow()
-            return self.kept.background
+            self.kept.background = run
+            run.follow()
+            return run
         try:
-            run.wait(output.refresh, throw=False)
-        finally:
-            output.closed(results_of(run.ends))
-            self.kept.cursor = output.cursor
-        if run.error is not None:
-            raise self._with_what_follows(run.error, session, in_panel=output.shows_failure)
+            run.wait()
+        except (AccelerateNbError, KeyboardInterrupt) as error:
+            if error is run.error:
+                self._add_what_follows(error, session, in_panel=output.shows_failure)
+            raise
         return None
 
     def _detached(self, options: CellOptions, given: Mapping[str, Any], code: CellCode) -> Run:
@@ -152,8 +152,8 @@ class AccelerateCellMagic:
         run.follow()
         return run
 
-    def _with_what_follows(self, error: BaseException, session: Session, *, in_panel: bool) -> BaseException:
-        """A cell's error, with what has become of the session."""
+    def _add_what_follows(self, error: BaseException, session: Session, *, in_panel: bool) -> None:
+        """Add to a cell's error what has become of the session."""
         if session.alive:
             follows = f"The session goes on, and keeps its variables ({session.size} ranks)."
         else:
@@ -164,11 +164,9 @@ class AccelerateCellMagic:
             object.__setattr__(error, "message", f"{error}\n\n{follows}")
             if in_panel:
                 mark_in_panel(error, follows)
-            return error
-        if isinstance(error, KeyboardInterrupt):
+        elif isinstance(error, KeyboardInterrupt):
             text = f"the cell was interrupted on every rank. {follows}"
-            return shown_as(error, [titled(self.shell, "KeyboardInterrupt", text)])
-        return error
+            shown_as(error, [titled(self.shell, "KeyboardInterrupt", text)])
 
     def _wait_for_background(self, options: CellOptions) -> None:
         """Wait for the background cell: one cell runs at a time, as in the notebook."""
@@ -181,7 +179,7 @@ class AccelerateCellMagic:
                 "or interrupt it (%accelerate interrupt); without --background this cell waits by itself."
             )
         print_message(f"This cell waits for {running.name}, which runs in the background.")
-        running.finish()
+        running.wait_until_over(None)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import pytest
 
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.run import RunHandle
-from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
 
 
@@ -62,7 +60,7 @@ class SessionExecutor:
     isolated: bool = True
     session: Session | None = field(default=None, repr=False)
 
-    def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
+    def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Run:
         """Ask for a call."""
         if self.session is None or not self.session.alive:
             options = {
@@ -117,7 +115,7 @@ def process_environment(name: str) -> Iterator[None]:
         yield
 
 
-def wait_for_ranks(run: RunHandle, folder: str | Path, size: int) -> None:
+def wait_for_ranks(run: Run, folder: str | Path, size: int) -> None:
     """Wait until every rank has said that it is there."""
     pause = threading.Event()
     for _ in range(3000):

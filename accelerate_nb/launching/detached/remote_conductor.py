@@ -47,7 +47,6 @@ class RemoteConductor:
     >>> run.start().wait()
     """
 
-    is_detached = True
     # the run host keeps what there is to keep
     trouble = None
 
@@ -66,6 +65,8 @@ class RemoteConductor:
             tags=saved.tags,
             function=saved.function,
             arguments=saved.arguments,
+            is_detached=True,
+            outlives_wait=True,
         )
         self.over = threading.Event()
         self.main_rank = 0
@@ -120,7 +121,7 @@ class RemoteConductor:
             self._thread.start()
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
         if not self.over.is_set():
             self._request(RequestStop(how))
 

@@ -15,182 +15,38 @@ from typing import Any
 from accelerate_nb.config.rank_lists import listed, named, of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, StateError
-from accelerate_nb.events.model import Failure, TaskDone
+from accelerate_nb.events.model import State, StateChange, TaskDone
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.events.run_state import RunState
-from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, worker_error
 from accelerate_nb.launching.conductor import Conductor
+from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
-from accelerate_nb.transport.messages import (
-    BeginTask,
-    InterruptTask,
-)
+from accelerate_nb.transport.messages import BeginTask, InterruptTask
 from accelerate_nb.transport.outcome import unpickling_failure
 from accelerate_nb.transport.serializer import dump, explain, is_of_main, load
-from accelerate_nb.transport.session_tasks import (
-    RETURNED,
-    CallFunction,
-    PullNames,
-    PushNames,
-    RunCell,
-    Task,
-    TaskReply,
-    TaskRequest,
-)
-
-# How often whoever waits may draw.
-_BETWEEN_REFRESHES = 0.1
+from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, RunCell, Task, TaskReply, TaskRequest
 
 
 @dataclass(frozen=True, slots=True)
-class CellResult:
+class CellResult(RankResult):
     """
     The result of a cell on one rank.
 
     `result` is the MIME bundle of its last expression (`None` where it has none) and `metadata` what goes with it, `value` what was pulled, or returned by
-    a call; `seconds` is the worker's own time. Where it is not `ok` there is a `failure`, and the exception itself in
-    `error`, where it could travel. `left_out` names the part of a returned value that can't travel, and `value` is `None` then.
+    a call; `seconds` is the worker's own time.
     """
 
-    rank: int
-    ok: bool
-    seconds: float
+    seconds: float = 0.0
     result: dict[str, Any] | None = None
-    value: Any = None
-    failure: Failure | None = None
-    error: BaseException | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    left_out: str = ""
-
-
-class CellRun:
-    """
-    A cell that runs in a session's workers; `Session.run` gives one. It can be watched like a run.
-
-    `cursor` is where its output begins: `cell.view.since(cell.cursor)`. When it is `done`, all that the cell printed and
-    showed is in the view. `metrics_cursor` is where its numbers begin.
-
-    >>> cell = session.run("loss.item()", name="Cell In[3]")
-    >>> [end.result for end in cell.wait()]
-    """
-
-    def __init__(self, tasks: TaskDispatcher, name: str, ranks: Sequence[int], number: int) -> None:
-        self.name, self.ranks, self.number = name, tuple(ranks), number
-        self.started = time.time()
-        self._tasks, self._conductor = tasks, tasks.conductor
-        self.cursor, self.metrics_cursor = self.view.since(0).cursor, self.view.metrics_since(0).cursor
-        self._ends: dict[int, CellResult] = {}
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._interrupts = 0
-
-    # ------------------------------------------------------------------------------------------------------ reading
 
     @property
-    def view(self) -> RunState:
-        """Everything that has happened in the session so far, also before this cell."""
-        return self._conductor.view
-
-    @property
-    def folder(self) -> Path:
-        """The folder with every rank's output."""
-        return self._conductor.facts.folder
-
-    @property
-    def why(self) -> str:
-        """The number of workers, what placed them, and why."""
-        return self._conductor.facts.why
-
-    @property
-    def done(self) -> bool:
-        """Whether every rank has ended the cell, or the session has ended."""
-        return self._over.is_set()
-
-    @property
-    def ends(self) -> tuple[CellResult, ...]:
-        """The results of the ranks that have ended the cell, in the order of ranks."""
-        return tuple(self._ends[rank] for rank in sorted(self._ends))
-
-    @property
-    def error(self) -> BaseException | None:
-        """
-        The exception that `wait` raises, once the cell is done; `None` where all is well.
-
-        A `WorkerError` that is also of the class that the worker raised, a `HangError`, or a `KeyboardInterrupt`.
-        """
-        return self._error
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether an interrupt was requested."""
-        return self._interrupts > 0
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far in the session."""
-        return self._conductor.log_file(rank)
-
-    # ------------------------------------------------------------------------------------------------------- acting
-
-    def wait(self, refresh: Callable[[], None] = lambda: None, *, throw: bool = True) -> tuple[CellResult, ...]:
-        """
-        Wait until the cell is done, calling `refresh` some ten times a second and once at the end; how each rank ended.
-
-        An interrupt (`KeyboardInterrupt`) of this process interrupts the cell, and a second one ends the session. Raises
-        `error`, where there is one; with `throw=False` it is left to the caller.
-        """
-        __tracebackhide__ = True  # IPython shows the person's own frames alone
-        while not self._over.is_set():
-            try:
-                self._over.wait(_BETWEEN_REFRESHES)
-                refresh()
-            except KeyboardInterrupt:
-                self.request_stop("interrupt")
-        if throw and self._error is not None:
-            raise_as_it_is(self._error)
-        return self.ends
-
-    def interrupt(self) -> None:
-        """Interrupt the cell on every rank that still runs it, without waiting; the session goes on."""
-        if not self.done:
-            self._interrupts += 1
-            self._tasks.interrupt(self)
-
-    def request_stop(self, how: Stop) -> None:
-        """Request the end of the cell: an interrupt; one more, or a kill, ends the session."""
-        if self.done:
-            return
-        if how == "kill" or self._interrupts:
-            self._conductor.request_stop("kill")
-        else:
-            self.interrupt()
-
-    def set_knob(self, name: str, value: float) -> None:
-        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
-        self._tasks.set_knob(name, value)
-
-    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Have ranks of the cell, by default all, profile their next optimizer steps (`Run.profile`)."""
-        self._tasks.profile(steps, self.ranks if ranks is None else ranks)
-
-    def stacks(self) -> str:
-        """The stack of every rank, with the lines of the cells; takes up to some seconds."""
-        return self._tasks.stacks()
-
-    # ------------------------------------------------------------------------------------------- what the session does
-
-    def take(self, end: CellResult) -> bool:
-        """Take the result of a rank; whether it was the last."""
-        self._ends[end.rank] = end
-        return len(self._ends) == len(self.ranks)
-
-    def finish(self, error: BaseException | None) -> None:
-        """End the cell with `error`, or with success."""
-        self._error = error
-        self._over.set()
+    def ok(self) -> bool:
+        """Whether the rank has come to the cell's end."""
+        return self.failure is None
 
 
 # After one rank has failed: how long the others may still come to their own end before they are interrupted.
@@ -230,35 +86,109 @@ def read_reply(descriptor: int, rank: int) -> TaskReply:
     return reply
 
 
-@dataclass(slots=True)
-class PendingCell:
+class CellControl:
     """
-    A cell that runs: the ranks that have not replied, its timers, the reason why it was ended.
+    The way to the ranks of a session while they run one cell, with the slice of the session's state that is the cell's.
 
-    `uses_groups`: it may use the ranks' process groups.
+    `waiting` are the ranks that have not replied, `ended` the results of the others. `runs_code`: it does more than to move values.
     """
 
-    cell: CellRun
-    waiting: set[int]
-    uses_groups: bool
-    timers: list[threading.Timer] = field(default_factory=list)
-    failed: bool = False
-    interrupted: bool = False
-    timeout: float | None = None
-    stacks: str | None = None
+    # its session keeps what there is to keep
+    trouble = None
 
-    def after(self, seconds: float, do: Callable[[PendingCell], None]) -> None:
+    def __init__(self, tasks: TaskDispatcher, facts: LaunchFacts, number: int, cursor: int, *, runs_code: bool) -> None:
+        self._tasks, self.facts, self.number, self.runs_code = tasks, facts, number, runs_code
+        self.over = threading.Event()
+        self.main_rank = facts.ranks[0]
+        self.rank_results: tuple[CellResult, ...] = ()
+        self.error: BaseException | None = None
+        self.waiting: set[int] = set()
+        self.ended: dict[int, CellResult] = {}
+        self.is_interrupted = False
+        # what ended it, where its time was over or ranks waited for one that had returned
+        self.timeout: float | None = None
+        self.stacks_at_end: str | None = None
+        self._timers: list[threading.Timer] = []
+        self.view = tasks.conductor.view.slice(facts.ranks, cursor)
+        for rank in self.view.ranks:
+            state: State = "running" if rank in facts.ranks else "finished"
+            self.view.apply(StateChange(rank, state, facts.started, "" if rank in facts.ranks else "has no part in it"))
+        self.view.apply(StateChange(None, "running", facts.started, facts.why))
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it may still end by itself."""
+        return not self.over.is_set()
+
+    def start(self) -> None:
+        """It was sent to the ranks before."""
+
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far in the session."""
+        return self._tasks.conductor.log_file(rank)
+
+    def stacks(self) -> str:
+        """The stack of every rank, with the lines of the cells; takes up to some seconds."""
+        return self._tasks.stacks()
+
+    def request_stop(self, how: Stop) -> None:
+        """Interrupt the cell on every rank that still runs it, and leave the session; a "kill" ends that."""
+        if how == "kill" and not self.over.is_set():
+            self._tasks.conductor.request_stop("kill")
+        elif not self.over.is_set():
+            self.is_interrupted = True
+            self._tasks.interrupt(self)
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
+        self._tasks.set_knob(name, value)
+
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
+        """Have ranks of the cell, by default all, profile their next optimizer steps (`Run.profile`)."""
+        self._tasks.profile(steps, self.facts.ranks if ranks is None else ranks)
+
+    # ------------------------------------------------------------------------------------------- what the session does
+
+    def after(self, seconds: float, do: Callable[[CellControl], None]) -> None:
         """Have something done after a while, unless the cell is done before."""
         timer = threading.Timer(seconds, do, (self,))
         timer.daemon = True
         timer.name = "accelerate_nb cell"
-        self.timers.append(timer)
+        self._timers.append(timer)
         timer.start()
 
-    def close(self) -> None:
-        """Forget what was to be done later."""
-        for timer in self.timers:
+    def take(self, rank: int, reply: TaskReply) -> None:
+        """Take the reply of a rank."""
+        value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
+        self.ended[rank] = CellResult(
+            rank,
+            value,
+            reply.failure,
+            reply.error,
+            left_out=reply.left_out,
+            seconds=reply.seconds,
+            result=reply.result,
+            metadata=dict(reply.metadata),
+        )
+        self.waiting.discard(rank)
+        state: State = "finished"
+        if reply.failure is not None:
+            self.view.apply(reply.failure)
+            state = "stopped" if reply.failure.ended_by_us else "failed"
+        self.view.apply(StateChange(rank, state, time.time()))
+
+    def finish(self, error: BaseException | None) -> None:
+        """End the cell with `error`, or with success."""
+        for timer in self._timers:
             timer.cancel()
+        self.error, self.rank_results = error, tuple(self.ended[rank] for rank in sorted(self.ended))
+        if isinstance(error, HangError) and error.hang is not None:
+            self.view.apply(error.hang)
+        for rank in set(self.facts.ranks) - self.ended.keys():
+            self.view.apply(StateChange(rank, "failed", time.time()))
+        state: State = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        self.view.apply(StateChange(None, state, time.time()))
+        self.over.set()
 
 
 class TaskDispatcher:
@@ -269,38 +199,36 @@ class TaskDispatcher:
     its last task, `pids` the process numbers of the ranks.
     """
 
-    def __init__(
-        self,
-        conductor: Conductor,
-        config: RunConfig,
-        on_stuck: Callable[[HangError], None],
-        ranks: Sequence[int],
-    ) -> None:
+    def __init__(self, conductor: Conductor, config: RunConfig, on_stuck: Callable[[HangError], None]) -> None:
         self.config = config
         self.lock = threading.RLock()
         self.names: dict[int, tuple[str, ...]] = {}
         self.pids: dict[int, int] = {}
         self.conductor, self._on_stuck = conductor, on_stuck
-        self.ranks = tuple(ranks)
-        self._open: dict[int, PendingCell] = {}
+        self.ranks = conductor.view.ranks
+        self._open: dict[int, CellControl] = {}
         self._numbers = itertools.count(1)
+        # where the output of the last cell ended: a cell begins with what was written between the two
+        self._cursor = 0
         self._counts: dict[int, Mapping[str, int]] = {}
         self._broken = False
 
     @property
-    def busy(self) -> tuple[CellRun, ...]:
+    def busy(self) -> tuple[CellControl, ...]:
         """The cells that run now."""
         with self.lock:
-            return tuple(pending_cell.cell for pending_cell in self._open.values())
+            return tuple(self._open.values())
 
     def begin(
         self,
         task: Task,
         ranks: Sequence[int] | None,
         name: str,
-        timeout: float | None,
+        timeout: float | None = None,
         parts: Mapping[str, Any] | None = None,
-    ) -> CellRun:
+        *,
+        outlives_wait: bool = False,
+    ) -> CellControl:
         """
         Send a task to some ranks, or to all; `timeout` in seconds, or that of the configuration.
 
@@ -308,33 +236,75 @@ class TaskDispatcher:
         `LaunchError` where one still runs something else.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        wanted = self._checked(ranks)
+        wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
+        if not wanted or not set(wanted) <= set(self.ranks):
+            raise ConfigurationError(
+                f"ranks={list(ranks or ())} was requested, but the session's ranks are {named(self.ranks)}. "
+                "Name some of these, or none for all."
+            )
+        runs_code = isinstance(task, (RunCell, CallFunction))
+        facts = LaunchFacts(
+            name=name,
+            why=self.conductor.facts.why,
+            folder=self.conductor.facts.folder,
+            started=time.time(),
+            results="all",
+            stop_grace_period=self.config.launching.stop_grace_period,
+            ranks=wanted,
+            is_cell=True,
+            outlives_wait=outlives_wait,
+        )
         request = write_request(task, parts)
         try:
             with self.lock:
-                self._check_free(wanted, name)
-                cell = CellRun(self, name, wanted, next(self._numbers))
-                self._open[cell.number] = pending_cell = self._pending(cell, task)
+                rebuilds_groups = runs_code and self._broken and len(self.ranks) > 1
+                # where process groups have to be rebuilt first, all ranks take part
+                self._check_free(self.ranks if rebuilds_groups else wanted, name)
+                cell = CellControl(self, facts, next(self._numbers), self._cursor, runs_code=runs_code)
+                self._open[cell.number] = cell
                 self.conductor.restart_watchdog(self.config.launching.hang_warning_after)
-                self._send(pending_cell, request)
+                self._send(cell, request, rebuilds_groups=rebuilds_groups)
         finally:
             os.close(request)
         limit = self.config.launching.timeout if timeout is None else timeout
-        if limit is not None and not isinstance(task, (PushNames, PullNames)):
-            pending_cell.timeout = limit
-            pending_cell.after(limit, self._be_late)
+        if limit is not None and runs_code:
+            cell.timeout = limit
+            cell.after(limit, self._be_late)
         return cell
 
-    def interrupt(self, cell: CellRun) -> None:
+    def _check_free(self, wanted: Sequence[int], name: str) -> None:
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        for cell in self._open.values():
+            if both := sorted(set(wanted) & cell.waiting):
+                raise LaunchError(
+                    f"{name} was sent to {of_ranks(both, listed)}, still busy with {cell.facts.name}. Wait for it, or interrupt it."
+                )
+
+    def _send(self, cell: CellControl, request: int, *, rebuilds_groups: bool) -> None:
+        """Send a task to the cell's ranks; the others are to take part in rebuilding process groups, and do nothing else."""
+        self._broken = self._broken and not rebuilds_groups
+        generation = f"{cell.number}" if rebuilds_groups else None
+        for rank in self.ranks if rebuilds_groups else cell.facts.ranks:
+            message = BeginTask(cell.number, generation, self._others(rank))
+            if rank in cell.facts.ranks:
+                cell.waiting.add(rank)
+                self.conductor.send(rank, message, (request,))
+            else:
+                nothing = write_request(None)
+                self.conductor.send(rank, message, (nothing,))
+                os.close(nothing)
+
+    def _others(self, rank: int) -> tuple[int, ...]:
+        return tuple(pid for other, pid in self.pids.items() if other != rank)
+
+    def interrupt(self, cell: CellControl) -> None:
         """Interrupt a cell on every rank that has not ended it."""
         with self.lock:
-            pending_cell = self._open.get(cell.number)
-            if pending_cell is None:
+            if cell.number not in self._open:
                 return
-            pending_cell.interrupted = True
-            for rank in pending_cell.waiting:
+            for rank in cell.waiting:
                 self.conductor.send(rank, InterruptTask(cell.number, self._others(rank)))
-            pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
+            cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob of the training that runs; raises `StateError` where no cell does."""
@@ -357,168 +327,88 @@ class TaskDispatcher:
     def returned(self) -> set[int]:
         """The ranks that have returned from a cell which others still run."""
         with self.lock:
-            return {
-                rank
-                for pending_cell in self._open.values()
-                for rank in pending_cell.cell.ranks
-                if rank not in pending_cell.waiting
-            }
+            return {rank for cell in self._open.values() for rank in cell.ended}
 
     def end_deadlock(self, stacks: str) -> bool:
         """In the run's thread: end the cells from which ranks have returned, for which others wait; whether there are any."""
         with self.lock:
-            cells = [
-                pending_cell
-                for pending_cell in self._open.values()
-                if len(pending_cell.waiting) < len(pending_cell.cell.ranks)
-            ]
-            for pending_cell in cells:
-                pending_cell.stacks, pending_cell.timeout = stacks, None
-                self.interrupt(pending_cell.cell)
+            cells = [cell for cell in self._open.values() if cell.ended]
+            for cell in cells:
+                cell.stacks_at_end, cell.timeout = stacks, None
+                self.interrupt(cell)
             return bool(cells)
 
     def end(self, error: BaseException | None) -> None:
         """End the cells that still run, since the workers have ended."""
         with self.lock:
             over, self._open = list(self._open.values()), {}
-        for pending_cell in over:
-            pending_cell.close()
-            text = f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
-            pending_cell.cell.finish(error or LaunchError(text))
-
-    def _send(self, pending_cell: PendingCell, request: int) -> None:
-        """Send a task to the cell's ranks; where process groups have to be rebuilt first, all ranks take part."""
-        renewal = self._renewal(pending_cell)
-        for rank in self.ranks:
-            takes_part = rank in pending_cell.cell.ranks
-            if not takes_part and renewal is None:
-                continue
-            message = BeginTask(pending_cell.cell.number, renewal, self._others(rank))
-            if takes_part:
-                pending_cell.waiting.add(rank)
-                self.conductor.send(rank, message, (request,))
-            else:
-                self._send_nothing_but(message, rank)
-
-    def _renewal(self, pending_cell: PendingCell) -> str | None:
-        """The name under which process groups are rebuilt before a cell, where they have to be."""
-        if not (pending_cell.uses_groups and self._broken and len(self.ranks) > 1):
-            return None
-        self._check_free(self.ranks, pending_cell.cell.name)
-        self._broken = False
-        return f"{pending_cell.cell.number}"
-
-    def _send_nothing_but(self, message: BeginTask, rank: int) -> None:
-        """Have a rank take part in rebuilding the groups, and do nothing else."""
-        nothing = write_request(None)
-        self.conductor.send(rank, message, (nothing,))
-        os.close(nothing)
-
-    def _pending(self, cell: CellRun, task: Task) -> PendingCell:
-        return PendingCell(cell, set(), isinstance(task, (RunCell, CallFunction)))
-
-    def _others(self, rank: int) -> tuple[int, ...]:
-        return tuple(pid for other, pid in self.pids.items() if other != rank)
-
-    def _checked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        __tracebackhide__ = True  # IPython shows the person's own frames alone
-        wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
-        if not wanted or not set(wanted) <= set(self.ranks):
-            raise ConfigurationError(
-                f"ranks={list(ranks or ())} was requested, but the session's ranks are {named(self.ranks)}. "
-                "Name some of these, or none for all."
-            )
-        return wanted
-
-    def _check_free(self, wanted: Sequence[int], name: str) -> None:
-        __tracebackhide__ = True  # IPython shows the person's own frames alone
-        for pending_cell in self._open.values():
-            both = sorted(set(wanted) & pending_cell.waiting)
-            if both:
-                raise LaunchError(
-                    f"{name} was sent to {of_ranks(both, listed)}, still busy with "
-                    f"{pending_cell.cell.name}. Wait for it, or interrupt it."
-                )
+        for cell in over:
+            text = f"{cell.facts.name} was still running when the session was ended. Start another session."
+            cell.finish(error or LaunchError(text))
 
     def take(self, event: TaskDone) -> None:
         """In the run's thread: take a rank's reply."""
         with self.lock:
-            self._take(event)
+            file = self.conductor.task_reply(event.rank, event.number)
+            cell = self._open.get(event.number)
+            if cell is None or event.rank not in cell.waiting:
+                # of a rank that only took part in rebuilding the groups
+                os.close(file)
+                return
+            reply = read_reply(file, event.rank)
+            self.names[event.rank], self._counts[event.rank] = reply.names, reply.groups
+            failure = reply.failure
+            if failure is not None and (failure.ended_by_us or failure.lost_connection or reply.in_collective):
+                self._broken = True
+            cell.take(event.rank, reply)
+            if not cell.waiting:
+                self._finish(cell)
+            elif failure is not None and sum(not result.ok for result in cell.ended.values()) == 1:
+                # the others may wait for it for ever
+                cell.after(SETTLE, self.interrupt)
 
-    def _take(self, event: TaskDone) -> None:
-        file = self.conductor.task_reply(event.rank, event.number)
-        pending_cell = self._open.get(event.number)
-        if pending_cell is None or event.rank not in pending_cell.waiting:
-            # of a rank that only took part in rebuilding the groups
-            os.close(file)
-            return
-        pending_cell.waiting.discard(event.rank)
-        reply = read_reply(file, event.rank)
-        self._counts[event.rank] = reply.groups
-        failure = reply.failure
-        value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
-        ok, metadata = failure is None, dict(reply.metadata)
-        end = CellResult(
-            event.rank, ok, reply.seconds, reply.result, value, failure, reply.error, metadata, reply.left_out
-        )
-        self.names[event.rank] = reply.names
-        if failure is not None and (failure.ended_by_us or failure.lost_connection or reply.in_collective):
-            self._broken = True
-        is_last = pending_cell.cell.take(end)
-        if failure is not None and not pending_cell.failed:
-            pending_cell.failed = True
-            if not is_last:
-                pending_cell.after(SETTLE, self._settle)
-        if is_last:
-            self._finish(pending_cell)
-
-    def _finish(self, pending_cell: PendingCell) -> None:
-        pending_cell.close()
-        del self._open[pending_cell.cell.number]
+    def _finish(self, cell: CellControl) -> None:
+        del self._open[cell.number]
         if not self._open:
             # workers that have nothing to do send nothing
             self.conductor.restart_watchdog(0.0)
+        error = self._error_of(cell)
         first = self._counts.get(self.ranks[0])
-        if pending_cell.failed and first is not None and any(counts != first for counts in self._counts.values()):
+        if error is not None and first is not None and any(counts != first for counts in self._counts.values()):
             # a collective was begun by some ranks only, and waits for the others
             self._broken = True
-        pending_cell.cell.finish(self._error_of(pending_cell))
+        cursor = self.conductor.view.end_slice(cell.view)
+        if cell.runs_code:
+            self._cursor = cursor
+        cell.finish(error)
 
-    def _error_of(self, pending_cell: PendingCell) -> BaseException | None:
-        ends = pending_cell.cell.ends
-        failures = [end.failure for end in ends if end.failure is not None]
-        rank_results = [RankResult(end.rank, value=end.value, failure=end.failure, error=end.error) for end in ends]
+    def _error_of(self, cell: CellControl) -> BaseException | None:
+        rank_results = [cell.ended[rank] for rank in cell.facts.ranks]
+        failures = [result.failure for result in rank_results if result.failure is not None]
         if not failures:
             return None
-        if pending_cell.stacks is not None:
-            return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self.conductor.facts.folder)
-        only_ended = all(failure.ended_by_us or failure.lost_connection for failure in failures)
-        if pending_cell.cell.was_interrupted and only_ended:
-            text = f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
-            return KeyboardInterrupt(text)
+        if cell.stacks_at_end is not None:
+            return hang_error(cell.timeout, cell.stacks_at_end, rank_results, self.conductor.facts.folder)
+        if cell.is_interrupted and all(failure.ended_by_us or failure.lost_connection for failure in failures):
+            return KeyboardInterrupt(f"{cell.facts.name} was interrupted; the session goes on, with its variables")
         return worker_error(rank_results, self.conductor.facts.folder)
 
     # ------------------------------------------------------------------------------------- what happens after a while
 
-    def _settle(self, pending_cell: PendingCell) -> None:
-        """A rank has failed, and others go on: they may wait for it for ever."""
-        self.interrupt(pending_cell.cell)
+    def _be_late(self, cell: CellControl) -> None:
+        cell.stacks_at_end = self.conductor.stacks()
+        self.interrupt(cell)
 
-    def _be_late(self, pending_cell: PendingCell) -> None:
-        pending_cell.stacks = self.conductor.stacks()
-        self.interrupt(pending_cell.cell)
-
-    def _give_up(self, pending_cell: PendingCell) -> None:
+    def _give_up(self, cell: CellControl) -> None:
         """End the session, since a rank did not follow an interrupt."""
-        stuck = ", ".join(map(str, sorted(pending_cell.waiting)))
+        stuck = ", ".join(map(str, sorted(cell.waiting)))
         error = HangError()
         error.message = (
-            f"{pending_cell.cell.name} was to be interrupted, and rank {stuck} had not come back after "
+            f"{cell.facts.name} was to be interrupted, and rank {stuck} had not come back after "
             f"{FREEING + self.config.launching.stop_grace_period:g} s. The session was ended; it was here:\n\n"
-            f"{pending_cell.stacks or self.conductor.stacks()}\n\nAll output: {shown_path(self.conductor.facts.folder)}"
+            f"{cell.stacks_at_end or self.conductor.stacks()}\n\nAll output: {shown_path(self.conductor.facts.folder)}"
         )
         error.folder = str(self.conductor.facts.folder)
         with self.lock:
-            if pending_cell.cell.done:
-                return
-            self._on_stuck(error)
+            if not cell.over.is_set():
+                self._on_stuck(error)

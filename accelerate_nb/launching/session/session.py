@@ -18,17 +18,14 @@ from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.session.cell_run import FREEING, CellRun, TaskDispatcher
+from accelerate_nb.launching.run import FrontEnd, LaunchFacts, NoFrontEnd, Run
+from accelerate_nb.launching.session.cell_run import FREEING, TaskDispatcher
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import (
-    CloseSession,
-)
+from accelerate_nb.transport.messages import CloseSession
 from accelerate_nb.transport.payload import check_function
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
-
-_BETWEEN_REFRESHES = 0.1
 
 
 class Session:
@@ -43,9 +40,9 @@ class Session:
     """
 
     @classmethod
-    def start(cls, config: RunConfig, *, refresh: Callable[[], None] = lambda: None) -> Session:
+    def start(cls, config: RunConfig) -> Session:
         """
-        Start the workers, and return when they are ready for their first cell; `refresh` is called while one waits.
+        Start the workers, and return when they are ready for their first cell.
 
         `config.launching.timeout` is the time for each cell. Raises `LaunchError` or `WorkerError` where they can't start,
         a `LaunchError` also in a process that a launcher started, and `KeyboardInterrupt` after they have been ended because of one.
@@ -72,7 +69,7 @@ class Session:
         except AccelerateNbError as error:
             # it explains itself, without the calls of this package that led to it
             raise error.with_traceback(None) from None
-        session._begin_run(refresh)
+        session._begin_run()
         return session
 
     def __init__(self, config: RunConfig) -> None:
@@ -88,15 +85,14 @@ class Session:
         self._conductor: Conductor = prepare(
             task_loop.session, (), replace(config, launching=launching_config), self._on_event
         )
-        self._tasks = TaskDispatcher(self._conductor, config, self._end_stuck, self._conductor.view.ranks)
+        self._tasks = TaskDispatcher(self._conductor, config, self._end_stuck)
         self._conductor.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
-    def _begin_run(self, refresh: Callable[[], None]) -> None:
+    def _begin_run(self) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         self._conductor.start()
         try:
-            while not self._begun.wait(_BETWEEN_REFRESHES):
-                refresh()
+            self._begun.wait()
         except BaseException:
             self.request_stop("kill")
             self._gone.wait(self._tasks.config.launching.stop_grace_period + 5)
@@ -126,7 +122,7 @@ class Session:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that take tasks from here: all, or where each machine launches its part, those of this one."""
+        """The ranks, on all machines."""
         return self._tasks.ranks
 
     @property
@@ -170,9 +166,9 @@ class Session:
         return tuple(sorted(set().union(*self._tasks.names.values())))
 
     @property
-    def busy(self) -> tuple[CellRun, ...]:
-        """The cells that run in it now."""
-        return self._tasks.busy
+    def busy(self) -> tuple[LaunchFacts, ...]:
+        """The facts of the cells that run in it now."""
+        return tuple(cell.facts for cell in self._tasks.busy)
 
     def run(
         self,
@@ -184,15 +180,16 @@ class Session:
         filename: str | None = None,
         first_line: int = 1,
         timeout: float | None = None,
-        silent: bool = False,
-    ) -> CellRun:
+        front_end: FrontEnd | None = None,
+        outlives_wait: bool = False,
+    ) -> Run:
         """
         Run the text of a cell on all ranks, or on some; returns at once.
 
         Tracebacks name its lines as `Cell In[number], line N`; `first_line` is the number of its first one (2 where a line
         with a magic stood above it). `name` is what a person calls it, `filename` under what name its lines are kept;
         without them they are made from the number, without which the session counts. `timeout` in seconds, or that of the
-        session's configuration. A `silent` cell leaves no `_`, no `Out[number]` and no result.
+        session's configuration. A `front_end` shows it to whoever waits; where it `outlives_wait`, an interrupt of that leaves it alone.
 
         Raises `LaunchError` where the session has ended, or one of these ranks still runs something else, and
         `ConfigurationError` where there is no such rank.
@@ -205,8 +202,10 @@ class Session:
         sources = CellSources({filename: [line + "\n" for line in text.split("\n")]}, {filename: number})
         sources.install()
         self._conductor.add_sources(sources)
-        cell = RunCell(text, filename, number, silent)
-        return self._dispatcher().begin(cell, ranks, name or f"Cell In[{number}]", timeout)
+        cell = RunCell(text, filename, number)
+        name = name or f"Cell In[{number}]"
+        control = self._dispatcher().begin(cell, ranks, name, timeout, outlives_wait=outlives_wait)
+        return Run(control, front_end or NoFrontEnd())
 
     def call(
         self,
@@ -216,7 +215,8 @@ class Session:
         *,
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
-    ) -> CellRun:
+        front_end: FrontEnd | None = None,
+    ) -> Run:
         """
         Call a function of the notebook in the workers; each rank's `CellResult` has what it returned as `value`.
 
@@ -227,26 +227,18 @@ class Session:
         invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
         name = str(getattr(function, "__name__", type(function).__name__))
         parts = {name: function, **{f"args[{index}]": value for index, value in enumerate(args)}, **invoke.kwargs}
-        return self._dispatcher().begin(invoke, ranks, name, timeout, parts)
+        return Run(self._dispatcher().begin(invoke, ranks, name, timeout, parts), front_end or NoFrontEnd())
 
-    def push(
-        self,
-        values: Mapping[str, Any],
-        *,
-        ranks: Sequence[int] | None = None,
-        refresh: Callable[[], None] = lambda: None,
-    ) -> None:
+    def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """
         Give variables of the workers these values, one copy for all of them until they write to it.
 
         Raises `PayloadError`, which names what can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        self._dispatcher().begin(PushNames(dict(values)), ranks, "push", None, values).wait(refresh)
+        Run(self._dispatcher().begin(PushNames(dict(values)), ranks, "push", parts=values), NoFrontEnd()).wait()
 
-    def pull(
-        self, names: Sequence[str], *, ranks: Sequence[int] = (), refresh: Callable[[], None] = lambda: None
-    ) -> dict[int, dict[str, Any]]:
+    def pull(self, names: Sequence[str], *, ranks: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
         """
         The values of variables of some ranks, or of the first, by rank and name; tensors come to the CPU, without their gradients' history.
 
@@ -254,8 +246,8 @@ class Session:
         `PayloadError` for a value that can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        ends = self._dispatcher().begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull", None).wait(refresh)
-        return {end.rank: end.value for end in ends}
+        control = self._dispatcher().begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull")
+        return {result.rank: result.value for result in Run(control, NoFrontEnd()).wait()}
 
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells; takes up to some seconds where something runs."""

@@ -145,16 +145,12 @@ class SessionCommands:
         )
         function, args, kwargs = evaluated_call(rest, self.shell.user_global_ns, unknown)
         session = self.kept.ready()
-        run = session.call(function, args, kwargs)
-        output = CellOutput.of(session, run, self.host().screen, self.kept.cursor)
-        try:
-            ends = run.wait(output.refresh)
-        finally:
-            output.closed()
-            self.kept.cursor = output.cursor
-        if text := left_out_text(run.name, {ends[0].rank: ends[0].left_out}):
+        template = session.config.launching.log_line_prefix_template
+        run = session.call(function, args, kwargs, front_end=CellOutput(self.host().screen, session.ranks, template))
+        first = run.wait()[0]
+        if text := left_out_text(run.name, {first.rank: first.left_out}):
             warn_user(text)
-        return ends[0].value
+        return first.value
 
     def _value(self, name: str, where: str) -> Any:
         known = self.shell.user_ns

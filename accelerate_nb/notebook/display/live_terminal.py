@@ -20,7 +20,7 @@ from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.model import Stream
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
-from accelerate_nb.launching.run import RunHandle
+from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink
 from accelerate_nb.reports.summary import SIGNS, SummaryRow, ranks_of_nodes, row_of
 from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, time_text
@@ -91,7 +91,7 @@ class TerminalSink(TextSink):
         # in one piece: a terminal never shows the moment in which the old is gone and the new has not come
         self._console.print(Segments([Segment(text)]), end="", soft_wrap=True)
 
-    def board(self, run: RunHandle, ranks: Sequence[RankSummary], above: int) -> list[Text]:
+    def board(self, run: Run, ranks: Sequence[RankSummary], above: int) -> list[Text]:
         columns, rows = self._measure()
         return board_lines(run, ranks, columns=columns, rows=max(rows - 1 - above, 1))
 
@@ -157,7 +157,7 @@ class _VisibleCursor(Console):
 # --------------------------------------------------------------------------------------------------------------------- board
 
 
-def board_lines(run: RunHandle, ranks: Sequence[RankSummary], *, columns: int, rows: int) -> list[Text]:
+def board_lines(run: Run, ranks: Sequence[RankSummary], *, columns: int, rows: int) -> list[Text]:
     """
     A line for the run and at least one for each rank, or for each group of ranks in one state: of a node, or of all.
 
@@ -185,7 +185,7 @@ def _rank_lines(groups: Iterable[Sequence[RankSummary]], names: Sequence[str], c
         yield from _wrapped(label, [*_parts(group[0].state, row_of(group, names), names)], columns - 1)
 
 
-def _head(run: RunHandle, ranks: Sequence[RankSummary]) -> Text:
+def _head(run: Run, ranks: Sequence[RankSummary]) -> Text:
     parts = [narrowed(plain(run.name), 60), counted(len(ranks), "rank"), time_text(time.time() - run.started)]
     if (host := run.view.host) is not None:
         parts += [f"CPU {host.cpu:.0f}%", f"memory {bytes_text(*host.memory)}"]

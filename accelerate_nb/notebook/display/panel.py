@@ -15,7 +15,7 @@ import anywidget
 import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.launching.run import RunHandle
+from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
@@ -32,7 +32,7 @@ _MOST_OF_A_FILE = 64 * 1024 * 1024
 class RunRequests:
     """Carries out the requests of a run's pages; each gives the message that replies, or none."""
 
-    def __init__(self, run: RunHandle) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._takes_stacks = False
 
@@ -136,7 +136,7 @@ class LivePanel:
 
     def __init__(
         self,
-        run: RunHandle,
+        run: Run,
         host: str,
         kernel_comm: BusyKernelComm,
         *,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.run import BackgroundRefresh, RunHandle, keep_drawing
+from accelerate_nb.launching.run import BackgroundRefresh, Run, keep_drawing
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_now
@@ -97,8 +97,8 @@ class RunDisplay:
         self._frontend, self._kernel_comm = frontend_state(), kernel_comm()
         self._lock = threading.RLock()
         self._waits = ExitStack()
-        self._run: RunHandle | None = None
-        self._opening: RunHandle | None = None
+        self._run: Run | None = None
+        self._opening: Run | None = None
         self._panel: LivePanel | None = None
         self._outputs: list[OutputArea] = []
         self._thread: threading.Thread | None = None
@@ -111,7 +111,7 @@ class RunDisplay:
 
     # ------------------------------------------------------------------------------------------------- as a front end
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         """The running cell waits for the run from now on; the first refresh draws, since workers that start need the cores."""
         self._opening = run
 
@@ -130,12 +130,12 @@ class RunDisplay:
         else:
             self._end()
 
-    def follow(self, run: RunHandle) -> None:
+    def follow(self, run: Run) -> None:
         """Show the run in the cell that runs at this moment, until it is over; returns at once."""
         self._begin(run, background=True)
         self._go_on(run)
 
-    def show(self, run: RunHandle) -> None:
+    def show(self, run: Run) -> None:
         """Show the run in the cell that runs at this moment as well; returns at once."""
         if self._run is None:
             return self.follow(run)
@@ -158,7 +158,7 @@ class RunDisplay:
             self._waits.enter_context(self._kernel_comm.held())
             self._opening = None
 
-    def _begin(self, run: RunHandle, *, background: bool) -> None:
+    def _begin(self, run: Run, *, background: bool) -> None:
         if self._run is not None:
             return
         self._run = run
@@ -167,7 +167,7 @@ class RunDisplay:
         except Exception as error:  # noqa: BLE001 - a run is not lost because it can't be shown
             self._give_up(error)
 
-    def _put(self, run: RunHandle, *, background: bool) -> None:
+    def _put(self, run: Run, *, background: bool) -> None:
         """Put the card into the cell that runs at this moment."""
         with self._lock:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
@@ -182,7 +182,7 @@ class RunDisplay:
                     self._frontend.keep(self._panel)
             self._outputs.append(self._new_output(self._bundle()))
 
-    def _go_on(self, run: RunHandle) -> None:
+    def _go_on(self, run: Run) -> None:
         with self._lock:
             if not self._is_over and (self._thread is None or not self._thread.is_alive()):
                 self._thread = keep_drawing(BackgroundRefresh(self._step, self._end), run)
@@ -242,7 +242,7 @@ class RunDisplay:
         )
 
     @property
-    def _handle(self) -> RunHandle:
+    def _handle(self) -> Run:
         assert self._run is not None
         return self._run
 

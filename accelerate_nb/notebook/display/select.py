@@ -12,7 +12,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.run import FrontEnd, RunHandle, keep_drawing
+from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.host import NotebookHost, host
 from accelerate_nb.user_warnings import warn_user
@@ -89,10 +89,10 @@ class FailureOnly:
     shows_failure = False
 
     def __init__(self) -> None:
-        self._run: RunHandle | None = None
+        self._run: Run | None = None
         self._is_waited_for = False
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         """The caller waits, and will get the failure itself."""
         self._is_waited_for = True
 
@@ -106,11 +106,11 @@ class FailureOnly:
             what = f"{run.name} has failed in the background; wait() of its run raises why."
             sys.stderr.write(f"{what} Its output is in {shown_path(run.folder)}\n")
 
-    def follow(self, run: RunHandle) -> None:
+    def follow(self, run: Run) -> None:
         """Wait until the run is over; returns at once."""
         self._run = run
         keep_drawing(self, run)
 
-    def show(self, run: RunHandle) -> None:
+    def show(self, run: Run) -> None:
         """The state of the run in one line."""
         sys.stdout.write(f"{run!r}\n")

@@ -12,7 +12,7 @@ from accelerate_nb.events.model import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.run import BackgroundRefresh, RunHandle, keep_drawing
+from accelerate_nb.launching.run import BackgroundRefresh, Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
@@ -107,12 +107,12 @@ class TextFrontEnd:
         self._only, self._is_quiet, self._is_command, self._keeps_report = only_ranks, quiet, is_command, report
         self._cell_displays = cell_displays
         self._interval, self._clock = interval, clock
-        self._run: RunHandle | None = None
+        self._run: Run | None = None
         self._happenings = StatusLines()
         self._is_summed_up = self._is_followed = self._has_gone = False
         self._cursor = 0
 
-    def opened(self, run: RunHandle) -> None:
+    def opened(self, run: Run) -> None:
         """The caller waits for a run from now on; one that is followed continues where it is."""
         if not self._is_followed:
             self._open(run)
@@ -129,31 +129,31 @@ class TextFrontEnd:
             if self._has_gone:
                 raise BrokenPipeError("what read the lines of the run has gone")
 
-    def follow(self, run: RunHandle) -> None:
+    def follow(self, run: Run) -> None:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
         self._open(run)
         self._is_followed = True
         keep_drawing(BackgroundRefresh(self._refresh, self._close), run)
 
-    def put(self, run: RunHandle, displays: Iterable[Display]) -> None:
+    def put(self, run: Run, displays: Iterable[Display]) -> None:
         """Write displays that are in no view of the run, such as values of a cell, whatever was written before."""
         self._writer(run, self._new_sink()).put(displays)
 
-    def show(self, run: RunHandle) -> None:
+    def show(self, run: Run) -> None:
         """Show the current state of the run in the running cell, as a report."""
         facts = RunFacts.of(run, host="", background=False, can_act=False)
         self._new_sink().show(run_report(facts, run.view, live=not run.done), {})
 
     # ------------------------------------------------------------------------------------------------------------- steps
 
-    def _open(self, run: RunHandle) -> None:
+    def _open(self, run: Run) -> None:
         self._run, self._sink = run, self._new_sink()
         self._output = self._writer(run, self._sink)
         self._due = self._status_due = self._clock()
         self._seldom = StatusSchedule(self._due)
         self._status: list[str | Text] = []
 
-    def _writer(self, run: RunHandle, sink: TextSink) -> OutputWriter:
+    def _writer(self, run: Run, sink: TextSink) -> OutputWriter:
         ranks = [rank for rank in run.view.ranks if self._only is None or rank in self._only]
         is_cell = self._cell_displays is not None
         return OutputWriter(
@@ -202,18 +202,18 @@ class TextFrontEnd:
         except BrokenPipeError:
             self._leave(self._run)
 
-    def _leave(self, run: RunHandle) -> None:
+    def _leave(self, run: Run) -> None:
         """The reader of the pipe has gone: as any program in a pipe, the run ends."""
         self._has_gone = True
         self._sink.abandon()
         run.request_stop("interrupt")
 
-    def _summaries(self, run: RunHandle) -> list[RankSummary]:
+    def _summaries(self, run: Run) -> list[RankSummary]:
         return [glance for glance in run.view.glances() if self._output.shows(glance.rank)]
 
     # --------------------------------------------------------------------------------------------- where the ranks are
 
-    def _show_status(self, run: RunHandle) -> None:
+    def _show_status(self, run: Run) -> None:
         """Show where the ranks are: below the lines, or now and then among them."""
         ranks = self._summaries(run)
         self._note_news(run, ranks)
@@ -229,7 +229,7 @@ class TextFrontEnd:
                 self._status = [*self._prefixed(status_lines([undrawn(rank) for rank in ranks], run.view.nodes))]
         self._sink.show_open([*texts, *self._status])
 
-    def _note_news(self, run: RunHandle, ranks: Sequence[RankSummary]) -> None:
+    def _note_news(self, run: Run, ranks: Sequence[RankSummary]) -> None:
         for text in self._happenings.news(run.view, ranks, time.time()):
             self._output.note(text)
 
@@ -238,7 +238,7 @@ class TextFrontEnd:
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
-    def _sum_up(self, run: RunHandle) -> None:
+    def _sum_up(self, run: Run) -> None:
         """Write how the run went, once it is over: its state, the course of each metric, and for a command why it failed."""
         view = run.view
         if self._is_summed_up or view.ended is None:

@@ -26,7 +26,7 @@ from accelerate_nb.reports.text_format import first_within, saved_size
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from accelerate_nb.launching.run import RunHandle
+    from accelerate_nb.launching.run import Run
 
 LineStyle: TypeAlias = Meaning | Literal["title", "finished", "failed", "stopped"]
 
@@ -96,7 +96,7 @@ class TextSink:
         # one stream after the other: they may take different ways to the reader
         stream.flush()
 
-    def board(self, run: RunHandle, ranks: Sequence[RankSummary], above: int) -> list[Text]:
+    def board(self, run: Run, ranks: Sequence[RankSummary], above: int) -> list[Text]:
         """Lines on the state of ranks, in colours and as many as fit below so many others; none where this has no place for them."""
         return []
 

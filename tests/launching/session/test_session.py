@@ -18,6 +18,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.launching.run import NoFrontEnd
 from accelerate_nb.launching.session.session import Session
 from tests.waiting import until
 
@@ -51,7 +52,7 @@ def works(session):
 
 
 def lines(cell):
-    return [(entry.rank, entry.text) for entry in cell.view.since(cell.cursor).shown if isinstance(entry, LogLine)]
+    return [(entry.rank, entry.text) for entry in cell.view.since(0).shown if isinstance(entry, LogLine)]
 
 
 def pids(session):
@@ -59,7 +60,7 @@ def pids(session):
 
 
 def error_of(cell):
-    cell.wait(throw=False)
+    cell.wait_until_over(None)
     return cell.error
 
 
@@ -77,7 +78,7 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
         assert "rank 0 waits in barrier, at Cell In[7], line 2" in text
         assert "rank 1 is elsewhere" in text
         cell.interrupt()
-        cell.wait(throw=False)
+        cell.wait_until_over(None)
         until(lambda: session.view.idle_warning is None)
         works(session)
         # a rank that has returned from the cell does not come
@@ -155,7 +156,7 @@ def test_displays_and_figures_arrive(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [entry.data for entry in cell.view.since(cell.cursor).shown if isinstance(entry, Display)]
+    shown = [entry.data for entry in cell.view.since(0).shown if isinstance(entry, Display)]
     assert [sorted(set(entry) - {"text/plain"}) for entry in shown] == [["text/html"], ["image/png"]]
 
 
@@ -165,7 +166,7 @@ def test_a_display_with_an_id_is_replaced(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [entry for entry in cell.view.since(cell.cursor).shown if isinstance(entry, Display)]
+    shown = [entry for entry in cell.view.since(0).shown if isinstance(entry, Display)]
     assert [(entry.data["text/html"], entry.name, entry.update) for entry in shown] == [
         ("one", "it", False),
         ("two", "it", True),
@@ -269,6 +270,19 @@ def test_a_rank_does_one_thing_at_a_time(session):
         session.run("1", ranks=[1])
     cell.interrupt()
     assert isinstance(error_of(cell), KeyboardInterrupt)
+    works(session)
+
+
+def test_a_cell_before_which_groups_cannot_be_rebuilt_is_refused_and_leaves_nothing(session):
+    busy = session.run("import threading\nthreading.Event().wait(60)", number=3, ranks=[0])
+    stopped = session.run("while True: pass", ranks=[1])
+    stopped.interrupt()
+    assert isinstance(error_of(stopped), KeyboardInterrupt)
+    with pytest.raises(LaunchError, match=r"rank 0, still busy with Cell In\[3\]"):
+        session.run("1", ranks=[1])
+    assert [cell.name for cell in session.busy] == ["Cell In[3]"]
+    busy.interrupt()
+    error_of(busy)
     works(session)
 
 
@@ -473,17 +487,14 @@ def test_a_rank_that_follows_no_interrupt_ends_the_session(fresh_session):
 
 
 def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
-    cell = session.run("print('there')\nwhile True: pass")
-    reached(cell, 0)
-    pressed = threading.Event()
-
-    def press():
-        if not pressed.is_set():
-            pressed.set()
+    class Pressed(NoFrontEnd):
+        def opened(self, run):
             raise KeyboardInterrupt
 
+    cell = session.run("print('there')\nwhile True: pass", front_end=Pressed())
+    reached(cell, 0)
     with pytest.raises(KeyboardInterrupt, match="the session goes on"):
-        cell.wait(press)
+        cell.wait()
     works(session)
 
 

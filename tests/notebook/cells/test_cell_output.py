@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from accelerate_nb.events.collapse import WINDOW
 from accelerate_nb.events.model import Display, IdleWarning, LogLine, Metric, Progress
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.session.cell_run import CellResult
-from accelerate_nb.notebook.cells.cell_output import CellHandle, CellOutput, results_of
-from accelerate_nb.notebook.display.text import TextFrontEnd
+from accelerate_nb.launching.run import LaunchFacts, Run
+from accelerate_nb.launching.session.cell_run import CellControl, CellResult
+from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.display.text_output import OutputLimits
 from tests.notebook.paper import Paper
 
@@ -23,19 +23,12 @@ class Desk:
     def __init__(self, size=2, *, bound=None, view=None, ranks=None, cursor=0, displays="main", prefix_template=None):
         self.now = 100.0
         self.paper = Paper(bound or OutputLimits())
-        self.view = view or RunState(size)
-        self.run = SimpleNamespace(
-            view=self.view, ranks=tuple(ranks or range(size)), folder=FOLDER, name="Cell In[1]", why="", started=0.0
-        )
-        self.run.done, self.run.ends, self.run.error, self.run.metrics_cursor = False, (), None, 0
-        text = TextFrontEnd(
-            lambda: self.paper,
-            prefix_template,
-            only_ranks=self.run.ranks,
-            cell_displays=displays,
-            clock=lambda: self.now,
-        )
-        self.output = CellOutput(CellHandle(self.run, cursor), text)
+        self.view, ranks = view or RunState(size), tuple(ranks or range(size))
+        facts = LaunchFacts("Cell In[1]", "", FOLDER, 0.0, "all", 0.0, ranks=ranks, is_cell=True)
+        tasks = SimpleNamespace(conductor=SimpleNamespace(view=self.view))
+        self.control = CellControl(tasks, facts, 1, cursor, runs_code=True)
+        self.output = CellOutput(lambda: self.paper, ranks, prefix_template, displays, clock=lambda: self.now)
+        self.output.opened(Run(self.control, self.output))
 
     def feed(self, *events):
         for event in events:
@@ -46,9 +39,10 @@ class Desk:
         self.output.refresh()
         return [line.text for line in self.paper.lines]
 
-    def close(self):
-        self.run.done = True
-        self.run.ends = [CellResult(rank, True, 0.1) for rank in self.run.ranks]
+    def close(self, *results):
+        self.control.ended = {rank: CellResult(rank) for rank in self.control.facts.ranks}
+        self.control.ended |= {result.rank: result for result in results}
+        self.control.finish(None)
         self.output.closed()
         return [line.text for line in self.paper.lines]
 
@@ -62,66 +56,67 @@ def rich(rank, html):
 
 
 def test_a_quiet_cell_shows_nothing():
-    task_loop = Desk()
-    task_loop.refresh()
-    assert task_loop.close() == []
-    assert task_loop.paper.open == []
+    desk = Desk()
+    desk.refresh()
+    assert desk.close() == []
+    assert desk.paper.open == []
 
 
 def test_a_cell_that_logged_metrics_ends_with_a_summary_as_a_run_does():
-    task_loop = Desk()
-    task_loop.feed(Metric(0, "loss", 1.0, 0, 0.0), Metric(0, "loss", 0.5, 1, 0.0))
-    head, curve = task_loop.close()
+    desk = Desk()
+    desk.feed(Metric(0, "loss", 1.0, 0, 0.0), Metric(0, "loss", 0.5, 1, 0.0))
+    head, curve = desk.close()
     assert head.startswith("Cell In[1] finished after")
     assert "loss" in curve
 
 
 def test_an_idle_time_is_reported_once_and_again_when_it_has_doubled():
-    task_loop = Desk()
+    desk = Desk()
     lines = ["... Nothing has come.\nrank 0 waits ..."]
-    task_loop.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
-    assert task_loop.refresh() == task_loop.refresh() == lines
-    task_loop.feed(IdleWarning(120.0, "Still nothing.", 0.0))
-    assert task_loop.refresh() == [*lines, "... Still nothing. ..."]
-    task_loop.feed(IdleWarning(0.0, "", 0.0))
-    task_loop.refresh()
-    task_loop.feed(IdleWarning(60.0, "Again.", 0.0))
-    assert task_loop.refresh()[-1] == "... Again. ..."
+    desk.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
+    assert desk.refresh() == desk.refresh() == lines
+    desk.feed(IdleWarning(120.0, "Still nothing.", 0.0))
+    assert desk.refresh() == [*lines, "... Still nothing. ..."]
+    desk.feed(IdleWarning(0.0, "", 0.0))
+    desk.refresh()
+    desk.feed(IdleWarning(60.0, "Again.", 0.0))
+    assert desk.refresh()[-1] == "... Again. ..."
 
 
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
-    task_loop = Desk(size=3)
-    task_loop.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
-    assert task_loop.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
+    desk = Desk(size=3)
+    desk.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
+    assert desk.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
 
 
 def test_what_all_have_written_is_there_at_the_next_look():
-    task_loop = Desk()
-    task_loop.feed(line("a", 0), line("a", 1))
-    assert task_loop.refresh(0.1) == ["[0-1] a"]
+    desk = Desk()
+    desk.feed(line("a", 0), line("a", 1))
+    assert desk.refresh(0.1) == ["[0-1] a"]
 
 
 def test_what_one_rank_writes_waits_for_the_window():
-    task_loop = Desk()
-    task_loop.feed(line("a", 0))
-    assert task_loop.refresh(0.01) == []
-    assert task_loop.refresh(WINDOW + 0.1) == ["[0]   a"]
+    desk = Desk()
+    desk.feed(line("a", 0))
+    assert desk.refresh(0.01) == []
+    assert desk.refresh(WINDOW + 0.1) == ["[0]   a"]
 
 
 def test_a_cell_begins_where_the_one_before_ended():
     first = Desk()
     first.feed(line("a"))
     first.close()
-    second = Desk(view=first.view, cursor=first.output.cursor)
+    first.feed(line("late"))
+    second = Desk(view=first.view, cursor=first.view.end_slice(first.control.view) - 1)
     second.feed(line("b"))
-    assert second.close() == ["[0]   b"]
+    assert second.close() == ["[0]   late", "[0]   b"]
 
 
 def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
-    task_loop = Desk()
+    desk = Desk()
     for rank in range(2):
-        task_loop.feed(Display(rank, {"text/plain": "3\n4"}, {}, 0.0), rich(rank, f"<b>{rank}"), rich(rank, "<i>"))
-    assert task_loop.close() == [
+        desk.feed(Display(rank, {"text/plain": "3\n4"}, {}, 0.0), rich(rank, f"<b>{rank}"), rich(rank, "<i>"))
+    assert desk.close() == [
         "[0-1] 3",
         "      4",
         "[0]",
@@ -130,67 +125,62 @@ def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
         "<shown>",
         "... displays of rank 1 are left out; --displays all shows them ...",
     ]
-    assert [data["text/html"] for data in task_loop.paper.shown] == ["<b>0", "<i>"]
+    assert [data["text/html"] for data in desk.paper.shown] == ["<b>0", "<i>"]
 
 
 def test_values_of_the_last_expression_come_last():
-    task_loop = Desk()
-    task_loop.feed(line("a", 0), line("late", 1))
-    ends = [
-        CellResult(0, True, 0.1, {"text/plain": "3"}),
-        CellResult(1, True, 0.1, {"text/plain": "3"}),
-        CellResult(2, True, 0.1),
-    ]
-    task_loop.output.closed(results_of(ends))
-    assert [line.text for line in task_loop.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
+    desk = Desk()
+    desk.feed(line("a", 0), line("late", 1))
+    results = [CellResult(rank, result={"text/plain": "3"} if rank < 2 else None) for rank in range(3)]
+    assert desk.close(*results) == ["[0]   a", "[1]   late", "[0-1] 3"]
 
 
 def test_an_equal_display_that_comes_late_is_not_missed():
-    task_loop = Desk()
-    task_loop.feed(rich(0, "<b>"))
-    task_loop.refresh(1.0)
-    task_loop.refresh(1.0)
-    task_loop.feed(rich(1, "<b>"))
-    assert task_loop.close() == ["[0]", "<shown>"]
+    desk = Desk()
+    desk.feed(rich(0, "<b>"))
+    desk.refresh(1.0)
+    desk.refresh(1.0)
+    desk.feed(rich(1, "<b>"))
+    assert desk.close() == ["[0]", "<shown>"]
 
 
 def test_an_update_takes_the_place_of_what_was_shown():
-    task_loop = Desk()
-    task_loop.feed(
+    desk = Desk()
+    desk.feed(
         Display(0, {"text/html": "<i>1</i>"}, {}, 0.0, "bar"), Display(1, {"text/html": "<i>1</i>"}, {}, 0.0, "bar")
     )
     for number in range(2, 9):
         for rank in (0, 1):
-            task_loop.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
-    task_loop.close()
-    assert task_loop.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
-    assert task_loop.paper.shown[-1] == {"text/html": "<i>8</i>"}
+            desk.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
+    desk.close()
+    assert desk.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
+    assert desk.paper.shown[-1] == {"text/html": "<i>8</i>"}
 
 
 def test_displays_of_every_rank_can_be_requested():
-    task_loop = Desk(displays="all")
-    task_loop.feed(rich(0, "<b>"), rich(1, "<i>"))
-    assert task_loop.close() == ["[0]", "<shown>", "[1]", "<shown>"]
+    desk = Desk(displays="all")
+    desk.feed(rich(0, "<b>"), rich(1, "<i>"))
+    assert desk.close() == ["[0]", "<shown>", "[1]", "<shown>"]
 
 
 def test_a_cell_on_some_ranks_is_led_by_the_first_of_them():
-    task_loop = Desk(size=4, ranks=(2, 3))
-    task_loop.feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
-    assert task_loop.close()[:3] == ["[2]", "<shown>", "[2-3] a"]
+    desk = Desk(size=4, ranks=(2, 3))
+    desk.feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
+    assert desk.close()[:3] == ["[2]", "<shown>", "[2-3] a"]
 
 
 def test_equal_bars_are_one_line_that_updates():
-    task_loop = Desk()
+    desk = Desk()
     for percent in (10, 20, 30):
         for rank in range(2):
-            task_loop.feed(line(f"{percent}%", rank, "stderr", open=True))
-        task_loop.refresh()
-    assert task_loop.paper.open == ["[0-1] 30%"]
-    task_loop.feed(line("40%", 1, "stderr", open=True))
-    task_loop.refresh()
-    assert task_loop.paper.open == ["[0]   30%", "[1]   40%"]
-    assert task_loop.close() == ["[0]   30%", "[1]   40%"]
-    assert task_loop.paper.open == []
+            desk.feed(line(f"{percent}%", rank, "stderr", open=True))
+        desk.refresh()
+    assert desk.paper.open == ["[0-1] 30%"]
+    desk.feed(line("40%", 1, "stderr", open=True))
+    desk.refresh()
+    assert desk.paper.open == ["[0]   30%", "[1]   40%"]
+    assert desk.close() == ["[0]   30%", "[1]   40%"]
+    assert desk.paper.open == []
 
 
 def bar(rank, done, label="train", closed=False):
@@ -198,26 +188,26 @@ def bar(rank, done, label="train", closed=False):
 
 
 def test_bars_move_below_a_cell_and_are_gone_when_they_end():
-    task_loop = Desk(size=3, ranks=(0, 1))
-    task_loop.feed(bar(0, 5), bar(1, 5), bar(2, 1))
-    task_loop.refresh()
-    assert task_loop.paper.open == ["[0-1] train ██████░░░░░░ 5/10 2 it/s 00:02"]
-    task_loop.feed(bar(0, 10, closed=True))
-    task_loop.refresh()
-    assert task_loop.paper.open == ["[1]   train ██████░░░░░░ 5/10 2 it/s 00:02"]
-    assert task_loop.close() == []
+    desk = Desk(size=3, ranks=(0, 1))
+    desk.feed(bar(0, 5), bar(1, 5), bar(2, 1))
+    desk.refresh()
+    assert desk.paper.open == ["[0-1] train ██████░░░░░░ 5/10 2 it/s 00:02"]
+    desk.feed(bar(0, 10, closed=True))
+    desk.refresh()
+    assert desk.paper.open == ["[1]   train ██████░░░░░░ 5/10 2 it/s 00:02"]
+    assert desk.close() == []
 
 
 def test_a_prefix_template_is_filled_in():
-    task_loop = Desk(prefix_template="<${rank}> ")
-    task_loop.feed(line("a", 0), line("a", 1), line("b", 1))
-    assert task_loop.close() == ["<0-1> a", "<1> b"]
+    desk = Desk(prefix_template="<${rank}> ")
+    desk.feed(line("a", 0), line("a", 1), line("b", 1))
+    assert desk.close() == ["<0-1> a", "<1> b"]
 
 
 def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
-    task_loop = Desk(bound=OutputLimits(lines=3, tail_lines=2, tail_size=10_000))
-    task_loop.feed(*(line(str(number)) for number in range(10)))
-    assert task_loop.close() == [
+    desk = Desk(bound=OutputLimits(lines=3, tail_lines=2, tail_size=10_000))
+    desk.feed(*(line(str(number)) for number in range(10)))
+    assert desk.close() == [
         "[0]   0",
         "[0]   1",
         "[0]   2",
