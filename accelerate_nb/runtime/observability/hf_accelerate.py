@@ -23,15 +23,16 @@ class AccelerateSteps:
         # what measures an accelerator, and the optimizers and loaders that it has prepared
         self._metrics: WeakKeyDictionary[Any, StepMetrics] = WeakKeyDictionary()
         self._wrapped: set[type] = set()
-        self._wrappers: dict[str, Callable[[_Method], _Method]] = {
-            "backward": self._going_backward,
-            "clip_grad_norm_": self._clipping,
-            "prepare_model": self._preparing,
-            "prepare_optimizer": self._preparing,
-            "prepare_data_loader": self._preparing,
+        # how each method is called where its accelerator, optimizer or loader is measured
+        self._measured: dict[str, Callable[..., Any]] = {
+            "backward": self._go_backward,
+            "clip_grad_norm_": self._clip,
+            "prepare_model": self._prepare,
+            "prepare_optimizer": self._prepare,
+            "prepare_data_loader": self._prepare,
             # of optimizers, and of loaders
-            "step": self._stepping,
-            "__iter__": self._reading,
+            "step": self._step,
+            "__iter__": self._read,
         }
 
     def measure(self, accelerator: Any) -> None:
@@ -50,71 +51,58 @@ class AccelerateSteps:
             if owner in self._wrapped or not owner.__module__.startswith("accelerate."):
                 continue
             self._wrapped.add(owner)
-            for name in self._wrappers.keys() & vars(owner).keys():
-                setattr(owner, name, self._wrappers[name](getattr(owner, name)))
+            for name in self._measured.keys() & vars(owner).keys():
+                setattr(owner, name, self._wrapper(getattr(owner, name), self._measured[name]))
 
-    def _preparing(self, original: _Method) -> _Method:
+    def _wrapper(self, original: _Method, measured: _Method) -> _Method:
         @functools.wraps(original)
-        def prepare(accelerator: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-            made = original(accelerator, item, *args, **kwargs)
-            if (metrics := self._metrics.get(accelerator)) is None or made in self._metrics:
-                return made
-            if isinstance(made, Module):
-                metrics.phases.watch(made)
-            else:
-                self._metrics[made] = metrics
-                metrics.memory = MemoryReporter(accelerator._models, accelerator._optimizers, accelerator.device)
-                self._wrap(type(made))
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if (metrics := self._metrics.get(owner)) is None:
+                return original(owner, *args, **kwargs)
+            return measured(metrics, original, owner, *args, **kwargs)
+
+        return call
+
+    def _prepare(
+        self, metrics: StepMetrics, original: _Method, accelerator: Any, item: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        made = original(accelerator, item, *args, **kwargs)
+        if made in self._metrics:
             return made
+        if isinstance(made, Module):
+            metrics.phases.watch(made)
+        else:
+            self._metrics[made] = metrics
+            metrics.memory = MemoryReporter(accelerator._models, accelerator._optimizers, accelerator.device)
+            self._wrap(type(made))
+        return made
 
-        return prepare
+    @staticmethod
+    def _go_backward(metrics: StepMetrics, original: _Method, accelerator: Any, loss: Any, **kwargs: Any) -> Any:
+        with metrics.phases.backward(loss):
+            return original(accelerator, loss, **kwargs)
 
-    def _going_backward(self, original: _Method) -> _Method:
-        @functools.wraps(original)
-        def backward(accelerator: Any, loss: Any, **kwargs: Any) -> Any:
-            metrics = self._metrics.get(accelerator)
-            if metrics is None:
-                return original(accelerator, loss, **kwargs)
-            with metrics.phases.backward(loss):
-                return original(accelerator, loss, **kwargs)
+    @staticmethod
+    def _clip(metrics: StepMetrics, original: _Method, *args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        metrics.clipped(norm)
+        return norm
 
-        return backward
+    @staticmethod
+    def _step(metrics: StepMetrics, original: _Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not optimizer.gradient_state.sync_gradients:
+            return original(optimizer, *args, **kwargs)
+        metrics.phases.begin("optimizer")
+        made = original(optimizer, *args, **kwargs)
+        if metrics.steps == 0 and metrics.memory is not None:
+            metrics.memory.first_step()
+        metrics.stepped(optimizer)
+        return made
 
-    def _clipping(self, original: _Method) -> _Method:
-        @functools.wraps(original)
-        def clip_grad_norm_(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-            norm = original(accelerator, *args, **kwargs)
-            if (metrics := self._metrics.get(accelerator)) is not None:
-                metrics.clipped(norm)
-            return norm
-
-        return clip_grad_norm_
-
-    def _stepping(self, original: _Method) -> _Method:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            metrics = self._metrics.get(optimizer)
-            if metrics is None or not optimizer.gradient_state.sync_gradients:
-                return original(optimizer, *args, **kwargs)
-            metrics.phases.begin("optimizer")
-            made = original(optimizer, *args, **kwargs)
-            if metrics.steps == 0 and metrics.memory is not None:
-                metrics.memory.first_step()
-            metrics.stepped(optimizer)
-            return made
-
-        return step
-
-    def _reading(self, original: _Method) -> _Method:
-        @functools.wraps(original)
-        def batches(loader: Any) -> Iterator[Any]:
-            metrics = self._metrics.get(loader)
-            if metrics is None:
-                return original(loader)  # type: ignore[no-any-return]  # a generator
-            position = _LoaderPosition(loader)
-            return metrics.through(position, position.counted(original(loader)))
-
-        return batches
+    @staticmethod
+    def _read(metrics: StepMetrics, original: _Method, loader: Any) -> Iterator[Any]:
+        position = _LoaderPosition(loader)
+        return metrics.through(position, position.counted(original(loader)))
 
 
 class _LoaderPosition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.world.registry import current_world, is_joined
@@ -14,14 +14,7 @@ from accelerate_nb.runtime.world.registry import current_world, is_joined
 _CALLER_OF_LOG = 2
 
 
-# Python 3.10's own adapter takes no type.
-if TYPE_CHECKING:
-    _Adapter = logging.LoggerAdapter[logging.Logger]
-else:
-    _Adapter = logging.LoggerAdapter
-
-
-class MultiProcessAdapter(_Adapter):
+class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10's own adapter takes no type
     """
     A logger whose lines begin with the rank, and come from the main process by default.
 
@@ -51,10 +44,15 @@ class MultiProcessAdapter(_Adapter):
         if not self.isEnabledFor(level):
             return
         msg, kwargs = self.process(msg, kwargs)  # type: ignore[assignment]  # a dictionary comes back as one
-        if in_order:
-            self._log_in_turn(level, msg, args, kwargs)
-        elif current_world().is_main or not main_process_only:
-            self.logger.log(level, msg, *args, **kwargs)
+        world = current_world()
+        if not in_order:
+            if world.is_main or not main_process_only:
+                self.logger.log(level, msg, *args, **kwargs)
+            return
+        for rank in range(world.size):
+            if rank == world.rank:
+                self.logger.log(level, msg, *args, **kwargs)
+            world.barrier()
 
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
         """A warning that is written the first time only."""
@@ -62,14 +60,6 @@ class MultiProcessAdapter(_Adapter):
         if key not in self._logged:
             self._logged.add(key)
             self.log(logging.WARNING, *args, **{"stacklevel": _CALLER_OF_LOG + 1, **kwargs})
-
-    def _log_in_turn(self, level: int, msg: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        world = current_world()
-        kwargs["stacklevel"] += 1
-        for rank in range(world.size):
-            if rank == world.rank:
-                self.logger.log(level, msg, *args, **kwargs)
-            world.barrier()
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:

@@ -60,8 +60,7 @@ class PhaseTimer:
 
     def restart(self) -> None:
         """A step begins here, whatever came before."""
-        self._stack.clear()
-        self._marks.clear()
+        self.discard()
         now = time.perf_counter()
         if now - self._measured_at >= self._clock.pause:
             self._measured_at = now
@@ -76,8 +75,9 @@ class PhaseTimer:
         """A phase begins inside of the current one."""
         if not self._marks:
             return
-        if phase == "backward":
-            self._find_forward()
+        if phase == "backward" and [name for name, _ in self._marks[-2:]] == ["data", "idle"]:
+            # where no hook tells of a forward, it is what the loop does from its batch to the backward
+            self._marks[-1] = ("forward", self._marks[-1][1])
         self._stack.append(phase)
         self._mark(phase)
 
@@ -112,7 +112,8 @@ class PhaseTimer:
         """A block of the phase "backward", which ends when the last gradient of this loss is computed; then others may be waited for."""
         self.begin("backward")
         if self._size > 1 and self._stack and isinstance(loss, Tensor) and loss.requires_grad:
-            loss.register_hook(self._in_backward)
+            # callbacks are called in their order, and a strategy that waits for others asks for its own later
+            loss.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(self._computed))
         return self._block
 
     def stepped(self) -> None:
@@ -135,19 +136,6 @@ class PhaseTimer:
         if len(self._marks) < _MOST_MARKS and not self._clock.is_stopped():
             self._marks.append((phase, self._clock.now()))
 
-    def _find_forward(self) -> None:
-        """Where no hook tells of a forward, it is what the loop does from its batch to the backward."""
-        for index in range(len(self._marks) - 1, -1, -1):
-            phase, mark = self._marks[index]
-            if phase != "idle":
-                return
-            if index == len(self._marks) - 1 and index > 0 and self._marks[index - 1][0] == "data":
-                self._marks[index] = ("forward", mark)
-
-    def _in_backward(self, gradient: Tensor) -> None:
-        # callbacks are called in their order, and a strategy that waits for others asks for its own later
-        torch.autograd.Variable._execution_engine.queue_callback(self._computed)
-
     def _computed(self) -> None:
         if self._stack and self._stack[-1] == "backward":
             self._stack[-1] = "communication"
@@ -168,7 +156,9 @@ class PhaseTimer:
 
     def _send(self, step: int, seconds: dict[Phase, float], steps: int) -> None:
         means = {phase: value / steps for phase, value in seconds.items()}
-        compiled = step == 1 and _has_compiled()
+        # `torch.compile` has made a graph in this process
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        compiled = step == 1 and dynamo is not None and bool(dynamo.counters["stats"].get("unique_graphs"))
         until, since = _preempted(), self._preempted
         preempted = None if until is None or since is None else (until - since) / max(step - self._sent_step, 1)
         self._sent_step, self._preempted = step, until
@@ -289,9 +279,3 @@ def _preempted() -> float | None:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError):
         return None
-
-
-def _has_compiled() -> bool:
-    """Whether `torch.compile` has made a graph in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

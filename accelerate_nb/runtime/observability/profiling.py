@@ -39,8 +39,16 @@ class ProfileKwargs(KwargsHandler):
 
     def build(self) -> profile:
         """The profiler that these arguments describe; it has not begun."""
+        known: dict[str, ProfilerActivity] = {
+            name.lower(): activity for name, activity in ProfilerActivity.__members__.items() if name != "PrivateUse1"
+        }
+        for name in self.activities or ():
+            if name not in known:
+                raise ConfigurationError(
+                    f"Invalid profiler activity: {name!r}. This torch knows {', '.join(map(repr, sorted(known)))}."
+                )
         return profile(
-            activities=None if self.activities is None else [_activity(name) for name in self.activities],
+            activities=None if self.activities is None else [known[name] for name in self.activities],
             schedule=None if self.schedule_option is None else schedule(**self.schedule_option),
             on_trace_ready=self.on_trace_ready,
             record_shapes=self.record_shapes,
@@ -49,17 +57,6 @@ class ProfileKwargs(KwargsHandler):
             with_flops=self.with_flops,
             with_modules=self.with_modules,
         )
-
-
-def _activity(name: str) -> ProfilerActivity:
-    known: dict[str, ProfilerActivity] = {
-        member.lower(): activity for member, activity in ProfilerActivity.__members__.items() if member != "PrivateUse1"
-    }
-    if name not in known:
-        raise ConfigurationError(
-            f"Invalid profiler activity: {name!r}. This torch knows {', '.join(map(repr, sorted(known)))}."
-        )
-    return known[name]
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def training(accelerator: Accelerator) -> str:
     inputs = torch.randn(together * _STEPS, 8, generator=torch.Generator().manual_seed(0))
     targets = inputs.sum(dim=1, keepdim=True).sin()
     expected_losses = _alone(accelerator, inputs, targets, together)
-    model, optimizer = _model()
+    model, optimizer = _model(torch.device("cpu"))
     model, optimizer, batches = accelerator.prepare(
         model, optimizer, DataLoader(TensorDataset(inputs, targets), batch_size=batch)
     )
@@ -153,7 +153,16 @@ def training(accelerator: Accelerator) -> str:
     accelerator.wait_for_everyone()
     losses = [float(loss) for loss in found]
     spread = [sum(losses[i : i + micro_steps]) / micro_steps for i in range(0, len(losses), micro_steps)]
-    return _compared(spread, expected_losses, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
+    tolerance = _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2)
+    difference = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, expected_losses, strict=True))
+    if difference > tolerance:
+        raise StateError(
+            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(expected_losses)}. "
+            "Try mixed_precision='no' and one process to find what makes the difference."
+        )
+    if accelerator.num_processes == 1:
+        return f"loss from {spread[0]:.3f} to {spread[-1]:.3f} in {len(spread)} steps"
+    return f"{len(spread)} losses on {_processes(accelerator)} are those of one process (apart by {difference:.0e})"
 
 
 STEPS = (
@@ -166,21 +175,20 @@ STEPS = (
 )
 
 
-def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+def _model(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same small model on every process, and what trains it."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    # not torch's own generator, which ranks that are threads of one process share
+    # not torch's own generator, which the person's training goes on with
     draw = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         nn.init.uniform_(parameter.data, -0.35, 0.35, generator=draw)
+    model.to(device)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def _alone(accelerator: Accelerator, inputs: Tensor, targets: Tensor, batch: int) -> list[float]:
     """The losses of the training in this process alone, each step on all that the processes take together."""
-    model, _ = _model()
-    model.to(accelerator.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = _model(accelerator.device)
     losses = []
     for batch_inputs, batch_targets in zip(inputs.split(batch), targets.split(batch), strict=True):
         with accelerator.autocast():
@@ -191,18 +199,6 @@ def _alone(accelerator: Accelerator, inputs: Tensor, targets: Tensor, batch: int
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
-
-
-def _compared(spread: list[float], expected_losses: list[float], tolerance: float, accelerator: Accelerator) -> str:
-    difference = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, expected_losses, strict=True))
-    if difference > tolerance:
-        raise StateError(
-            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(expected_losses)}. "
-            "Try mixed_precision='no' and one process to find what makes the difference."
-        )
-    if accelerator.num_processes == 1:
-        return f"loss from {spread[0]:.3f} to {spread[-1]:.3f} in {len(spread)} steps"
-    return f"{len(spread)} losses on {_processes(accelerator)} are those of one process (apart by {difference:.0e})"
 
 
 def _expect(operation: str, found: Tensor, expected: Tensor, location: str = "this rank") -> None:

@@ -45,13 +45,8 @@ class StepMetrics:
         self._norm: _PendingNumber | None = None
         self._read: tuple[Any, int, int | None] | None = None
         self._epoch: float | None = None
-        self._restart()
-
-    def _restart(self) -> None:
-        """Begin the next point."""
-        self._counted = 0
-        self._seconds = 0.0
-        self._samples = self._tokens = 0.0
+        # of the next point: steps, seconds, samples and tokens, and what was read since the last step
+        self._counted, self._seconds, self._samples, self._tokens = 0, 0.0, 0.0, 0.0
         self._pending_samples = self._pending_tokens = 0.0
 
     # ------------------------------------------------------------------------------------------------------ what happens
@@ -77,7 +72,9 @@ class StepMetrics:
             self._since = None
             self.phases.discard()
             self._pending_samples = self._pending_tokens = 0.0
-            self._send_if_due(_BETWEEN / 4)
+            optimizer, now = None if self._optimizer is None else self._optimizer(), time.perf_counter()
+            if optimizer is not None and now - self._sent_at >= _BETWEEN / 4:
+                self._send(optimizer, now)
 
     def _begin_step(self) -> None:
         self._since = time.perf_counter()
@@ -117,18 +114,14 @@ class StepMetrics:
 
     # ---------------------------------------------------------------------------------------------------------- sending
 
-    def _send_if_due(self, least: float) -> None:
-        optimizer, now = None if self._optimizer is None else self._optimizer(), time.perf_counter()
-        if optimizer is not None and self._counted and now - self._sent_at >= least:
-            self._send(optimizer, now)
-
     def _send(self, optimizer: Any, now: float) -> None:
         if outlet() is None or not self._counted:
             return
         moment, self._sent_at = time.time(), now
         for name, value in self._values(optimizer):
             emit(Metric(self._rank, name, value, self.steps, moment))
-        self._restart()
+        self._counted, self._seconds, self._samples, self._tokens = 0, 0.0, 0.0, 0.0
+        self._pending_samples = self._pending_tokens = 0.0
         if self.memory is not None:
             self.memory.stepped()
 
@@ -146,11 +139,8 @@ class StepMetrics:
             yield "optimizer/lr", float(rates.pop())
         else:
             yield from ((f"optimizer/lr/{index}", float(rate)) for index, rate in enumerate(sorted(rates)[:4]))
-        yield from self._of_device()
         if self._epoch is not None:
             yield "epoch", self._epoch
-
-    def _of_device(self) -> Iterator[tuple[str, float]]:
         if self._device.type == "cuda":
             yield "memory/gpu_gib", torch.cuda.memory_allocated(self._device) / _GIB
             if (busy := self._gpu.take()) is not None:
@@ -253,17 +243,16 @@ class MemoryReporter:
         if self._held is None or (listener := outlet()) is None:
             return
         self._sent_at = time.perf_counter()
-        peak, used, total = self._measured()
+        # the peak of what was allocated, the memory in use, and all of the device's
+        peak = used = total = None
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            peak, used = torch.cuda.max_memory_allocated(self._device), total - free
+        elif self._device.type == "cpu":
+            used = resident_bytes()
         if (peak, used) != self._sent:
             self._sent = peak, used
             emit(MemoryUse(listener.rank, *self._held, peak, time.time(), used, total))
-
-    def _measured(self) -> tuple[int | None, int | None, int | None]:
-        """The peak of what was allocated, the memory in use, and all of the device's."""
-        if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            return torch.cuda.max_memory_allocated(self._device), total - free, total
-        return None, resident_bytes() if self._device.type == "cpu" else None, None
 
     def _bytes(self, tensors: Iterable[Tensor]) -> int:
         # a part of a tensor by the name of the method, since it takes half a second to load the class

@@ -46,14 +46,10 @@ class CollectiveCall:
     def __str__(self) -> str:
         return f"{self.operation}({self.arguments})"
 
-    @property
-    def signature(self) -> bytes:
-        """16 bytes that are equal for equal calls, on every machine."""
-        return _signature(self.operation, self.arguments)
-
 
 @lru_cache(maxsize=1024)
 def _signature(operation: str, arguments: str) -> bytes:
+    """16 bytes that are equal for equal calls, on every machine."""
     return blake2b(f"{operation}\n{arguments}".encode(), digest_size=16).digest()
 
 
@@ -83,7 +79,7 @@ class RowExchange:
 
     def start(self, call: CollectiveCall, length: int, end: int) -> None:
         """Send this process's row, whose data are written already, up to its `end`; `length` is that of all its data."""
-        _HEAD.pack_into(self.own, 0, call.signature, length)
+        _HEAD.pack_into(self.own, 0, _signature(call.operation, call.arguments), length)
         sizes = [end] * self.size
         sizes[self.rank] = 0
         sent = self.rows[-1, :end]

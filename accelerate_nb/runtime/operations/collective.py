@@ -145,13 +145,16 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
             "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
             CannotPadNestedTensorWarning,
         )
-    lengths = [_length(leaf, dim) for leaf in leaves]
     world = current_world()
     if world.size == 1:
         return tensor
-    all_lengths = _gather_lengths(
-        world, CollectiveCall("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths
+    lengths = [None if leaf.is_nested or not -leaf.ndim <= dim < leaf.ndim else leaf.shape[dim] for leaf in leaves]
+    described = description(
+        tensor, lambda leaf: "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
     )
+    row = as_bytes(torch.tensor([length or 0 for length in lengths], dtype=torch.int64))
+    rows = exchange_rows(world, CollectiveCall("pad_across_processes", f"dim={dim}, {described}"), row)
+    all_lengths = torch.stack([row.view(torch.int64) for row in rows])
     longest: list[int] = all_lengths.amax(0).tolist()
     is_even = bool((all_lengths == all_lengths[0]).all())
     if not is_even:
@@ -190,26 +193,9 @@ def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
 
 
 # Accelerate's numbers for the types of tensors.
-TENSOR_TYPE_TO_INT = MappingProxyType(
-    {
-        dtype: number
-        for number, dtype in enumerate(
-            [
-                torch.float32,
-                torch.float64,
-                torch.float16,
-                torch.bfloat16,
-                torch.uint8,
-                torch.int8,
-                torch.int16,
-                torch.int32,
-                torch.int64,
-                torch.bool,
-            ],
-            start=1,
-        )
-    }
-)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+TENSOR_TYPE_TO_INT = MappingProxyType({dtype: number for number, dtype in enumerate((*_FLOATS, *_INTEGERS), start=1)})
 TENSOR_INT_TO_DTYPE = MappingProxyType({number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()})
 
 
@@ -331,21 +317,6 @@ def _process(world: World, rank: int) -> int:
             f"from_process={rank} was requested, and there are {world.size} processes. Choose from 0 to {world.size - 1}."
         )
     return rank
-
-
-def _length(leaf: Tensor, dim: int) -> int | None:
-    fits = not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
-    return leaf.shape[dim] if fits else None
-
-
-def _dimensions(leaf: Tensor) -> str:
-    return "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
-
-
-def _gather_lengths(world: World, call: CollectiveCall, lengths: list[int | None]) -> Tensor:
-    local_lengths = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
-    rows = exchange_rows(world, call, as_bytes(local_lengths))
-    return torch.stack([row.view(torch.int64) for row in rows])
 
 
 def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:

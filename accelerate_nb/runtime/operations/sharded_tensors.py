@@ -11,9 +11,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
-# Ways in which a tensor's parts lie on processes: a mesh with the placement along each of its axes.
-_Layout = tuple[Any, tuple[Any, ...]]
-
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor; a tensor that is whole is its own."""
@@ -65,33 +62,28 @@ def norm(gradients: Iterable[Tensor], norm_type: float, device: torch.device) ->
 
     The p-norm is (Σ |g|^p)^(1/p), for p = ∞ the largest |g|. One sum is exchanged for each way in which gradients are sharded.
     """
-    by_layout: dict[_Layout, list[Tensor]] = {}
+    # by the way in which parts lie on processes: a mesh with the placement along each of its axes
+    by_layout: dict[tuple[Any, tuple[Any, ...]], list[Tensor]] = {}
     for gradient in gradients:
-        by_layout.setdefault(_layout(gradient), []).append(local(gradient))
-    largest = norm_type == float("inf")
-    parts = [_reduced(_power(tensors, norm_type, device), layout, largest) for layout, tensors in by_layout.items()]
+        layout = (gradient.device_mesh, tuple(gradient.placements)) if isinstance(gradient, DTensor) else (None, ())
+        by_layout.setdefault(layout, []).append(local(gradient))
+    largest, parts = norm_type == float("inf"), []
+    for (mesh, placements), tensors in by_layout.items():
+        part = torch.zeros((), device=device)
+        if by_device := _by_device(tensor for tensor in tensors if tensor.numel()):
+            numbers = [torch._foreach_norm(found, norm_type) for found in by_device.values()]
+            # one copy for all parts that wait on the host
+            norms = torch.cat([torch.stack([n.to(torch.float32) for n in found]).to(device) for found in numbers])
+            # the sum of the powers of this process's numbers, or the largest of them
+            part = norms.max() if largest else (norms**norm_type).sum()
+        for axis, placement in enumerate(placements):
+            if not isinstance(placement, Replicate):
+                dist.all_reduce(part, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=mesh.get_group(axis))
+        parts.append(part)
     if not parts:
         return torch.zeros((), device=device)
     together = torch.stack(parts)
     return together.max() if largest else together.sum() ** (1 / norm_type)
-
-
-def _layout(tensor: Tensor) -> _Layout:
-    return (tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else (None, ())
-
-
-def _power(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """The sum of the powers of this process's numbers, or the largest of them."""
-    by_device = _by_device(tensor for tensor in tensors if tensor.numel())
-    if not by_device:
-        return torch.zeros((), device=device)
-    # one copy for all parts that wait on the host
-    norms = torch.cat([_norms(found, norm_type).to(device) for found in by_device.values()])
-    return norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
-
-
-def _norms(tensors: list[Tensor], norm_type: float) -> Tensor:
-    return torch.stack([found.to(torch.float32) for found in torch._foreach_norm(tensors, norm_type)])
 
 
 def _by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
@@ -99,14 +91,6 @@ def _by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
     for tensor in tensors:
         found.setdefault(tensor.device, []).append(tensor)
     return found
-
-
-def _reduced(value: Tensor, layout: _Layout, largest: bool) -> Tensor:
-    mesh, placements = layout
-    for axis, placement in enumerate(placements):
-        if not isinstance(placement, Replicate):
-            dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=mesh.get_group(axis))
-    return value
 
 
 def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -122,6 +122,7 @@ class FP16(BF16):
 
     name = "fp16"
     dtype = torch.float16
+    scaler: MixedLayoutGradScaler
 
     def __init__(
         self, device: torch.device, options: AutocastKwargs | None = None, scaling: GradScalerKwargs | None = None
@@ -135,47 +136,35 @@ class FP16(BF16):
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scaler's factor."""
-        return self._scaler.scale(loss)
+        return self.scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Divide the gradients of these optimizers by the factor, once between two steps."""
         for optimizer in optimizers:
             if id(optimizer) not in self._unscaled:
-                self._scaler.unscale_(optimizer)
+                self.scaler.unscale_(optimizer)
                 self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
         calls: list[None] = []
         with _noting_steps(optimizer, calls):
-            self._scaler.step(optimizer, closure)
-        has_stepped = bool(calls) and not self._has_skipped_itself(optimizer)
+            self.scaler.step(optimizer, closure)
+        states, has_stepped = self.scaler._per_optimizer_states, bool(calls)
+        if has_stepped and getattr(optimizer, "_step_supports_amp_scaling", False):
+            # one that is called whatever overflowed, as fused ones are, changed no weight for that reason
+            has_stepped = not any(found.item() for found in states[id(optimizer)]["found_inf_per_device"].values())
         self._unscaled.discard(id(optimizer))
         # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
-        waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
-        self._scaler.update()
-        self._states.update(waiting)
+        waiting = {key: state for key, state in states.items() if key in self._unscaled}
+        self.scaler.update()
+        self.scaler._per_optimizer_states.update(waiting)
         return has_stepped
-
-    def _has_skipped_itself(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer that is called whatever overflowed, as fused ones are, changed no weight for that reason."""
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return False
-        return any(found.item() for found in self._states[id(optimizer)]["found_inf_per_device"].values())
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
         self._unscaled.discard(id(optimizer))
-        self._states.pop(id(optimizer), None)
-
-    @property
-    def _scaler(self) -> torch.amp.GradScaler:
-        assert self.scaler is not None
-        return self.scaler
-
-    @property
-    def _states(self) -> dict[int, dict[str, Any]]:
-        return self._scaler._per_optimizer_states
+        self.scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 @contextmanager
@@ -213,8 +202,15 @@ class MixedLayoutGradScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
+        # the weights that have gradients, those whose gradients have the same layout together
+        by_layout: dict[Any, list[Tensor]] = {}
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            if weight.grad is not None:
+                placements = getattr(weight.grad, "placements", None)
+                layout = None if placements is None else (weight.grad.device_mesh, placements)
+                by_layout.setdefault(layout, []).append(weight)
         found: dict[torch.device, Tensor] = {}
-        for weights in _by_layout(optimizer):
+        for weights in by_layout.values():
             part: Any = SimpleNamespace(param_groups=[{"params": weights}])
             overflows = super()._unscale_grads_(part, inv_scale, found_inf, allow_fp16)
             for device, overflow in overflows.items():
@@ -224,15 +220,3 @@ class MixedLayoutGradScaler(torch.amp.GradScaler):
             for overflow in (found or {inv_scale.device: found_inf}).values():
                 self.share_overflow(overflow)
         return found or {inv_scale.device: found_inf}
-
-
-def _by_layout(optimizer: Optimizer) -> Collection[list[Tensor]]:
-    """The weights that have gradients, those whose gradients have the same layout together."""
-    found: dict[Any, list[Tensor]] = {}
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            if weight.grad is not None:
-                placements = getattr(weight.grad, "placements", None)
-                layout = None if placements is None else (weight.grad.device_mesh, placements)
-                found.setdefault(layout, []).append(weight)
-    return found.values()

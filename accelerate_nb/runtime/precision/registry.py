@@ -63,7 +63,18 @@ def choose_recipe(name: str, handlers: Iterable[KwargsHandler], requested: str) 
         raise ConfigurationError(f"kwargs_handlers has several ways to compute in fp8: {names}. Pass one of them.")
     if given or name != "fp8":
         return given[0] if given else None
-    return _recipe_of(package_named(requested))()
+    wanted = package_named(requested)
+    packages: tuple[tuple[type[Recipe], bool], ...] = (
+        (AORecipeKwargs, is_torchao_available()),
+        (TERecipeKwargs, is_transformer_engine_available()),
+        (MSAMPRecipeKwargs, is_msamp_available()),
+    )
+    for recipe, is_there in packages:
+        if recipe.package == wanted or (is_there and wanted == FP8BackendType.NO):
+            return recipe()
+    raise MissingExtraError(
+        "mixed_precision='fp8' needs a package that computes in 8-bit floats, and none is installed: pip install torchao"
+    )
 
 
 def package_named(requested: str) -> FP8BackendType:
@@ -75,20 +86,6 @@ def package_named(requested: str) -> FP8BackendType:
         raise ConfigurationError(
             f"{FP8_BACKEND} is {requested!r}, which is not known. Set it to one of {known}."
         ) from None
-
-
-def _recipe_of(requested: FP8BackendType) -> type[Recipe]:
-    packages: tuple[tuple[FP8BackendType, type[Recipe], bool], ...] = (
-        (FP8BackendType.AO, AORecipeKwargs, is_torchao_available()),
-        (FP8BackendType.TE, TERecipeKwargs, is_transformer_engine_available()),
-        (FP8BackendType.MSAMP, MSAMPRecipeKwargs, is_msamp_available()),
-    )
-    for package, recipe, is_there in packages:
-        if package == requested or (is_there and requested == FP8BackendType.NO):
-            return recipe
-    raise MissingExtraError(
-        "mixed_precision='fp8' needs a package that computes in 8-bit floats, and none is installed: pip install torchao"
-    )
 
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}

@@ -50,31 +50,28 @@ class MLflowTracker(PackageTracker):
         self.logging_dir = logging_dir
         self.run_id = os.environ.get("MLFLOW_RUN_ID", run_id)
         self.tags = json.loads(tags) if isinstance(tags, str) else tags
-        self.nested_run = _boolean(nested_run) if isinstance(nested_run, str) else nested_run
+        if isinstance(nested_run, str) and nested_run.lower() not in _BOOLEANS:
+            raise ConfigurationError(f"MLFLOW_NESTED_RUN is {nested_run!r}. Set it to one of {', '.join(_BOOLEANS)}.")
+        self.nested_run = _BOOLEANS[nested_run.lower()] if isinstance(nested_run, str) else nested_run
         self.description = description
 
     def start(self) -> None:
         import mlflow
 
+        experiment = None  # the one that is set in mlflow, or its default
+        if self.experiment_name is not None:
+            location = None if self.logging_dir is None else os.fspath(self.logging_dir)
+            found = mlflow.get_experiment_by_name(self.experiment_name)
+            experiment = found.experiment_id if found is not None else None
+            experiment = experiment or mlflow.create_experiment(self.experiment_name, location, self.tags)
         self.active_run = mlflow.start_run(
             run_id=self.run_id,
-            experiment_id=self._experiment(),
+            experiment_id=experiment,
             run_name=self.run_name,
             nested=self.nested_run,
             tags=self.tags,
             description=self.description,
         )
-
-    def _experiment(self) -> str | None:
-        import mlflow
-
-        if self.experiment_name is None:
-            return None  # the one that is set in mlflow, or its default
-        found = mlflow.get_experiment_by_name(self.experiment_name)
-        if found is not None:
-            return str(found.experiment_id)
-        location = None if self.logging_dir is None else os.fspath(self.logging_dir)
-        return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=location, tags=self.tags))
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's parameters; texts that are too long for MLflow are left out, with a warning."""
@@ -128,9 +125,3 @@ class MLflowTracker(PackageTracker):
         import mlflow
 
         mlflow.end_run()
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise ConfigurationError(f"MLFLOW_NESTED_RUN is {text!r}. Set it to one of {', '.join(_BOOLEANS)}.")
-    return _BOOLEANS[text.lower()]

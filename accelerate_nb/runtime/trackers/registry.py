@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
@@ -93,18 +93,17 @@ def filter_trackers(log_with: Any, logging_dir: LoggingDir = None) -> list[Any]:
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
     if any(isinstance(item, str) and item == LoggerType.ALL.value for item in wanted):
-        return [*_unique(item for item in wanted if isinstance(item, GeneralTracker)), *_all(logging_dir)]
-    return _unique(item if isinstance(item, GeneralTracker) else _named(item, logging_dir) for item in wanted)
-
-
-def _all(logging_dir: LoggingDir) -> list[LoggerType]:
-    available = get_available_trackers()
-    without_folder = [] if logging_dir is not None else [item for item in available if _needs_folder(item)]
-    if without_folder:
-        warn_user(
-            f"log_with='all' leaves out {', '.join(without_folder)}: there is no folder to write to. Pass `project_dir`."
-        )
-    return [item for item in available if item not in without_folder]
+        available = get_available_trackers()
+        without_folder = [] if logging_dir is not None else [item for item in available if _needs_folder(item)]
+        if without_folder:
+            warn_user(
+                f"log_with='all' leaves out {', '.join(without_folder)}: there is no folder to write to. Pass `project_dir`."
+            )
+        own = [item for item in wanted if isinstance(item, GeneralTracker)]
+        wanted = [*own, *(item for item in available if item not in without_folder)]
+    found = [item if isinstance(item, GeneralTracker) else _named(item, logging_dir) for item in wanted]
+    # a tracker of one's own may define equality as it likes
+    return list({item if isinstance(item, str) else id(item): item for item in found}.values())
 
 
 def _named(requested: Any, logging_dir: LoggingDir) -> str:
@@ -130,11 +129,6 @@ def _named(requested: Any, logging_dir: LoggingDir) -> str:
 
 def _needs_folder(tracker_type: str) -> bool:
     return bool(LOGGER_TYPE_TO_CLASS[str(tracker_type)].requires_logging_directory)
-
-
-def _unique(wanted: Iterable[Any]) -> list[Any]:
-    # a tracker of one's own may define equality as it likes
-    return list({item if isinstance(item, str) else id(item): item for item in wanted}.values())
 
 
 def made(wanted: Wanted, project_name: str, logging_dir: LoggingDir, init_kwargs: Mapping[str, Any]) -> GeneralTracker:

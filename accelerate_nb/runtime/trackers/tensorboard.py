@@ -33,8 +33,12 @@ class TensorBoardTracker(PackageTracker):
         self.logging_dir_param = logging_dir
 
     def start(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError:
+            from tensorboardX import SummaryWriter  # type: ignore[no-redef]  # the same interface
         self.logging_dir = os.path.join(self.logging_dir_param, self.run_name)
-        self.writer = _writers()(self.logging_dir, **self.init_kwargs)
+        self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """
@@ -74,21 +78,15 @@ class TensorBoardTracker(PackageTracker):
         A list holds arrays of equal shapes, or PIL's images, which come with their channels last.
         """
         for name, images in values.items():
-            batch, form = _batch(images)
+            batch, form = images, {}
+            if isinstance(images, (list, tuple)):
+                are_arrays = all(hasattr(image, "shape") for image in images)
+                batch = np.stack([np.asarray(image if are_arrays else image.convert("RGB")) for image in images])
+                form = {} if are_arrays else {"dataformats": "NHWC"}
             self.writer.add_images(name, batch, global_step=step, **{**form, **kwargs})
 
     def finish(self) -> None:
         self.writer.close()
-
-
-def _writers() -> Any:
-    try:
-        from torch.utils import tensorboard
-    except ModuleNotFoundError:
-        import tensorboardX
-
-        return tensorboardX.SummaryWriter
-    return tensorboard.SummaryWriter
 
 
 def _numbers(values: dict[str, Any]) -> Any:
@@ -99,11 +97,3 @@ def _numbers(values: dict[str, Any]) -> Any:
             logger.warning_once(
                 f"TensorBoard draws numbers: `{name}`, a {type(value).__name__}, is left out of its chart."
             )
-
-
-def _batch(images: Any) -> tuple[Any, dict[str, str]]:
-    if not isinstance(images, (list, tuple)):
-        return images, {}
-    if all(hasattr(image, "shape") for image in images):
-        return np.stack([np.asarray(image) for image in images]), {}
-    return np.stack([np.asarray(image.convert("RGB")) for image in images]), {"dataformats": "NHWC"}

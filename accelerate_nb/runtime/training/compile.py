@@ -48,7 +48,11 @@ class TorchDynamoPlugin(KwargsHandler):
             if getattr(self, name) is None:
                 given = setting_named(setting).in_worker(environment)
                 setattr(self, name, default if given is None else given)
-        self.backend = _backend(named(self.backend))
+        name = named(self.backend)
+        if name.upper() not in DynamoBackend.list():
+            known = ", ".join(repr(item.lower()) for item in DynamoBackend.list())
+            raise ConfigurationError(f"The dynamo backend {name!r} is not known. Choose one of {known}.")
+        self.backend = DynamoBackend(name.upper())
 
     def to_dict(self) -> dict[str, Any]:
         """All fields with their values; the backend is spelled as `torch.compile` takes it."""
@@ -67,14 +71,6 @@ class TorchDynamoPlugin(KwargsHandler):
         if self.use_regional_compilation:
             return compile_regions(model, **self.to_kwargs())
         return _compiled(model, self.to_kwargs())
-
-
-def _backend(name: str) -> DynamoBackend:
-    try:
-        return DynamoBackend(name.upper())
-    except ValueError:
-        known = ", ".join(repr(item.lower()) for item in DynamoBackend.list())
-        raise ConfigurationError(f"The dynamo backend {name!r} is not known. Choose one of {known}.") from None
 
 
 def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:

@@ -15,7 +15,7 @@ from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.operations.nested import is_namedtuple, is_record, leaves_of, mapped, with_leaves
 from accelerate_nb.runtime.training.accumulation import GradientState
-from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
+from accelerate_nb.runtime.world.mesh import DATA_AXES
 from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.user_warnings import warn_user
 
@@ -47,9 +47,17 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
         return last_step_cut.of_objects(collective.gather_object([rows], axis=axes))
     is_column = _columns_of(data)
     leaves = leaves_of(data, is_column, records=True)
-    tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut, axes))
-    objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut, axes))
-    joined = (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    objects = [_as_rows(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
+    gathered = collective.gather(tensors, axis=axes) if tensors else []
+    joined_tensors = iter([last_step_cut.of_rows(*pair) for pair in zip(tensors, gathered, strict=True)])
+    others = collective.gather_object([objects], axis=axes) if objects else []
+    if len(set(counts := list(map(len, others)))) > 1:
+        raise OperationError(
+            f"gather_for_metrics was given {counts} things by the processes, in their order. Pass the same nest on all of them."
+        )
+    joined_objects = iter([last_step_cut.of_objects(values) for values in zip(*others, strict=True)])
+    joined = (next(joined_tensors) if isinstance(leaf, Tensor) else next(joined_objects) for leaf in leaves)
     return with_leaves(data, joined, is_column, records=True)
 
 
@@ -77,43 +85,18 @@ def _is_column_of_samples(data: Any) -> bool:
     if is_column(data):
         return True
     if isinstance(data, list):
-        return not _is_collated(data)
-    return isinstance(data, tuple) and not is_namedtuple(data) and _are_alike(data)
-
-
-def _is_collated(items: list[Any]) -> bool:
-    """Whether it is a batch as `default_collate` makes it of tuples: some tensors, and some things that hold others."""
-    others = [item for item in items if not isinstance(item, Tensor)]
-    return 0 < len(others) < len(items) and all(isinstance(item, (list, tuple, Mapping)) and item for item in others)
-
-
-def _are_alike(items: tuple[Any, ...]) -> bool:
-    """Whether all are mappings with the same keys, or of one class with fields: samples, as collate functions of detection give them."""
-    first = items[0]
-    if isinstance(first, Mapping):
-        return all(isinstance(item, Mapping) and item.keys() == first.keys() for item in items)
-    return (is_record(first) or is_namedtuple(first)) and all(type(item) is type(first) for item in items)
-
-
-def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut, axes: Axis) -> list[Tensor]:
-    if not tensors:
-        return []
-    return [
-        last_step_cut.of_rows(local, all_)
-        for local, all_ in zip(tensors, collective.gather(tensors, axis=axes), strict=True)
-    ]
-
-
-def _joined_objects(objects: list[Any], last_step_cut: LastStepCut, axes: Axis) -> list[list[Any]]:
-    if not objects:
-        return []
-    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]], axis=axes)
-    counts = list(map(len, gathered))
-    if len(set(counts)) > 1:
-        raise OperationError(
-            f"gather_for_metrics was given {counts} things by the processes, in their order. Pass the same nest on all of them."
+        # not a batch as `default_collate` makes it of tuples: some tensors, and some things that hold others
+        others = [item for item in data if not isinstance(item, Tensor)]
+        return not 0 < len(others) < len(data) or not all(
+            isinstance(item, (list, tuple, Mapping)) and item for item in others
         )
-    return [last_step_cut.of_objects(process_values) for process_values in zip(*gathered, strict=True)]
+    if not isinstance(data, tuple) or is_namedtuple(data):
+        return False
+    # mappings with the same keys, or instances of one class with fields, as collate functions of detection give their samples
+    first = data[0]
+    if isinstance(first, Mapping):
+        return all(isinstance(item, Mapping) and item.keys() == first.keys() for item in data)
+    return (is_record(first) or is_namedtuple(first)) and all(type(item) is type(first) for item in data)
 
 
 class _SingleObject:

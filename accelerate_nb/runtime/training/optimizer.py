@@ -56,7 +56,12 @@ class AcceleratedOptimizer(Optimizer):
         self._step_hold = current_step_hold()
         self._step_hold.begin()
         if device_placement and device is not None and optimizer.state:
-            move_state(optimizer, device)
+            for remembered in optimizer.state.values():
+                # the count of steps stays where it is: torch keeps it on the CPU unless the optimizer is fused
+                moving = {name: value for name, value in remembered.items() if name != "step"}
+                remembered.update(
+                    {name: value.to(device) for name, value in moving.items() if isinstance(value, torch.Tensor)}
+                )
 
     state = _of_wrapped("state")
     param_groups = _of_wrapped("param_groups")
@@ -137,15 +142,6 @@ class AcceleratedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
-
-
-def move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Bring what an optimizer remembers of its parameters to a device."""
-    for remembered in optimizer.state.values():
-        for name, value in remembered.items():
-            # the count of steps stays where it is: torch keeps it on the CPU unless the optimizer is fused
-            if isinstance(value, torch.Tensor) and name != "step":
-                remembered[name] = value.to(device)
 
 
 def innermost(optimizer: Any) -> Any:
