@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate_nb.cli.exit_codes import BY_SIGNAL
 from accelerate_nb.config import hf_files
@@ -17,12 +17,9 @@ from accelerate_nb.config.formats import variables
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
 from accelerate_nb.export.magics import plain
-from accelerate_nb.export.notebook import Notebook, NotebookCell, read
+from accelerate_nb.export.notebook import Notebook, read
 from accelerate_nb.export.parameters import TAG, parameters_of
 from accelerate_nb.script.options import read as read_options
-
-if TYPE_CHECKING:
-    from accelerate_nb.cli.execute.kernel_client import ExecutionResult
 
 NAME = "accelerate-nb"
 _SUFFIX = ".ipynb"
@@ -59,8 +56,11 @@ def request(
     notebook = read(Path(path).expanduser())
     target = notebook.path if output is None else output.expanduser()
     _check_output(target, notebook.path)
-    kernel_variables = by_itself(os.environ) if environment is None else environment
-    return ExecuteRequest(notebook, target, parameter_values(notebook, words), kernel_variables, quiet)
+    if environment is None:
+        file = hf_files.find(os.environ)
+        config = resolve({}, os.environ, None if file is None else hf_files.read(file))
+        environment = kernel_environment({}, None, config.launching.panel, os.environ)
+    return ExecuteRequest(notebook, target, parameter_values(notebook, words), environment, quiet)
 
 
 def parameter_values(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]:
@@ -68,7 +68,17 @@ def parameter_values(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]
     if not words:
         return {}
     name = notebook.path.name
-    options = dict(option for cell in notebook.cells if TAG in cell.tags for option in _options(name, cell))
+    options: dict[str, tuple[str, str, str]] = {}
+    for cell in (cell for cell in notebook.cells if TAG in cell.tags):
+        translated = plain(cell.source)
+        try:
+            found = parameters_of(translated.source)
+        except SyntaxError as error:
+            raise ExportError(f"{name}, cell {cell.number}, line {error.lineno or 1}: {error.msg}") from None
+        if problems := (*translated.problems, *found.problems):
+            lines = [f"{name}, cell {cell.number}, line {problem.line}: {problem.text}" for problem in problems]
+            raise ExportError("\n".join(["A cell tagged `parameters` holds what can't be one:", *lines]))
+        options |= {item.name: (item.type, item.default, item.help) for item in found.found}
     if not options:
         raise ConfigurationError(
             f"{words[0]!r} was given, but {name} has no parameters: give the cell that sets them the tag `parameters`."
@@ -109,13 +119,6 @@ def kernel_environment(
     return found
 
 
-def by_itself(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a kernel's environment where the command line gives no settings."""
-    file = hf_files.find(environment)
-    config = resolve({}, environment, None if file is None else hf_files.read(file))
-    return kernel_environment({}, None, config.launching.panel, environment)
-
-
 def run(request: ExecuteRequest) -> int:
     """Do it, and write the notebook, however that went; gives the exit code."""
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
@@ -124,25 +127,30 @@ def run(request: ExecuteRequest) -> int:
             "pip install 'accelerate-nb[execute]'"
         )
     from accelerate_nb.cli.execute.kernel_client import CellProgress, executed, kernel_for
-    from accelerate_nb.cli.execute.notebook_file import sheet
+    from accelerate_nb.cli.execute.notebook_file import sheet, text_of
 
     name = request.notebook.path.name
-    made = sheet(request.notebook, source_of(request.values) if request.values else None)
-    kernel = kernel_for(made.content)
-    made.run_by(kernel)
-    for note in (*made.notes, *kernel.notes):
+    content, notes = sheet(request.notebook, source_of(request.values) if request.values else None)
+    kernel = kernel_for(content)
+    for note in (*notes, *kernel.notes):
         print(f"{NAME}: {name}: {note}", file=sys.stderr)
     try:
         end = executed(
-            made.content,
+            content,
             kernel,
             request.notebook.path.absolute().parent,
             {**os.environ, **request.environment},
             CellProgress(quiet=request.quiet),
         )
     finally:
-        write_output(request.output, made.text())
-    return _report_end(request, end)
+        write_output(request.output, text_of(content))
+    is_cut = end.failure is not None or bool(end.signals)
+    if end.failure is not None and not end.signals:
+        print(f"{NAME}: {name}, {end.failure.location()}: {end.failure.error}", file=sys.stderr)
+    if is_cut or not request.quiet:
+        how = "as far as it came" if is_cut else "with what it gave"
+        print(f"{NAME}: {name} was written to {request.output}, {how}.", file=sys.stderr)
+    return BY_SIGNAL + end.signals[0] if end.signals else int(is_cut)
 
 
 def print_plan(request: ExecuteRequest) -> int:
@@ -153,10 +161,11 @@ def print_plan(request: ExecuteRequest) -> int:
     )
     print(f"It would be written to {request.output}")
     if request.values:
-        print(f"\nAfter its cell `{TAG}`:\n{_indented(source_of(request.values))}")
+        lines = source_of(request.values).splitlines()
+        print(f"\nAfter its cell `{TAG}`:", *(f"  {line}".rstrip() for line in lines), sep="\n")
     if request.environment:
-        variables = "\n".join(f"{name}={value}" for name, value in sorted(request.environment.items()))
-        print(f"\nVariables of its kernel's environment:\n{_indented(variables)}")
+        lines = [f"{name}={value}" for name, value in sorted(request.environment.items())]
+        print("\nVariables of its kernel's environment:", *(f"  {line}" for line in lines), sep="\n")
     return 0
 
 
@@ -174,19 +183,6 @@ def _check_output(output: Path, notebook: Path) -> None:
         raise ConfigurationError(f"{action}, and you may not write in {folder}. Name a file in another folder with -o.")
 
 
-def _options(name: str, cell: NotebookCell) -> list[tuple[str, tuple[str, str, str]]]:
-    """The options that a tagged cell is, as for a script; `ExportError` where it holds something else."""
-    translated = plain(cell.source)
-    try:
-        found = parameters_of(translated.source)
-    except SyntaxError as error:
-        raise ExportError(f"{name}, cell {cell.number}, line {error.lineno or 1}: {error.msg}") from None
-    if problems := (*translated.problems, *found.problems):
-        lines = [f"{name}, cell {cell.number}, line {problem.line}: {problem.text}" for problem in problems]
-        raise ExportError("\n".join(["A cell tagged `parameters` holds what can't be one:", *lines]))
-    return [(item.name, (item.type, item.default, item.help)) for item in found.found]
-
-
 def _literal(value: Any) -> str:
     if isinstance(value, Path):
         return f"Path({str(value)!r})"
@@ -197,19 +193,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
     return repr(value)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
-
-
-def _report_end(request: ExecuteRequest, end: ExecutionResult) -> int:
-    name = request.notebook.path.name
-    if end.failure is not None and not end.signals:
-        print(f"{NAME}: {name}, {end.failure.location()}: {end.failure.error}", file=sys.stderr)
-    if end.failure is not None or end.signals or not request.quiet:
-        how = "as far as it came" if end.failure is not None or end.signals else "with what it gave"
-        print(f"{NAME}: {name} was written to {request.output}, {how}.", file=sys.stderr)
-    if end.signals:
-        return BY_SIGNAL + end.signals[0]
-    return 1 if end.failure is not None else 0

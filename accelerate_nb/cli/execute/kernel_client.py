@@ -39,7 +39,6 @@ class KernelChoice:
     """The kernel that a notebook gets: an installed one, by its name, or this very Python's."""
 
     name: str
-    display_name: str
     is_current_python: bool = False
     notes: tuple[str, ...] = ()
 
@@ -82,13 +81,21 @@ class ExecutionResult:
 
 
 def kernel_for(content: Any) -> KernelChoice:
-    """The kernel that the notebook names, where that is installed and Python's; else this very Python's."""
+    """
+    The kernel that the notebook names, where that is installed and Python's; else this very Python's.
+
+    Where the notebook names none, it is written into it.
+    """
     name = content.metadata.get("kernelspec", {}).get("name")
-    spec = _installed(name) if name else None
-    if spec is not None:
-        return KernelChoice(name, spec.display_name)
+    spec: Any = None
+    with suppress(NoSuchKernel, OSError, ValueError):
+        spec = KernelSpecManager().get_kernel_spec(name) if name else None
+    if spec is not None and spec.language.lower() in ("python", "ipython") and spec.argv and shutil.which(spec.argv[0]):
+        return KernelChoice(name)
+    known = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    content.metadata.setdefault("kernelspec", nbformat.from_dict(known))
     note = f"it names the kernel {name!r}, which is not installed here; {sys.executable} executes it."
-    return KernelChoice("python3", "Python 3 (ipykernel)", is_current_python=True, notes=(note,) if name else ())
+    return KernelChoice("python3", is_current_python=True, notes=(note,) if name else ())
 
 
 def executed(
@@ -117,7 +124,10 @@ class _Execution:
         with _on_signals(self._on_signal):
             await self._start(folder, environment)
             try:
-                await self._learn_language()
+                client: Any = self._client.kc
+                reply = await self._client.async_wait_for_reply(await ensure_async(client.kernel_info()))
+                if reply is not None:
+                    self._content.metadata["language_info"] = nbformat.from_dict(reply["content"]["language_info"])
                 await self._execute()
                 self._client.set_widgets_metadata()
             finally:
@@ -134,14 +144,12 @@ class _Execution:
                 f"`jupyter kernelspec list` shows the installed ones."
             ) from None
 
-    async def _learn_language(self) -> None:
-        client: Any = self._client.kc
-        reply = await self._client.async_wait_for_reply(await ensure_async(client.kernel_info()))
-        if reply is not None:
-            self._content.metadata["language_info"] = nbformat.from_dict(reply["content"]["language_info"])
-
     async def _execute(self) -> None:
-        cells = [(at, cell) for at, cell in enumerate(self._content.cells) if _is_executed(cell)]
+        cells = [
+            (at, cell)
+            for at, cell in enumerate(self._content.cells)
+            if cell.cell_type == "code" and cell.source.strip() and _SKIPPED not in cell.metadata.get("tags", ())
+        ]
         for number, (at, cell) in enumerate(cells, start=1):
             if self._end.signals:
                 return
@@ -152,7 +160,12 @@ class _Execution:
                 self._end.failure = self._failure(cell, number, f"{error.ename}: {error.evalue}".rstrip(": "))
                 return
             except DeadKernelError:
-                self._end.failure = self._died(cell, number)
+                why = "was killed" if len(self._end.signals) > 1 else "died"
+                died = f"The kernel {why} while it executed this cell."
+                message = f"DeadKernelError: {died}"
+                error_output = {"ename": "DeadKernelError", "evalue": died, "traceback": [message]}
+                cell.outputs.append(nbformat.v4.new_output("error", **error_output))
+                self._end.failure = CellFailure(cell.execution_count or number, message)
                 return
             finally:
                 self._is_executing = False
@@ -170,13 +183,6 @@ class _Execution:
         locations = ((int(found["cell"]), int(found["line"])) for found in _LOCATION.finditer(text))
         in_cells = tuple((cell, line + above.get(cell, 0)) for cell, line in locations)
         return CellFailure(cell.execution_count or number, error, in_cells)
-
-    def _died(self, cell: Any, number: int) -> CellFailure:
-        why = "was killed" if len(self._end.signals) > 1 else "died"
-        message = f"DeadKernelError: The kernel {why} while it executed this cell."
-        error = {"ename": "DeadKernelError", "evalue": message.partition(": ")[2], "traceback": [message]}
-        cell.outputs.append(nbformat.v4.new_output("error", **error))
-        return CellFailure(cell.execution_count or number, message)
 
     async def _stop(self) -> None:
         """End the kernel, and with it whatever it started."""
@@ -292,21 +298,6 @@ class _CurrentPythonSpecs(KernelSpecManager):
 
     def get_kernel_spec(self, kernel_name: str) -> Any:
         return KernelSpec(name=kernel_name, **get_kernel_dict())
-
-
-def _installed(name: str) -> Any:
-    """An installed kernel of Python whose program is there; None where there is none."""
-    try:
-        spec = KernelSpecManager().get_kernel_spec(name)
-    except (NoSuchKernel, OSError, ValueError):
-        return None
-    is_python = spec.language.lower() in ("python", "ipython")
-    return spec if is_python and spec.argv and shutil.which(spec.argv[0]) else None
-
-
-def _is_executed(cell: Any) -> bool:
-    tags = cell.metadata.get("tags", ())
-    return cell.cell_type == "code" and bool(cell.source.strip()) and _SKIPPED not in tags
 
 
 @contextmanager

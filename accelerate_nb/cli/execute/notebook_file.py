@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 from nbformat.validator import normalize
@@ -13,52 +12,51 @@ from nbformat.validator import normalize
 from accelerate_nb.export.notebook import Notebook
 from accelerate_nb.export.parameters import TAG
 
-if TYPE_CHECKING:
-    from accelerate_nb.cli.execute.kernel_client import KernelChoice
-
 # The words of papermill, which other tools know too.
 INJECTED = "injected-parameters"
 _FORMAT = 4
 _WITH_IDS = (4, 5)
 
 
-@dataclass(frozen=True, slots=True)
-class NotebookFile:
-    """A notebook in today's format, without outputs, and what a person should know of its file."""
+def sheet(notebook: Notebook, parameters: str | None = None) -> tuple[Any, tuple[str, ...]]:
+    """
+    A notebook in today's format, without outputs, and what a person should know of its file.
 
-    content: Any
-    notes: tuple[str, ...] = ()
-
-    def run_by(self, kernel: KernelChoice) -> None:
-        """Set the notebook's kernel, where none is named."""
-        known = {"name": kernel.name, "display_name": kernel.display_name, "language": "python"}
-        self.content.metadata.setdefault("kernelspec", nbformat.from_dict(known))
-
-    def text(self) -> str:
-        """The text of its file."""
-        written: str = nbformat.writes(self.content, version=nbformat.NO_CONVERT)
-        return written if written.endswith("\n") else written + "\n"
-
-
-def sheet(notebook: Notebook, parameters: str | None = None) -> NotebookFile:
-    """A notebook to execute, with this source in a cell after the one that sets its parameters."""
+    The source of `parameters` is in a cell after the one that sets them, in place of one from an earlier execution.
+    """
     content, notes = _valid(notebook)
     for cell in content.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     content.metadata.pop("widgets", None)
     if parameters is not None:
-        _inject(content, parameters)
-    return NotebookFile(content, notes)
+        content.cells[:] = [cell for cell in content.cells if INJECTED not in _tags(cell)]
+        behind = next(at for at, cell in enumerate(content.cells) if TAG in _tags(cell))
+        cell = nbformat.v4.new_code_cell(parameters, metadata={"tags": [INJECTED]})
+        if (content.nbformat, content.nbformat_minor) < _WITH_IDS:
+            cell.pop("id", None)
+        content.cells.insert(behind + 1, cell)
+    return content, notes
+
+
+def text_of(content: Any) -> str:
+    """The text of a notebook's file."""
+    written: str = nbformat.writes(content, version=nbformat.NO_CONVERT)
+    return written if written.endswith("\n") else written + "\n"
 
 
 def _valid(notebook: Notebook) -> tuple[Any, tuple[str, ...]]:
     """The file in today's format, repaired or rebuilt from its cells where it is not a valid notebook."""
     raw = json.loads(notebook.path.read_bytes().decode("utf-8-sig"))
+    # outputs of former runs often make a file invalid
+    for holder in (raw, *(sheet for sheet in raw.get("worksheets") or () if isinstance(sheet, dict))):
+        for cell in holder.get("cells") or ():
+            if isinstance(cell, dict) and cell.get("cell_type") == "code":
+                cell["outputs"] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is repaired here, and reported
         try:
-            content = nbformat.convert(nbformat.reader.reads(json.dumps(_without_outputs(raw))), _FORMAT)
+            content = nbformat.convert(nbformat.reader.reads(json.dumps(raw)), _FORMAT)
             changes, content = normalize(content, strip_invalid_metadata=True)
             nbformat.validate(content)
         except (nbformat.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -68,15 +66,6 @@ def _valid(notebook: Notebook) -> tuple[Any, tuple[str, ...]]:
         return content, (f"its file has format {raw['nbformat']}; it is written in format {_FORMAT}.",)
     lacked = "its file lacked what a notebook has, such as ids of cells; it is written with it."
     return content, (lacked,) if changes else ()
-
-
-def _without_outputs(raw: dict[str, Any]) -> dict[str, Any]:
-    """Remove the outputs of former runs, which often make a file invalid."""
-    for holder in (raw, *(sheet for sheet in raw.get("worksheets") or () if isinstance(sheet, dict))):
-        for cell in holder.get("cells") or ():
-            if isinstance(cell, dict) and cell.get("cell_type") == "code":
-                cell["outputs"] = []
-    return raw
 
 
 def _anew(notebook: Notebook, raw: dict[str, Any]) -> Any:
@@ -96,16 +85,6 @@ def _anew(notebook: Notebook, raw: dict[str, Any]) -> Any:
         known = {key: value for key, value in spec.items() if isinstance(value, str)}
         content.metadata["kernelspec"] = nbformat.from_dict({"display_name": spec["name"], **known})
     return content
-
-
-def _inject(content: Any, source: str) -> None:
-    """Put the source after the tagged cell, replacing one from an earlier execution."""
-    content.cells[:] = [cell for cell in content.cells if INJECTED not in _tags(cell)]
-    behind = next(at for at, cell in enumerate(content.cells) if TAG in _tags(cell))
-    cell = nbformat.v4.new_code_cell(source, metadata={"tags": [INJECTED]})
-    if (content.nbformat, content.nbformat_minor) < _WITH_IDS:
-        cell.pop("id", None)
-    content.cells.insert(behind + 1, cell)
 
 
 def _tags(cell: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from accelerate_nb.cli.execute import execute
 from accelerate_nb.cli.execute.kernel_client import CellFailure, kernel_for
-from accelerate_nb.cli.execute.notebook_file import sheet
+from accelerate_nb.cli.execute.notebook_file import sheet, text_of
 from accelerate_nb.cli.main import main
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
@@ -318,8 +318,11 @@ def test_a_panel_that_was_set_anywhere_stays(tmp_path, monkeypatch):
         "ACCELERATE_NB_PANEL": "text",
         "ACCELERATE_NB_CONFIG_FILE": "",
     }
-    assert execute.by_itself({"ACCELERATE_NB_PANEL": "off", "HF_HOME": str(tmp_path)}) == {}
-    assert execute.by_itself({"HF_HOME": str(tmp_path)}) == {"ACCELERATE_NB_PANEL": "html"}
+    path = notebook(tmp_path / "a.ipynb")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert execute.request(path).environment == {"ACCELERATE_NB_PANEL": "html"}
+    monkeypatch.setenv("ACCELERATE_NB_PANEL", "off")
+    assert execute.request(path).environment == {}
 
 
 def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys, monkeypatch):
@@ -386,14 +389,14 @@ def test_an_old_or_broken_notebook_is_written_as_a_valid_one(tmp_path, form):
         raw["cells"][1]["outputs"] = "none"
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps(raw), encoding="utf-8-sig")
-    made = sheet(read(path), "lr = 2")
-    again = nbformat.reads(made.text(), as_version=nbformat.NO_CONVERT)
+    made, notes = sheet(read(path), "lr = 2")
+    again = nbformat.reads(text_of(made), as_version=nbformat.NO_CONVERT)
     nbformat.validate(again)
     assert again.nbformat == 4
     assert [cell.source for cell in again.cells if cell.cell_type == "code"][-1] == "lr = 2"
     assert all((cell.outputs, cell.execution_count) == ([], None) for cell in again.cells if cell.cell_type == "code")
     assert "widgets" not in again.metadata
-    assert len(made.notes) == (form != "4.2")
+    assert len(notes) == (form != "4.2")
 
 
 def test_a_kernel_of_another_language_is_not_taken(tmp_path, monkeypatch):
