@@ -49,22 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script; in a terminal also print how to install it."""
-    shell = arguments.shell or shell_of(os.environ.get("SHELL", ""))
+    usual = PurePath(os.environ.get("SHELL", "")).name
+    shell = arguments.shell or (usual if usual in _SHELLS else "bash")
     print(script(shell))
     if sys.stdout.isatty():
         print(f"\n{_INSTALL[shell]}", file=sys.stderr, end="")
     return 0
-
-
-def shell_of(path: str) -> str:
-    """
-    The shell that a path names, where it is one of those that are known.
-
-    >>> shell_of("/usr/bin/zsh"), shell_of("/usr/bin/fish")
-    ('zsh', 'bash')
-    """
-    name = PurePath(path).name
-    return name if name in _SHELLS else "bash"
 
 
 def script(shell: str) -> str:
@@ -75,7 +65,14 @@ def script(shell: str) -> str:
 
     parser = whole()
     for action in _actions(parser):
-        _offer(action)
+        shown = action.metavar if isinstance(action.metavar, str) else ""
+        if action.choices is None and shown.startswith("{"):
+            # a setting reads its own text, and shows its choices as its placeholder
+            action.choices = shown.strip("{}").split(",")
+        elif action.choices is None and (not action.option_strings or shown.endswith(_PATHS)):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+            # what the help leaves out, since the usage has it, can be completed all the same
+            action.help = "" if action.help == argparse.SUPPRESS and not action.option_strings else action.help
     written: str = shtab.complete(parser, shell=shell)
     return written
 
@@ -88,17 +85,3 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(inner)
         else:
             yield action
-
-
-def _offer(action: argparse.Action) -> None:
-    """Let an argument be completed to its choices, or to a path."""
-    import shtab
-
-    shown = action.metavar if isinstance(action.metavar, str) else ""
-    if action.choices is None and shown.startswith("{"):
-        # a setting reads its own text, and shows its choices as its placeholder
-        action.choices = shown.strip("{}").split(",")
-    elif action.choices is None and (not action.option_strings or shown.endswith(_PATHS)):
-        action.complete = shtab.FILE  # type: ignore[attr-defined]
-        # what the help leaves out, since the usage has it, can be completed all the same
-        action.help = "" if action.help == argparse.SUPPRESS and not action.option_strings else action.help

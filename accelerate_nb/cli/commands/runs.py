@@ -135,13 +135,6 @@ def _runs_folder(folder: str | None) -> Path:
     return configured_runs_folder(os.environ, folder)
 
 
-def _every_run(folder: str | None) -> list[SavedRun]:
-    """All runs that are kept, the newest first."""
-    from accelerate_nb.events.run_reader import kept_runs
-
-    return kept_runs(_runs_folder(folder))
-
-
 def _found_run(arguments: argparse.Namespace) -> SavedRun:
     """The requested run."""
     from accelerate_nb.events.run_reader import find_run
@@ -150,10 +143,11 @@ def _found_run(arguments: argparse.Namespace) -> SavedRun:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.events.run_reader import kept_runs
     from accelerate_nb.events.terminal_lines import within
     from accelerate_nb.reports.run_table import table_lines
 
-    every = _every_run(arguments.folder)
+    every = kept_runs(_runs_folder(arguments.folder))
     shown = every if arguments.all else every[:_NEWEST]
     if arguments.json:
         facts = [{"number": number, **asdict(run), "folder": str(run.folder)} for number, run in enumerate(shown, 1)]
@@ -329,11 +323,9 @@ def _remove_runs(arguments: argparse.Namespace) -> int:
     """Remove the requested runs' folders; gives the exit code."""
     chosen = _to_remove(arguments)
     for item in chosen:
-        if arguments.dry_run:
-            print(f"would remove {item.folder}")
-            continue
-        shutil.rmtree(item.folder)
-        print(f"removed {item.folder}")
+        if not arguments.dry_run:
+            shutil.rmtree(item.folder)
+        print(f"{'would remove' if arguments.dry_run else 'removed'} {item.folder}")
     if not chosen:
         print("There is nothing to remove.")
     return 0
@@ -341,7 +333,7 @@ def _remove_runs(arguments: argparse.Namespace) -> int:
 
 def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
     """The requested runs; those that go on are refused by name, and passed over where flags choose."""
-    from accelerate_nb.events.run_reader import find_run
+    from accelerate_nb.events.run_reader import find_run, kept_runs
 
     if arguments.runs:
         named = [find_run(word, _runs_folder(arguments.folder)) for word in arguments.runs]
@@ -352,7 +344,7 @@ def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
         return named
     if arguments.keep is None and arguments.older_than is None:
         raise ConfigurationError("No run was named. Name runs, or choose them with --keep N or --older-than DAYS.")
-    every = _every_run(arguments.folder)
+    every = kept_runs(_runs_folder(arguments.folder))
     beyond = every[max(arguments.keep or 0, 0) :]
     latest = time.time() - 86_400 * (arguments.older_than or 0.0)
     return [item for item in beyond if item.is_over and item.started <= latest]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from accelerate_nb.cli.launching.request import PROG, LaunchRequest, check_ranks
 from accelerate_nb.config.launch import LaunchingConfig
@@ -27,27 +26,30 @@ if TYPE_CHECKING:
     from accelerate_nb.cli.launching.notebook_program import NotebookProgram
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSection:
-    """A heading, and rows of equally many cells below it."""
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
+# A heading, and rows of equally many cells below it.
+Section: TypeAlias = tuple[str, Sequence[tuple[str, ...]]]
 
 
 def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgram | None) -> int:
     """Print it; gives the exit code: 1 where it would not start."""
     problem = ""
-    parts = [*_what(request, program, notebook), *_settings(request)]
-    if idle := tuple(request.theirs.without_effect(on_tpus=request.on_tpus).items()):
-        parts.append(ReportSection("Flags that change nothing", idle))
+    sections: list[Section] = [("What is run", _what(request, program, notebook)), *_settings(request)]
+    if idle := [*request.theirs.without_effect(on_tpus=request.on_tpus).items()]:
+        sections.append(("Flags that change nothing", idle))
     try:
         choice, nodes = choose_where(request.config)
         check_ranks(request, choice.size)
-        parts += _workers(request, choice, program, notebook) if nodes is None else _nodes(request, choice, nodes)
+        what_starts = [("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why)]
+        sections.append(("What starts", what_starts))
+        sections += _workers(request, choice, program, notebook) if nodes is None else _nodes(request, choice, nodes)
     except LaunchError as error:
         problem = str(error)
-    _show(parts)
+    sink = standard_sink()
+    for title, rows in sections:
+        lines = [LabelledLine("stdout", title, "title")]
+        for row, line in zip(rows, aligned(rows), strict=True):
+            lines.append(LabelledLine("stdout", f"  {line}", "bar" if row[-1] == "default" else ""))
+        sink.write([*lines, LabelledLine("stdout", "")])
     if problem:
         print(f"{PROG}: {problem}", file=sys.stderr)
     return 1 if problem else 0
@@ -55,10 +57,12 @@ def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgr
 
 def torchrun(request: LaunchRequest, choice: Placement, program: Program, script: str | None = None) -> str:
     """The command line that starts the same processes with PyTorch's own launcher; `script` is another name of the program."""
-    launching = request.config.launching
-    rendezvous = _rendezvous(launching)
+    launching, what = request.config.launching, program.what
     restarts = ["--max-restarts", str(launching.max_restarts)] if launching.max_restarts else []
-    words = ["torchrun", *rendezvous, "--nproc-per-node", str(choice.size), *restarts, *_named(program, script)]
+    how = {PythonModule: ["-m"], Executable: ["--no-python"]}.get(type(what), [])
+    name = script or getattr(what, "given_path", None) or getattr(what, "path", None) or what.name
+    processes = ["--nproc-per-node", str(choice.size)]
+    words = ["torchrun", *_rendezvous(launching), *processes, *restarts, *how, name, *program.arguments]
     return shlex.join([*(f"{name}={value}" for name, value in variables(request, choice).items()), *words])
 
 
@@ -84,71 +88,42 @@ def variables(request: LaunchRequest, choice: Placement) -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.startswith("ACCELERATE_NB_")}
 
 
-def _named(program: Program, script: str | None) -> list[str]:
-    options = {PythonModule: ["-m"], Executable: ["--no-python"]}
-    name = (
-        script or getattr(program.what, "given_path", None) or getattr(program.what, "path", None) or program.what.name
-    )
-    return [*options.get(type(program.what), []), name, *program.arguments]
-
-
-def _what(request: LaunchRequest, program: Program, notebook: NotebookProgram | None) -> Iterator[ReportSection]:
+def _what(request: LaunchRequest, program: Program, notebook: NotebookProgram | None) -> list[tuple[str, ...]]:
     label = {PythonModule: "module", Executable: "program"}.get(type(program.what), "script")
-    rows = [(label, program.what.name)]
+    rows: list[tuple[str, ...]] = [(label, getattr(program.what, "path", None) or program.what.name)]
     if notebook is not None:
         parameters = ", ".join(f"{parameter.name} = {parameter.default}" for parameter in notebook.script.parameters)
         rows = [("notebook", str(notebook.notebook.path)), ("cells of code", str(notebook.cells))]
         rows += [("parameters", parameters or "none: no cell has the tag `parameters`")]
-    elif (path := getattr(program.what, "path", None)) is not None:
-        rows = [(label, path)]
     if request.function is not None:
         rows.append(("function", request.function))
     if program.arguments:
         rows.append(("arguments", shlex.join(program.arguments)))
-    rows.append(("works in", program.folder or os.getcwd()))
-    yield ReportSection("What is run", tuple(rows))
+    return [*rows, ("works in", program.folder or os.getcwd())]
 
 
-def _settings(request: LaunchRequest) -> Iterator[ReportSection]:
+def _settings(request: LaunchRequest) -> Iterator[Section]:
     """Every setting below its heading: its value, and its source."""
     found = origins(request.settings, os.environ, request.content)
     sources = {"": "default", "the call": "the command line", "the configuration file": str(request.file)}
     for key, members in grouped().items():
         values = [(item.name, found[item.name]) for item in members]
-        rows = [(name, str(value.value), sources.get(value.source, value.source)) for name, value in values]
-        yield ReportSection(GROUPS[key], tuple(rows))
+        yield GROUPS[key], [(name, str(value.value), sources.get(value.source, value.source)) for name, value in values]
 
 
 def _workers(
     request: LaunchRequest, choice: Placement, program: Program, notebook: NotebookProgram | None
-) -> Iterator[ReportSection]:
-    rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
-    yield ReportSection("What starts", rows)
-    yield ReportSection("Environment of every process", tuple(sorted(variables(request, choice).items())))
+) -> Iterator[Section]:
+    yield "Environment of every process", sorted(variables(request, choice).items())
     script = None if notebook is None else notebook.notebook.path.with_suffix(".py").name
     lines = [] if notebook is None else [(shlex.join(["accelerate-nb", "export", str(notebook.notebook.path)]),)]
-    yield ReportSection("The same with torchrun", (*lines, (torchrun(request, choice, program, script),)))
+    yield "The same with torchrun", [*lines, (torchrun(request, choice, program, script),)]
 
 
-def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:
-    rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
-    yield ReportSection("What starts", rows)
-    sizes = tuple(
-        (name, f"{size} processes") for name, size in zip(nodes.roster.names, nodes.roster.sizes, strict=True)
-    )
-    yield ReportSection(
-        "Nodes", (*sizes, *((host.name, f"a spare for {host.slots} processes") for host in nodes.roster.spares))
-    )
-    inherits = nodes.inherits_environment
+def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[Section]:
+    roster, inherits = nodes.roster, nodes.inherits_environment
+    sizes = [(name, f"{size} processes") for name, size in zip(roster.names, roster.sizes, strict=True)]
+    yield "Nodes", [*sizes, *((host.name, f"a spare for {host.slots} processes") for host in roster.spares)]
     found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
-    title = "Environment of every process, beside that of its node" if inherits else "Environment of every process"
-    yield ReportSection(title, tuple(sorted({**found, **request.variables}.items())))
-
-
-def _show(parts: list[ReportSection]) -> None:
-    sink = standard_sink()
-    for part in parts:
-        lines = [LabelledLine("stdout", part.title, "title")]
-        for row, line in zip(part.rows, aligned(part.rows), strict=True):
-            lines.append(LabelledLine("stdout", f"  {line}", "bar" if row[-1] == "default" else ""))
-        sink.write([*lines, LabelledLine("stdout", "")])
+    title = "Environment of every process" + (", beside that of its node" if inherits else "")
+    yield title, sorted({**found, **request.variables}.items())

@@ -58,22 +58,6 @@ fi
 
 
 @dataclass(frozen=True, slots=True)
-class JobLaunch:
-    """
-    The launch of `what` by `command`, in the folder `home` and with these variables.
-
-    The log of job 7 is `folder/slurm_7.log`, and the runs of that job are in `folder/slurm_7`.
-    """
-
-    name: str
-    command: Sequence[str]
-    what: Sequence[str]
-    home: Path
-    folder: Path
-    variables: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class SlurmJob:
     """
     The request of a job: its nodes, GPUs of each, time limit and partition, and more options of `sbatch` by their long names.
@@ -88,16 +72,22 @@ class SlurmJob:
     more: Mapping[str, str] | None = None
     requeue: bool = False
 
-    def script(self, launch: JobLaunch) -> str:
-        """The batch script of a launch."""
+    def script(
+        self, command: Sequence[str], what: Sequence[str], *, name: str, folder: Path, variables: Mapping[str, str]
+    ) -> str:
+        """
+        The batch script that launches `what` by `command`, in this process's folder and with these variables.
+
+        The log of job 7 is `folder/slurm_7.log`, and the runs of that job are in `folder/slurm_7`.
+        """
         options = {
-            "job-name": launch.name,
+            "job-name": name,
             "nodes": str(self.nodes),
             "gpus-per-node": None if self.gpus_per_node is None else str(self.gpus_per_node),
             "time": self.time,
             "partition": self.partition,
-            "chdir": str(launch.home),
-            "output": f"{launch.folder}/slurm_%j.log",
+            "chdir": str(Path.cwd()),
+            "output": f"{folder}/slurm_%j.log",
             "open-mode": "append",
             "signal": f"B:USR1@{notice(self.time)}",
             "requeue" if self.requeue else "no-requeue": "",
@@ -105,11 +95,11 @@ class SlurmJob:
         }
         given = {key: value for key, value in options.items() if value is not None}
         words = (shlex.quote(f"--{key}={value}" if value else f"--{key}") for key, value in given.items())
-        folder = f"{shlex.quote(str(launch.folder))}/slurm_$SLURM_JOB_ID"
+        runs = f"{shlex.quote(str(folder))}/slurm_$SLURM_JOB_ID"
         return _SCRIPT.format(
             options="\n".join(f"#SBATCH {word}" for word in words),
-            variables="\n".join(f"export {key}={shlex.quote(value)}" for key, value in launch.variables.items()),
-            command=f"{shlex.join(launch.command)} --folder {folder} {shlex.join(launch.what)}",
+            variables="\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items()),
+            command=f"{shlex.join(command)} --folder {runs} {shlex.join(what)}",
             after=_REQUEUE if self.requeue else "",
             in_job=IN_JOB,
         )
@@ -236,23 +226,13 @@ def launch_job(job: SlurmJob, request: LaunchRequest, what: Sequence[str], *, is
         # SLURM ends a job that has lost a node, unless it was told otherwise
         job = replace(job, more={"no-kill": "", **(job.more or {})})
     settings = {name: value for name, value in differing(request.config).items() if name not in _NOT_IN_JOBS}
-    shown = [*(["--quiet"] if request.quiet else []), *_only_ranks(request)]
-    python = launching.node_python or sys.executable
-    command = [
-        python,
-        "-m",
-        "accelerate_nb.cli.main",
-        "launch",
-        "--engine",
-        "slurm",
-        "--config-file=",
-        *flags(settings),
-        *shown,
-    ]
+    command = [launching.node_python or sys.executable, "-m", "accelerate_nb.cli.main", "launch"]
+    command += ["--engine", "slurm", "--config-file=", *flags(settings)]
+    command += ["--quiet"] if request.quiet else []
+    command += [] if request.only_ranks is None else ["--only-rank", ",".join(map(str, request.only_ranks))]
     folder = runs_folder(os.environ, launching.folder).absolute()
-    title = next(word for word in what if not word.startswith("-"))
-    launch = JobLaunch(Path(title).name, command, what, Path.cwd(), folder, request.variables)
-    script = job.script(launch)
+    name = Path(next(word for word in what if not word.startswith("-"))).name
+    script = job.script(command, what, name=name, folder=folder, variables=request.variables)
     if is_dry:
         print(script, end="")
         return 0
@@ -260,16 +240,12 @@ def launch_job(job: SlurmJob, request: LaunchRequest, what: Sequence[str], *, is
     folder.mkdir(parents=True, exist_ok=True)
     number = submit(script)
     runs = shlex.quote(str(folder / f"slurm_{number}"))
-    print(f"Job {number} of SLURM launches {launch.name} on {job.nodes} node{'' if job.nodes == 1 else 's'}.")
+    print(f"Job {number} of SLURM launches {name} on {job.nodes} node{'' if job.nodes == 1 else 's'}.")
     print(f"  squeue --job {number}    whether it has begun")
     print(f"  accelerate-nb runs attach --folder {runs}    its output, live, once it has begun")
     print(f"  scancel --batch --signal=TERM {number}    stop it after a step that all ranks share; twice: at once")
     print(f"All that it prints: {folder}/slurm_{number}.log")
     return 0
-
-
-def _only_ranks(request: LaunchRequest) -> list[str]:
-    return [] if request.only_ranks is None else ["--only-rank", ",".join(map(str, request.only_ranks))]
 
 
 def _count(flag: str, text: str | None) -> int | None:

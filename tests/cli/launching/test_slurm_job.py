@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.cli.launching.slurm_job import JobLaunch, SlurmJob, more_options, notice, submit
+from accelerate_nb.cli.launching.slurm_job import SlurmJob, more_options, notice, submit
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
@@ -86,8 +86,8 @@ def test_without_sbatch_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_option_of_the_request_holds_over_the_usual_one(folder: Path) -> None:
-    launch = JobLaunch("train", ["python"], ["train.py"], folder, folder, {"KEY": "a b"})
-    script = SlurmJob(more={"signal": "B:USR1@9"}).script(launch)
+    job = SlurmJob(more={"signal": "B:USR1@9"})
+    script = job.script(["python"], ["train.py"], name="train", folder=folder, variables={"KEY": "a b"})
     assert "--signal=B:USR1@9\n" in script
     assert "USR1@120" not in script
     assert "export KEY='a b'\n" in script
@@ -113,11 +113,10 @@ def test_the_launch_learns_the_limit_and_the_job_comes_again_where_it_has_saved(
     )
     (folder / "scontrol").write_text('#!/bin/bash\necho "$@"\n')
     (folder / "scontrol").chmod(0o755)
-    launch = JobLaunch("train", [sys.executable, str(launcher)], ["train.py"], folder, folder, {})
+    command = [sys.executable, str(launcher)]
+    script = SlurmJob(requeue=requeue).script(command, ["train.py"], name="train", folder=folder, variables={})
     environment = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
-    job = subprocess.Popen(
-        ["bash", "-c", SlurmJob(requeue=requeue).script(launch)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    job = subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(number)
