@@ -12,6 +12,11 @@ from accelerate_nb.config.value_types import DeviceIds, HostList, Label, LabelLi
 from accelerate_nb.errors import ConfigurationError
 
 
+def _of_machines(default: Any, **details: Any) -> Any:
+    """A setting of launches on several machines."""
+    return setting(default, group="machines", advanced=True, **details)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchingConfig:
     """The number of workers, the engine that starts them, and their limits."""
@@ -112,117 +117,85 @@ class LaunchingConfig:
         group="where",
         advanced=True,
     )
-    master_addr: str = setting(
+    master_addr: str = _of_machines(
         "127.0.0.1",
         label="Address of node 0",
         help="The address of node 0, as the other nodes reach it.",
         keys=["main_process_ip"],
-        group="machines",
-        advanced=True,
     )
-    node_rank: int = setting(
+    node_rank: int = _of_machines(
         0,
         minimum=0,
         help="The rank of this machine among those on each of which it is launched.",
         keys=["machine_rank"],
-        group="machines",
-        advanced=True,
     )
-    num_nodes: Annotated[int, NodeCount()] = setting(
+    num_nodes: Annotated[int, NodeCount()] = _of_machines(
         1,
         label="Nodes",
         help="Number of machines, on each of which it is launched; with engine='local', of agents on this one that pretend to be "
         "machines; with engine='join', of those that join; with engine='slurm', of those of the allocation that are used.",
         keys=["num_machines"],
-        group="machines",
-        advanced=True,
     )
-    min_nodes: int | None = setting(
+    min_nodes: int | None = _of_machines(
         None,
         minimum=1,
         label="Fewest nodes",
         help="With max_restarts: a run that lost nodes goes on with as few as these, and with fewer processes; num_nodes='1:2' sets both.",
-        group="machines",
-        advanced=True,
     )
-    hosts: Annotated[str, HostList()] = setting(
+    hosts: Annotated[str, HostList()] = _of_machines(
         "",
         help="The machines to run on, which ssh reaches, with their numbers of processes where you like: a,b:4.",
-        group="machines",
-        advanced=True,
     )
-    hostfile: str = setting(
+    hostfile: str = _of_machines(
         "",
         label="Host file",
         help="A file of hosts as MPI and DeepSpeed read it, in place of hosts: one a line, such as a slots=4.",
-        group="machines",
-        advanced=True,
     )
-    ssh_command: str = setting(
+    ssh_command: str = _of_machines(
         "ssh",
         label="SSH command",
         help="The command that reaches hosts, with its options.",
-        group="machines",
-        advanced=True,
     )
-    node_python: str = setting(
+    node_python: str = _of_machines(
         "",
         label="Python of the hosts",
         help="The Python of the hosts; without it, the one of this process, by its path.",
-        group="machines",
-        advanced=True,
     )
-    join_address: str = setting(
+    join_address: str = _of_machines(
         "127.0.0.1",
         help="The address of this machine at which others join with engine='join', with a port where you like: 10.0.0.1:4000.",
-        group="machines",
-        advanced=True,
     )
-    join_timeout: float = setting(
-        600.0, minimum=0, help="Seconds that a launch waits for machines to join.", group="machines", advanced=True
-    )
-    address: str = setting(
+    join_timeout: float = _of_machines(600.0, minimum=0, help="Seconds that a launch waits for machines to join.")
+    address: str = _of_machines(
         "",
         label="Address of the Ray cluster",
         help="The address of the Ray cluster with engine='ray': HOST:PORT, or auto; without it, a local Ray is started.",
-        group="machines",
-        advanced=True,
     )
-    placement_strategy: Literal["strict_spread", "pack"] = setting(
+    placement_strategy: Literal["strict_spread", "pack"] = _of_machines(
         "strict_spread",
         label="Placement on Ray",
         help="With engine='ray', 'strict_spread' has each node on a machine of its own, and 'pack' uses as few machines as possible.",
-        group="machines",
-        advanced=True,
     )
-    rdzv_backend: Literal["static", "c10d"] = setting(
+    rdzv_backend: Literal["static", "c10d"] = _of_machines(
         "static",
         label="Rendezvous backend",
         help="How machines get their ranks: by node_rank ('static'), or in the order in which they come ('c10d').",
         unsupported=("etcd", "etcd-v2"),
-        group="machines",
-        advanced=True,
     )
-    rdzv_endpoint: str = setting(
+    rdzv_endpoint: str = _of_machines(
         "",
         label="Rendezvous endpoint",
         help="The host and the port at which the machines meet; without it, master_addr and use_port.",
-        group="machines",
-        advanced=True,
     )
-    rdzv_conf: Mapping[str, Any] | None = setting(
+    rdzv_conf: Mapping[str, Any] | None = _of_machines(
         None,
         label="Rendezvous options",
         help="More options of the meeting: join_timeout (seconds that machines wait for each other), is_host.",
-        group="machines",
-        advanced=True,
     )
-    rdzv_id: str = setting(
+    rdzv_id: str = _of_machines(
         "none",
         label="Name of the rendezvous",
         help="A name for the run, equal on all machines.",
-        group="machines",
-        advanced=True,
     )
     log_line_prefix_template: str | None = setting(
         None,

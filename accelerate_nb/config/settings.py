@@ -171,7 +171,10 @@ def settings(section: type) -> tuple[Setting, ...]:
     found = []
     for item in fields(section):
         name, details = item.name, item.metadata["details"]
-        plain = _without_none(annotations[name])
+        plain = annotations[name]
+        if nullable := get_origin(plain) in {Union, types.UnionType}:
+            # a setting has one type, with or without None
+            (plain,) = (part for part in get_args(plain) if part is not type(None))
         former = (PREFIX + word.upper() for word in details.deprecated)
         found.append(
             Setting(
@@ -186,7 +189,7 @@ def settings(section: type) -> tuple[Setting, ...]:
                 section=section_name(section),
                 group=details.group,
                 advanced=details.advanced,
-                nullable=annotations[name] is not plain,
+                nullable=nullable,
             )
         )
     return tuple(found)
@@ -206,14 +209,6 @@ def _value_type(plain: Any, details: _SettingDetails) -> ValueType:
         Mapping: NamedValues,
     }
     return makers[get_origin(plain) or plain]()
-
-
-def _without_none(annotation: Any) -> Any:
-    if get_origin(annotation) not in {Union, types.UnionType}:
-        return annotation
-    rest = [part for part in get_args(annotation) if part is not type(None)]
-    assert len(rest) == 1, f"a setting has one type, with or without None: {annotation}"
-    return rest[0]
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> UnknownSettingError:

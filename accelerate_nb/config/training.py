@@ -163,15 +163,12 @@ class TrainingConfig:
             for variable, value in values.items()
             if value is not None
         }
-        return {**texts, **self._environ_of_strategy()}
-
-    def _environ_of_strategy(self) -> dict[str, str]:
-        found = {} if self.parallelism_config is None else parallelism.variables(self.parallelism_config)
-        if self.strategy is None:
-            return found
-        # one that the launching process has in its environment would reach the workers too
-        found |= dict.fromkeys((strategy.variable for strategy in STRATEGIES), "false")
+        if self.parallelism_config is not None:
+            texts |= parallelism.variables(self.parallelism_config)
+        if self.strategy is not None:
+            # one that the launching process has in its environment would reach the workers too
+            texts |= dict.fromkeys((strategy.variable for strategy in STRATEGIES), "false")
         for strategy in STRATEGIES:
             if strategy.name == self.strategy:
-                found |= strategy.variables(getattr(self, strategy.key))
-        return found
+                texts |= strategy.variables(getattr(self, strategy.key))
+        return texts

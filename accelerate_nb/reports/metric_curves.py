@@ -326,20 +326,16 @@ def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: floa
     `of` is what its lines are: of runs, whose mean says nothing, no newest value is shown. `scale` enlarges it.
     """
     source = quote(svg(curve, of).replace('"', "'"), safe=_UNQUOTED)
-    return (
-        f'<img width="{_WIDTH * scale:g}" height="{_HEIGHT * scale:g}" alt="{html.escape(described(curve, of))}"\n'
-        f'src="data:image/svg+xml,{source}">'
-    )
-
-
-def described(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
-    """A curve in words, for those who can't see it."""
+    # in words, for those who can't see it
     over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
+    last = f", last {value_text(curve.newest)}{curve.how and f' ({curve.how} ranks)'}" if of == "rank" else ""
+    described = (
+        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), of)}: min {value_text(curve.low)}, max {value_text(curve.high)}"
+        f"{last}{curve.not_finite and f', {curve.not_finite}'}"
+    )
     return (
-        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), of)}: "
-        f"min {value_text(curve.low)}, max {value_text(curve.high)}"
-        + (f", last {value_text(curve.newest)}{curve.how and f' ({curve.how} ranks)'}" if of == "rank" else "")
-        + (f", {curve.not_finite}" if curve.not_finite else "")
+        f'<img width="{_WIDTH * scale:g}" height="{_HEIGHT * scale:g}" alt="{html.escape(described)}"\n'
+        f'src="data:image/svg+xml,{source}">'
     )
 
 

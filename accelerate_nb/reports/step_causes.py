@@ -94,8 +94,7 @@ def _slow_rank(ranks: Sequence[RankSummary], verb: str) -> Iterator[str]:
     if len(windows) < (_WINDOWS if is_counted else _UNCOUNTED_WINDOWS):
         return
     (rank, led), *_ = Counter(max(window, key=lambda rank: _own(window[rank])) for window in windows).most_common(1)
-    phases = Counter(_longer_phase(window, rank) for window in windows)
-    ((phase, most),) = phases.most_common(1)
+    ((phase, most),) = Counter(_longer_phase(window, rank) for window in windows).most_common(1)
     slower = [_slower(window, rank) for window in windows]
     mean = fmean(slower)
     # Student's t: equal ranks come so far apart by chance once in thousands of runs

@@ -44,10 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     from accelerate_nb.export.script import as_script
 
     notebook: Path = arguments.notebook
-    if arguments.execute:
-        return _execute(arguments)
-    content = read(notebook)
     to_stdout = arguments.stdout or arguments.output == Path("-")
+    if arguments.execute:
+        from accelerate_nb.cli.execute import execute
+
+        if to_stdout:
+            raise ConfigurationError("--execute writes a notebook, and --stdout is for scripts. Name a file with -o.")
+        return execute.run(execute.request(notebook, arguments.output))
+    content = read(notebook)
     output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
@@ -72,14 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def _execute(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.cli.execute import execute
-
-    if arguments.stdout or arguments.output == Path("-"):
-        raise ConfigurationError("--execute writes a notebook, and --stdout is for scripts. Name a file with -o.")
-    return execute.run(execute.request(arguments.notebook, arguments.output))
 
 
 def _refuse(output: Path, notebook: Path, *, force: bool) -> None:

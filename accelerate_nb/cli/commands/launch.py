@@ -17,7 +17,7 @@ from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.exit_codes import INTERRUPTED, waited_for
 from accelerate_nb.cli.launching import slurm_job
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
-from accelerate_nb.cli.parser import add_config_file, add_settings
+from accelerate_nb.cli.parser import add_config_file, add_settings, spellings
 from accelerate_nb.config.environment import set_variables
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError
@@ -84,8 +84,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("-t", "--tee", metavar="0-3", default="0", help=argparse.SUPPRESS)
     of_tpus = hf_flags.add_flags(parser)
-    of_tpus.add_argument(*("--tpu-name", "--tpu_name"), metavar="NAME", help="The name of a TPU pod; as --tpu-cluster.")
-    of_tpus.add_argument(*("--tpu-zone", "--tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
+    of_tpus.add_argument(*spellings("tpu_name"), metavar="NAME", help="The name of a TPU pod; as --tpu-cluster.")
+    of_tpus.add_argument(*spellings("tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
     slurm_job.add_flags(parser)
     add_settings(parser, SETTINGS)
     parser.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -222,18 +222,14 @@ def _run_program(
         from accelerate_nb.cli.launching import dry_run
 
         return dry_run.print_plan(request, program, notebook)
-    if request.config.launching.detach:
-        with set_variables(request.variables, os.environ):
-            return _launch_detached(program, request, folder)
-    return _conduct(program, request)
-
-
-def _launch_detached(program: Program, request: LaunchRequest, folder: Path | None) -> int:
-    """Have a run host conduct a program, print how it is reached, and return at once; gives the exit code."""
+    if not request.config.launching.detach:
+        return _conduct(program, request)
     from accelerate_nb.events.run_folder import shown_path
     from accelerate_nb.launching.detached.start import launch_detached
 
-    conductor = launch_detached(program, (), request.config, folder)
+    # a run host conducts it, and this command returns at once
+    with set_variables(request.variables, os.environ):
+        conductor = launch_detached(program, (), request.config, folder)
     run, size = conductor.facts, len(conductor.view.ranks)
     check_ranks(request, size)
     name = shlex.quote(run.folder.name)

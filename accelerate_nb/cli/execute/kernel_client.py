@@ -122,27 +122,28 @@ class _Execution:
 
     async def conduct(self, folder: Path, environment: Mapping[str, str]) -> ExecutionResult:
         with _on_signals(self._on_signal):
-            await self._start(folder, environment)
             try:
-                client: Any = self._client.kc
+                await self._client.async_start_new_kernel(cwd=str(folder), env=dict(environment))
+                await self._client.async_start_new_kernel_client()
+            except (OSError, RuntimeError) as error:
+                raise LaunchError(
+                    f"The notebook was to be executed by the kernel {self._kernel.name!r}, which does not start: {error}. "
+                    f"`jupyter kernelspec list` shows the installed ones."
+                ) from None
+            client: Any = self._client.kc
+            try:
                 reply = await self._client.async_wait_for_reply(await ensure_async(client.kernel_info()))
                 if reply is not None:
                     self._content.metadata["language_info"] = nbformat.from_dict(reply["content"]["language_info"])
                 await self._execute()
                 self._client.set_widgets_metadata()
             finally:
-                await self._stop()
+                # the kernel ends, and with it whatever it started; it may have ended by itself: "No kernel is running!"
+                with suppress(RuntimeError):
+                    await self._manager.shutdown_kernel(now=len(self._end.signals) > 1)
+                await ensure_async(self._manager.cleanup_resources())
+                client.stop_channels()
         return self._end
-
-    async def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
-        try:
-            await self._client.async_start_new_kernel(cwd=str(folder), env=dict(environment))
-            await self._client.async_start_new_kernel_client()
-        except (OSError, RuntimeError) as error:
-            raise LaunchError(
-                f"The notebook was to be executed by the kernel {self._kernel.name!r}, which does not start: {error}. "
-                f"`jupyter kernelspec list` shows the installed ones."
-            ) from None
 
     async def _execute(self) -> None:
         cells = [
@@ -183,15 +184,6 @@ class _Execution:
         locations = ((int(found["cell"]), int(found["line"])) for found in _LOCATION.finditer(text))
         in_cells = tuple((cell, line + above.get(cell, 0)) for cell, line in locations)
         return CellFailure(cell.execution_count or number, error, in_cells)
-
-    async def _stop(self) -> None:
-        """End the kernel, and with it whatever it started."""
-        client: Any = self._client.kc
-        with suppress(RuntimeError):  # "No kernel is running!": it has ended by itself
-            await self._manager.shutdown_kernel(now=len(self._end.signals) > 1)
-        await ensure_async(self._manager.cleanup_resources())
-        if client is not None:
-            client.stop_channels()
 
     # ------------------------------------------------------------------------------------------------------- signals
 

@@ -73,7 +73,11 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     """The request of a parsed command line; `ConfigurationError` names what can't be so."""
     settings = given_settings(arguments, SETTINGS)
     flags = hf_flags.given_flags(arguments, cpu=bool(settings.get("cpu")))
-    settings = _together(flags.settings(), settings)
+    for name, (flag, value) in flags.settings().items():
+        if settings.setdefault(name, value) != value:
+            raise ConfigurationError(
+                f"{flag} was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
+            )
     file = hf_files.find(os.environ, arguments.config_file)
     content = hf_files.read(file) if file is not None else None
     config = resolve(settings, os.environ, content)
@@ -86,7 +90,12 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
             f"A launch was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
             "already. Run the script itself there, or unset RANK and WORLD_SIZE."
         )
-    on_tpus = _is_on_tpus(config)
+    launching = config.launching
+    on_tpus = launching.engine == "xla"
+    if launching.engine == "auto" and not launching.cpu:
+        from accelerate_nb.devices.probe import probe
+
+        on_tpus = probe().kind == "xla"
     tpus = TpusConfig()
     if on_tpus:
         named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
@@ -107,16 +116,6 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     )
 
 
-def _together(flags: Mapping[str, tuple[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of Accelerate's flags and of this package's flags, together."""
-    for name, (flag, value) in flags.items():
-        if settings.get(name, value) != value:
-            raise ConfigurationError(
-                f"{flag} was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
-            )
-    return {**{name: value for name, (_, value) in flags.items()}, **settings}
-
-
 def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]]:
     """The settings that are mappings, with the entries that flags give them, where what they are options of is requested."""
     training, features = config.training, flags.features()
@@ -131,13 +130,6 @@ def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]
         for name, is_present in present.items()
         if name in features or (is_present and flags.entries(name))
     }
-
-
-def _is_on_tpus(config: RunConfig) -> bool:
-    from accelerate_nb.devices.probe import probe
-
-    request = config.launching
-    return request.engine == "xla" or (request.engine == "auto" and not request.cpu and probe().kind == "xla")
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
