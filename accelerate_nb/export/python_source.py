@@ -22,12 +22,6 @@ class Edit:
     text: str
 
 
-def instead_of(node: ast.expr | ast.stmt, text: str) -> Edit:
-    """A replacement of a node, on as many lines."""
-    last = end_of(node)
-    return Edit((node.lineno, node.col_offset), last, text + " \\\n" * (last[0] - node.lineno - text.count("\n")))
-
-
 def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
     """The end of a node, which `ast.parse` always sets."""
     assert node.end_lineno is not None
@@ -180,13 +174,6 @@ def result_of(source: str, cell: str = "") -> ast.Expr | None:
     return None if after.lstrip().startswith(b";") else last
 
 
-def showing(result: ast.Expr, function: str) -> list[Edit]:
-    """The edits that make `function(...)` of an expression."""
-    # `shown(a, b)` would be two arguments
-    opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
-    return around(result, function + opening, closing)
-
-
 def around(node: ast.expr | ast.stmt, opening: str, closing: str) -> list[Edit]:
     """The edits that put these texts before and after a node."""
     start, end = (node.lineno, node.col_offset), end_of(node)
@@ -203,7 +190,9 @@ def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
     imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
     found = [node for node in imports if node.module == "__future__"]
     names = tuple(alias.name for node in found for alias in node.names)
-    return edited(source, [instead_of(node, "pass") for node in found]), names
+    lines = ["pass" + " \\\n" * (end_of(node)[0] - node.lineno) for node in found]
+    edits = [Edit((node.lineno, node.col_offset), end_of(node), text) for node, text in zip(found, lines, strict=True)]
+    return edited(source, edits), names
 
 
 # --------------------------------------------------------------------------------------- what is run by the script alone

@@ -23,12 +23,12 @@ from accelerate_nb.export.python_source import (
     INDENT,
     DefinitionFinder,
     ModuleNames,
+    around,
     edited,
     guarded,
     hoisted,
     mentioned,
     result_of,
-    showing,
     with_global_annotations,
 )
 from accelerate_nb.sources.cells import added, first_line, marker, table
@@ -64,28 +64,26 @@ def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScr
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-        return _as_script(notebook, keep_installs)
-
-
-def _as_script(notebook: Notebook, keep_installs: bool) -> ExportedScript:
-    name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
-    cells = [replace(cell, source=cell.source.rstrip()) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS]
-    translation = NotebookTranslation(name, cells, keep_installs=keep_installs)
-    if problems := translation.problems():
-        lines = "\n".join(f"  {line}" for line in _described(name, problems))
-        raise ExportError(
-            f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
-        )
-    text = translation.text()
-    try:
-        # what only goes wrong once cells stand together is found before anyone runs it
-        compile(text, name, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
-        wrong = f"{error.msg}: `{(error.text or '').strip()}`"
-        raise ExportError(f"{position}: {wrong}. A script can't hold this.") from None
-    parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
-    return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
+        name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
+        cells = [
+            replace(cell, source=cell.source.rstrip()) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS
+        ]
+        translation = NotebookTranslation(name, cells, keep_installs=keep_installs)
+        if problems := translation.problems():
+            lines = "\n".join(f"  {line}" for line in _described(name, problems))
+            raise ExportError(
+                f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
+            )
+        text = translation.text()
+        try:
+            # what only goes wrong once cells stand together is found before anyone runs it
+            compile(text, name, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
+            wrong = f"{error.msg}: `{(error.text or '').strip()}`"
+            raise ExportError(f"{position}: {wrong}. A script can't hold this.") from None
+        parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
+        return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
 
 
 def _described(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
@@ -124,9 +122,8 @@ class NotebookTranslation:
 
     def notes(self) -> list[tuple[int, Remark]]:
         """Notes for the user, with the numbers of the cells, in the order of the lines."""
-        return sorted(
-            ((number, note) for number, cell in self.cells.items() for note in cell.plain.notes), key=_position
-        )
+        found = ((number, note) for number, cell in self.cells.items() for note in cell.plain.notes)
+        return sorted(found, key=lambda item: (item[0], item[1].line))
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
@@ -134,7 +131,9 @@ class NotebookTranslation:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         second = "is tagged `parameters` already; a script has its options from one cell."
         found += [(number, Remark(1, f"cell {tagged[0]} {second}")) for number in tagged[1:]]
-        return sorted([*found, *self._session_problems, *self._names_of_ipython()], key=_position)
+        return sorted(
+            [*found, *self._session_problems, *self._names_of_ipython()], key=lambda item: (item[0], item[1].line)
+        )
 
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
@@ -220,7 +219,9 @@ class NotebookTranslation:
         if item.plain.left_out:
             return _commented(source)
         if (result := result_of(source, item.cell.source)) is not None:
-            source = edited(source, showing(result, "nb_shell.shown"))
+            # `shown(a, b)` would be two arguments
+            opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
+            source = edited(source, around(result, f"nb_shell.shown{opening}", closing))
         return guarded(source, number, self._definitions, shown=result is not None)
 
 
@@ -286,8 +287,3 @@ def _session_of(cells: Mapping[int, TranslatedCell]) -> tuple[dict[str, Any] | N
             why = why or str(error)
         problems += [(number, Remark(line.line, why))] if why else []
     return settings, tuple(problems)
-
-
-def _position(remark: tuple[int, Remark]) -> tuple[int, int]:
-    number, note = remark
-    return number, note.line
