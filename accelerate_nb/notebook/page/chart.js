@@ -27,8 +27,17 @@ export class Chart {
     this.how = span("anb-chart-how");
     this.note = span("anb-chart-note");
     this.tip = div("anb-tip");
-    this.log = button("anb-mini", "log", () => this.toggleLog(), { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
-    this.size = button("anb-mini", "⤢", () => this.toggleSize(), { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
+    const toggleLog = () => {
+      this.logarithmic = !this.logarithmic;
+      set(this.log, "aria-pressed", this.logarithmic);
+      this.draw(true);
+    };
+    const toggleSize = () => {
+      set(this.size, "aria-pressed", this.element.classList.toggle("anb-large"));
+      this.draw(true);
+    };
+    this.log = button("anb-mini", "log", toggleLog, { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
+    this.size = button("anb-mini", "⤢", toggleSize, { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
     this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.plotted.ctx.canvas, this.charts.palette, this.charts.axis.kind, this.legend), { "aria-label": `${name}: save as PNG` });
     this.plot = h("div", {
       class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
@@ -48,18 +57,6 @@ export class Chart {
   close() {
     this.plotted?.destroy();
     this.element.remove();
-  }
-
-  toggleLog() {
-    this.logarithmic = !this.logarithmic;
-    set(this.log, "aria-pressed", this.logarithmic);
-    this.draw(true);
-  }
-
-  toggleSize() {
-    const large = this.element.classList.toggle("anb-large");
-    set(this.size, "aria-pressed", large);
-    this.draw(true);
   }
 
   get series() {

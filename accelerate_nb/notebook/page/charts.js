@@ -3,7 +3,7 @@
 import { Chart, groupName } from "./chart.js";
 import { button, copyButton, div, foldButton, h, saveFile, section, set, setStyle, setText, show } from "./elements.js";
 import { count, number } from "./format.js";
-import { Axis, epochsOf, inOrder, isAutomatic, isSummed, newestOf, Total } from "./series.js";
+import { Axis, epochsOf, inOrder, isAutomatic, newestOf, SUMMED, Total } from "./series.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
 const FEW_LINES_IN_A_CHART = 2; // up to here each rank is a line, beyond they are a band
@@ -77,23 +77,13 @@ export class Charts {
   }
 
   isTotal(name) {
-    return !this.lineNames && isSummed(name) && this.store.metrics.get(name)?.size > 1;
+    return !this.lineNames && SUMMED.has(name) && this.store.metrics.get(name)?.size > 1;
   }
 
   /** What the number of a metric is of several ranks: "sum of 2", "mean of 2". */
   howOf(name) {
     const size = this.store.metrics.get(name)?.size ?? 0;
     return size < 2 ? "" : `${this.isTotal(name) ? "sum" : "mean"} of ${size}`;
-  }
-
-  setAxis(kind) {
-    this.axis = new Axis(kind, this.store);
-    this.setZoom(null);
-  }
-
-  setSmoothing(weight) {
-    this.smoothing = weight;
-    this.redraw();
   }
 
   setZoom(zoom) {
@@ -122,20 +112,6 @@ export class Charts {
 
   themed() {
     for (const chart of this.charts.values()) chart.draw();
-  }
-
-  toggleBand() {
-    this.band = !this.band;
-    this.bandChosen = true;
-    for (const chart of this.charts.values()) chart.draw(true);
-    this.tools.draw();
-  }
-
-  toggleTable() {
-    const table = this.numbers.hidden;
-    show(this.grid, !table);
-    show(this.numbers, table);
-    this.view.draw();
   }
 
   moveCross(x, chart = null) {
@@ -224,12 +200,29 @@ export class Charts {
 class ChartTools {
   constructor(charts) {
     this.charts = charts;
+    const smooth = () => {
+      charts.smoothing = Number(this.smoothing.value);
+      charts.redraw();
+    };
+    const chooseAxis = () => {
+      charts.axis = new Axis(this.axis.value, charts.store);
+      charts.setZoom(null);
+    };
+    const toggleBand = () => {
+      Object.assign(charts, { band: !charts.band, bandChosen: true });
+      for (const chart of charts.charts.values()) chart.draw(true);
+      this.draw();
+    };
+    const toggleTable = () => {
+      [charts.grid.hidden, charts.numbers.hidden] = [charts.numbers.hidden, charts.grid.hidden];
+      charts.view.draw();
+    };
     this.filter = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: () => charts.filter(this.filter.value) });
-    this.smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: () => charts.setSmoothing(Number(this.smoothing.value)) });
-    this.axis = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: () => charts.setAxis(this.axis.value) });
+    this.smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: smooth });
+    this.axis = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: chooseAxis });
     this.all = button("anb-plain-btn", "Show all", () => charts.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
-    this.band = button("anb-plain-btn", "Band", () => charts.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
-    this.table = button("anb-plain-btn", "Table", () => charts.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
+    this.band = button("anb-plain-btn", "Band", toggleBand, { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
+    this.table = button("anb-plain-btn", "Table", toggleTable, { "aria-pressed": "false", title: "the numbers as a table" });
     this.csv = button("anb-plain-btn", "CSV", () => saveFile({ name: `${charts.store.run.name || "run"}.csv`, text: asCsv(charts.store) }), { title: "save the values that the page has" });
     this.frame = copyButton("Copy as DataFrame", () => asDataFrame(charts.store), (text) => charts.announce(text));
     set(this.frame, "title", "copy a line of code that reads all values with pandas");

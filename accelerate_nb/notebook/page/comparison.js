@@ -21,32 +21,16 @@ class ComparisonView {
       div("anb-inner", div("anb-tools", ...legend), this.charts.element, element),
     );
     keepFromNotebook(this.root);
-    watchTheme(() => this.readTheme());
-  }
-
-  readTheme() {
-    if (!this.root.isConnected) return;
-    this.palette = readTheme(this.root);
-    this.charts.themed();
+    watchTheme(() => readTheme(this));
   }
 
   draw() {
     if (!this.root.isConnected) return;
-    if (!this.palette.key) this.readTheme();
+    if (!this.palette.key) readTheme(this);
     this.charts.draw();
     // what did not get its turn is painted in the next frame
     if (!this.charts.paint()) requestAnimationFrame(() => this.draw());
   }
-}
-
-/** The charts in a place of the page, from one message with `names` of the runs and their `metrics`. */
-export function openComparison(el, message, css) {
-  const store = makeStore();
-  feed(store, message);
-  el.append(Object.assign(document.createElement("style"), { textContent: css }));
-  const view = new ComparisonView(store, message.names);
-  el.append(view.root);
-  view.draw();
 }
 
 export default () => ({
@@ -55,7 +39,12 @@ export default () => ({
       const place = document.createElement("div");
       pictures.before(place);
       pictures.hidden = true;
-      openComparison(place, model.get("message"), model.get("_css"));
+      // one message has the `names` of the runs and their `metrics`
+      const [store, message] = [makeStore(), model.get("message")];
+      feed(store, message);
+      const view = new ComparisonView(store, message.names);
+      place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }), view.root);
+      view.draw();
     });
   },
 });

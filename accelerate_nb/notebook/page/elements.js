@@ -54,6 +54,15 @@ export function placeByKey(event, place, size) {
   return (goal + size) % size;
 }
 
+/** Makes "all" and ranks the options of a select, where they are others than before. */
+export function setRanks(select, ranks) {
+  if (select.dataset.ranks === ranks.join()) return;
+  const { value } = select;
+  select.dataset.ranks = ranks.join();
+  select.replaceChildren(...ranks.map((rank) => h("option", { value: rank }, rank === "all" ? "All ranks" : `Rank ${rank}`)));
+  if (ranks.some((rank) => String(rank) === value)) select.value = value;
+}
+
 /** A text as HTML. */
 export const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 
@@ -119,17 +128,20 @@ export function meter(label) {
 }
 
 /**
- * Marks the panel as light or dark and returns its colours as a canvas takes them; `key` tells one theme from another.
+ * Marks a view as light or dark and gives it its colours as a canvas takes them, as `palette`; its `key` tells one theme from another.
  *
- * Light or dark is read from the colour that stands behind the panel, whatever the notebook calls its themes.
+ * Light or dark is read from the colour that stands behind the view, whatever the notebook calls its themes.
  */
-export function readTheme(root) {
+export function readTheme(view) {
+  const { root } = view;
+  if (!root.isConnected) return;
   const [red, green, blue] = pixel(resolved(root, "--anb-bg"));
   set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
   const style = getComputedStyle(root);
   const ranks = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--anb-c${i}`).trim());
   const [accent, dim, grid, ground, bad] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg", "--anb-bad"].map((name) => resolved(root, name));
-  return { ranks, accent, band: `color-mix(in srgb, ${accent} 22%, transparent)`, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
+  view.palette = { ranks, accent, band: `color-mix(in srgb, ${accent} 22%, transparent)`, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
+  view.charts.themed();
 }
 
 /** Calls `changed` when the colours of the notebook or of the system may be others; returns what ends that. */

@@ -34,7 +34,9 @@ export class Head {
     setText(this.tags, (run.tags ?? []).join(" · "));
     set(this.tags, "title", (run.tags ?? []).join(", "));
     this.chip.set(lostAt !== null ? "not connected" : this.view.stopPressed && !over ? "stopping" : state.state);
-    set(this.facts, "title", [deviceNames(ranks), `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
+    const names = deviceNames(ranks);
+    const devices = names.length > 1 ? `${names[0]} … ${names.at(-1)}` : names[0];
+    set(this.facts, "title", [devices, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
     show(this.buttons, this.view.canAct && !over);
     if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
     this.state = state.state;
@@ -80,18 +82,12 @@ export class Head {
 
 /** "4 × GPU", or "4 ranks" while it is not known what they compute on. */
 function ranksOnDevices(size, ranks) {
-  const names = [...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]);
-  const kinds = [...new Set(names.map((name) => name.split(":")[0]))];
+  const kinds = [...new Set(deviceNames(ranks).map((name) => name.split(":")[0]))];
   if (!kinds.length) return `${size} ${size === 1 ? "rank" : "ranks"}`;
   return `${size} × ${kinds.map((kind) => (kind === "cuda" ? "GPU" : kind.toUpperCase())).join("/")}`;
 }
 
-/** "cuda:0 … cuda:7", where devices are known. */
-function deviceNames(ranks) {
-  const names = [...new Set([...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]))];
-  if (!names.length) return "";
-  return names.length === 1 ? names[0] : `${names[0]} … ${names.at(-1)}`;
-}
+const deviceNames = (ranks) => [...new Set([...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]))];
 
 const BETWEEN = 1000; // ms between two drawings: the panel itself is not drawn while it is out of sight
 
@@ -106,16 +102,6 @@ export class RunBar {
     this.offset = 0; // of the panel in what scrolls
     this.pin = button("anb-plain-btn", "Pin", () => this.choose(!this.isPinned), { title: "Keep a line of this run in sight while you scroll" });
     view.head.buttons.prepend(this.pin);
-    this.build();
-    this.sight = new IntersectionObserver((entries) => {
-      this.isAway = !entries.at(-1).isIntersecting;
-      this.update();
-    });
-    this.sight.observe(view.head.element);
-    this.timer = setInterval(() => document.hidden || this.update(), BETWEEN);
-  }
-
-  build() {
     this.chip = chip();
     [this.name, this.facts] = [span("anb-run-name"), span("anb-run-facts")];
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
@@ -131,6 +117,12 @@ export class RunBar {
     this.bar.anbRun = this;
     // the notebook acts on keys, and on presses in its margin
     keepFromNotebook(this.bar, "mousedown");
+    this.sight = new IntersectionObserver((entries) => {
+      this.isAway = !entries.at(-1).isIntersecting;
+      this.update();
+    });
+    this.sight.observe(view.head.element);
+    this.timer = setInterval(() => document.hidden || this.update(), BETWEEN);
   }
 
   get isPinned() {
@@ -162,13 +154,6 @@ export class RunBar {
     this.offset = this.scroller.scrollTop + root.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
   }
 
-  put() {
-    if (this.bar.isConnected) return;
-    let bars = this.scroller.querySelector(":scope > .anb-bars");
-    if (!bars) this.scroller.prepend((bars = div("anb-bars")));
-    bars.append(this.bar);
-  }
-
   takeAway() {
     const bars = this.bar.parentElement;
     this.bar.remove();
@@ -187,14 +172,22 @@ export class RunBar {
     this.draw();
     // when the run ends another view takes over
     const isLast = [...store.views].at(-1) === this.view;
-    if (this.isAway === null || !this.scroller || (END_STATES.has(store.state.state) && !isLast)) return;
-    if (!this.isPinned || !this.isAway || !this.isNeeded) {
+    const isOver = END_STATES.has(store.state.state);
+    if (this.isAway === null || !this.scroller || (isOver && !isLast)) return;
+    // one line is enough; a run that ends in sight needs none, one that ends out of sight has it until it was seen
+    const { shown } = this.shared;
+    const isNeeded = isOver ? shown : !shown || shown === this;
+    if (!this.isPinned || !this.isAway || !isNeeded) {
       this.takeAway();
       return;
     }
     if (this.shared.shown !== this) this.shared.shown?.takeAway();
     this.shared.shown = this;
-    this.put();
+    if (!this.bar.isConnected) {
+      let bars = this.scroller.querySelector(":scope > .anb-bars");
+      if (!bars) this.scroller.prepend((bars = div("anb-bars")));
+      bars.append(this.bar);
+    }
     for (const part of [head, controls]) part.draw();
     set(this.bar, "aria-label", `Run ${store.run.name}, in sight`);
     set(this.bar, "data-anb-theme", root.dataset.anbTheme);
@@ -205,7 +198,6 @@ export class RunBar {
     this.stop.disabled = controls.stop.disabled;
     show(this.stop, canAct && !controls.stop.hidden);
     setStyle(this.fill, "transform", `scaleX(${runProgress(store).share ?? 0})`);
-    const isOver = END_STATES.has(store.state.state);
     this.bar.classList.toggle("anb-over", isOver);
     const { over } = this;
     show(this.bar, !isOver || over[0] === this.bar);
@@ -215,12 +207,6 @@ export class RunBar {
   /** The lines of runs that are over: one stands for all of them. */
   get over() {
     return [...(this.bar.parentElement?.querySelectorAll(":scope > .anb-over") ?? [])];
-  }
-
-  /** One line is enough. A run that ends in sight needs none; one that ends out of sight has it until it was seen. */
-  get isNeeded() {
-    const { shown } = this.shared;
-    return END_STATES.has(this.view.store.state.state) ? shown : !shown || shown === this;
   }
 
   /** Scrolls to the panel, with the keyboard's focus. */

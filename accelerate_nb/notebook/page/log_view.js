@@ -8,11 +8,18 @@ import { lastUpTo } from "./series.js";
 /** Height of a row in pixels, as the style sheet has it. */
 export const LINE = 18;
 
-/** The places of so many lines: all of one row, or as many rows as `tops` (in rows, one more than lines) leaves room for. */
+/** The places of so many lines: all of one row, or as many rows as their letters take where so many stand beside each other. */
 class RowLayout {
-  constructor(length, tops = null) {
+  constructor(length, lineAt, columns) {
     this.length = length;
-    this.tops = tops;
+    // in rows, one more than lines
+    this.tops = columns === Infinity ? null : new Float64Array(length + 1);
+    for (let i = 0; this.tops && i < length; i++) {
+      const line = lineAt(i);
+      // reckoned once a line: every painting asks for all lines
+      line.letters ??= letters(plain(line.text));
+      this.tops[i + 1] = this.tops[i] + Math.max(1, Math.ceil(line.letters / columns));
+    }
     this.end = this.top(length);
   }
 
@@ -26,19 +33,6 @@ class RowLayout {
     const row = Math.floor(pixels / LINE);
     return this.tops ? lastUpTo(this.tops, this.length + 1, row) : Math.min(row, this.length);
   }
-}
-
-/** The places of lines that are broken after so many letters. */
-function rowLayout(length, lineAt, columns) {
-  if (columns === Infinity) return new RowLayout(length);
-  const tops = new Float64Array(length + 1);
-  for (let i = 0; i < length; i++) tops[i + 1] = tops[i] + Math.max(1, Math.ceil(lettersOf(lineAt(i)) / columns));
-  return new RowLayout(length, tops);
-}
-
-// reckoned once a line: every painting asks for all lines
-function lettersOf(line) {
-  return (line.letters ??= letters(plain(line.text)));
 }
 
 /** How wide a text is in letters of one width; what may be wide counts as wide, so that there is room for it. */
@@ -61,7 +55,7 @@ export class LogView {
     this.wrap = false;
     this.current = null; // number of the line that the search stands at
     this.rows = new Map(); // number of the line -> {row, line}
-    this.layout = new RowLayout(0);
+    this.layout = new RowLayout(0, null, Infinity);
     this.top = 0;
     this.inner = div("anb-lines");
     this.scroller = h(
@@ -163,22 +157,12 @@ export class LogView {
     this.changed();
   }
 
-  /** It was taken out of the page and put back, which makes it forget where it stood. */
-  restoreScroll() {
-    if (!this.follow) this.scroller.scrollTop = this.top;
-  }
-
   toNewest() {
     document.getSelection()?.removeAllRanges();
     this.follow = true;
     this.draw();
     this.changed();
     this.scroller.focus({ preventScroll: true });
-  }
-
-  selecting() {
-    const selection = document.getSelection();
-    return Boolean(selection && !selection.isCollapsed && this.inner.contains(selection.anchorNode));
   }
 
   draw() {
@@ -196,8 +180,9 @@ export class LogView {
     const whole = filtered ? this.filteredLines.length : source.length;
     const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.filteredLines[i] - source.dropped : i));
     const former = this.layout;
-    this.layout = rowLayout(whole + open.length, lineAt, this.columns);
-    this.selectionHeld = this.selecting();
+    this.layout = new RowLayout(whole + open.length, lineAt, this.columns);
+    const selection = document.getSelection();
+    this.selectionHeld = Boolean(selection && !selection.isCollapsed && this.inner.contains(selection.anchorNode));
     show(this.empty, whole + open.length === 0);
     this.element.classList.toggle("anb-blank", whole + open.length === 0 && !filtered);
     setText(this.empty, !filtered ? "No output yet" : this.only && this.query ? "No line matches" : "No errors");
@@ -212,7 +197,9 @@ export class LogView {
     // the log of a run that is over takes no more room than its lines, and a bar to scroll them
     setStyle(this.scroller, "maxHeight", this.isOver() ? `${this.layout.end + 20}px` : "");
     this.drawRows({ filtered, whole, lineAt });
-    this.drawJump(this.selectionHeld);
+    const news = source.dropped + source.length - this.newestSeen;
+    show(this.jump, !this.follow || this.selectionHeld);
+    setText(this.jump, news > 0 ? `↓ Jump to newest (${count(news)} new)` : "↓ Jump to newest");
   }
 
   /** Scrolls to where it stands; what is read is what the browser made of it. */
@@ -243,10 +230,6 @@ export class LogView {
         this.rows.delete(key);
       }
     }
-    this.arrangeRows(wanted);
-  }
-
-  arrangeRows(wanted) {
     let next = this.inner.firstChild;
     for (const key of [...wanted.keys()].sort((a, b) => a - b)) {
       const [position, line] = wanted.get(key);
@@ -265,12 +248,6 @@ export class LogView {
       if (item.row === next) next = next.nextSibling;
       else this.inner.insertBefore(item.row, next);
     }
-  }
-
-  drawJump(selectionHeld) {
-    const news = this.source.dropped + this.source.length - this.newestSeen;
-    show(this.jump, !this.follow || selectionHeld);
-    setText(this.jump, news > 0 ? `↓ Jump to newest (${count(news)} new)` : "↓ Jump to newest");
   }
 
   /** Goes to the match with this number in `matches`. */

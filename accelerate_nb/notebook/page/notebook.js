@@ -133,11 +133,3 @@ export function endWithKernel(store, reason) {
   store.changes++;
   return isNews;
 }
-
-/** Whether the page can reach the kernel; without it the clock stands. Whether this is news. */
-export function takeConnection(store, connected) {
-  if (connected === (store.lostAt === null) || END_STATES.has(store.state.state)) return false;
-  store.lostAt = connected ? null : kernelNow(store);
-  store.changes++;
-  return true;
-}

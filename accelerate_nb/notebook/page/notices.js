@@ -18,9 +18,18 @@ export class Notices {
   }
 
   draw() {
-    const { failure } = this.store;
-    this.drawRestarts();
-    this.drawStopped();
+    const { failure, gone, restarts, state } = this.store;
+    const attempt = restarts.at(-1)?.[0] ?? 0;
+    show(this.restarts, attempt > 0);
+    if (attempt !== this.shown.attempt) {
+      this.shown.attempt = attempt;
+      this.restarts.replaceChildren(...restarts.map(([, , text]) => div("anb-restart", text)));
+      if (attempt) this.view.announce(restarts.at(-1)[2]);
+    }
+    // that ranks end with an interrupt is what a stop does: no error
+    const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
+    show(this.stopped, stopped);
+    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
     if (failure !== this.shown.failure) {
       this.shown.failure = failure;
       const announce = (text) => this.view.announce(text);
@@ -30,24 +39,6 @@ export class Notices {
     }
   }
 
-  /** Why each former attempt ended. */
-  drawRestarts() {
-    const { restarts } = this.store;
-    const attempt = restarts.at(-1)?.[0] ?? 0;
-    show(this.restarts, attempt > 0);
-    if (attempt === this.shown.attempt) return;
-    this.shown.attempt = attempt;
-    this.restarts.replaceChildren(...restarts.map(([, , text]) => div("anb-restart", text)));
-    if (attempt) this.view.announce(restarts.at(-1)[2]);
-  }
-
-  /** That ranks end with an interrupt is what a stop does: no error. */
-  drawStopped() {
-    const { state, failure, gone } = this.store;
-    const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
-    show(this.stopped, stopped);
-    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
-  }
 }
 
 /** The error that leads: its sentence, the person's own lines, what to do, and what the others said. */
@@ -103,7 +94,7 @@ function frameView([place, name, source, own]) {
 }
 
 /** The ranks' stacks; those that are elsewhere than the others stand out. */
-export function stackBlocks(text) {
+function stackBlocks(text) {
   const blocks = [];
   for (const line of text.split("\n")) {
     if (/^rank \d+/.test(line) || !blocks.length) blocks.push({ odd: line.includes("◀"), lines: [] });

@@ -1,6 +1,6 @@
 // What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
 
-import { button, copyButton, div, h, placeByKey, section, set, setText, show, span } from "./elements.js";
+import { button, copyButton, div, h, placeByKey, section, set, setRanks, setText, show, span } from "./elements.js";
 import { count } from "./format.js";
 import { LogView } from "./log_view.js";
 import { END_STATES, openLines } from "./store.js";
@@ -14,7 +14,6 @@ export class Output {
     this.side = false;
     this.settings = { query: "", only: false, errors: false, times: false, wrap: false };
     this.foundIn = null; // the log that the search stands in
-    this.drawnTabs = "";
     this.tabs = h("div", { class: "anb-tabs", role: "tablist", "aria-label": "whose output", onkeydown: (event) => this.tabKey(event) });
     this.select = h("select", { class: "anb-select", "aria-label": "whose output", onchange: () => this.pick(this.select.value === "all" ? "all" : Number(this.select.value)) });
     this.panel = h("div", { class: "anb-output", id: `anb-${view.id}-output`, role: "tabpanel", onscroll: () => this.drawLogs() });
@@ -40,7 +39,11 @@ export class Output {
       times: toggle("times", "Times", "when each line was written"),
       wrap: toggle("wrap", "Wrap", "break long lines instead of scrolling to their end"),
     };
-    this.sideButton = button("anb-plain-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
+    const toggleSide = () => {
+      this.side = !this.side;
+      this.arrange();
+    };
+    this.sideButton = button("anb-plain-btn", "Side by side", toggleSide, { "aria-pressed": "false" });
     this.followButton = button("anb-plain-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
     const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.view.announce(text));
     this.file = button("anb-plain-btn", "Whole file", () => this.requestLog(this.singleRank), { title: "save everything this rank has written" });
@@ -57,7 +60,7 @@ export class Output {
 
   forget() {
     this.logs.clear();
-    this.drawnTabs = "";
+    delete this.select.dataset.ranks;
   }
 
   measure() {
@@ -66,22 +69,21 @@ export class Output {
   }
 
   draw() {
-    if (this.drawnTabs !== this.choices().join() || !this.panel.firstChild) this.arrange();
+    if (this.select.dataset.ranks !== this.choices().join() || !this.panel.firstChild) this.arrange();
     this.drawLogs();
     this.drawTools();
   }
 
   /** Each step for all logs: what asks for a layout comes before, or after, all that changes it. */
   drawLogs() {
-    const logs = this.shown().filter((log) => !this.side || this.inSight(log));
+    const panel = this.side ? this.panel.getBoundingClientRect() : null;
+    // side by side, only the logs that the box shows are painted
+    const logs = this.shown().filter(({ element }) => {
+      const box = panel && element.getBoundingClientRect();
+      return !panel || (box.top < panel.bottom && box.bottom > panel.top);
+    });
     for (const log of logs) log.paint();
     for (const log of logs) log.settle();
-  }
-
-  /** Side by side, only the logs that the box shows are painted. */
-  inSight(log) {
-    const [box, panel] = [log.element, this.panel].map((element) => element.getBoundingClientRect());
-    return box.top < panel.bottom && box.bottom > panel.top;
   }
 
   log(which, place) {
@@ -122,11 +124,6 @@ export class Output {
     this.arrange();
   }
 
-  toggleSide() {
-    this.side = !this.side;
-    this.arrange();
-  }
-
   toggleFollow() {
     const follow = !this.shown().every((log) => log.follow);
     for (const log of this.shown()) {
@@ -143,7 +140,8 @@ export class Output {
     this.panel.classList.toggle("anb-side", this.side);
     this.panel.replaceChildren(...this.shown().map((log, i) => (this.side ? this.sideBox(log, ranks[i]) : log.element)));
     this.drawTabs();
-    for (const log of this.shown()) log.restoreScroll();
+    // a log that was taken out of the page and put back has forgotten where it stood
+    for (const log of this.shown()) if (!log.follow) log.scroller.scrollTop = log.top;
     this.drawLogs();
     this.drawTools();
   }
@@ -166,13 +164,11 @@ export class Output {
 
   drawTabs() {
     const choices = this.choices();
-    const key = choices.join();
     const { many } = this.view;
     show(this.tabs, !many && choices.length > 2);
     show(this.select, many);
-    if (key !== this.drawnTabs) {
-      this.drawnTabs = key;
-      this.select.replaceChildren(...choices.map((choice) => h("option", { value: choice }, choice === "all" ? "All ranks" : `Rank ${choice}`)));
+    if (choices.join() !== this.select.dataset.ranks) {
+      setRanks(this.select, choices);
       this.tabs.replaceChildren(...(many ? [] : choices.map((choice) => this.tab(choice))));
     }
     this.select.value = String(this.chosen);

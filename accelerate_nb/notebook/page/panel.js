@@ -8,7 +8,7 @@ import { Charts } from "./charts.js";
 import { announcer, div, escaped, h, keepFromNotebook, readTheme, saveFile, set, watchTheme } from "./elements.js";
 import { count, duration, failureText, number } from "./format.js";
 import { Head, RunBar } from "./head.js";
-import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeConnection, takeNote, watchKernel } from "./notebook.js";
+import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel } from "./notebook.js";
 import { Notices, Stacks } from "./notices.js";
 import { Output } from "./output.js";
 import { Profile, profileText } from "./profile.js";
@@ -33,14 +33,6 @@ export class View {
     this.changes = -1;
     this.ticks = 0;
     this.stopPressed = 0; // when
-    this.build();
-    this.watch();
-    store.views.add(this);
-    place.append(this.root);
-    this.draw();
-  }
-
-  build() {
     this.head = new Head(this);
     this.notices = new Notices(this);
     this.ranks = new Ranks(this);
@@ -54,18 +46,24 @@ export class View {
       div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.profile.element, this.output.element, this.live),
     );
     keepFromNotebook(this.root);
-    this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.returnFocus());
-  }
-
-  watch() {
+    this.root.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      // it gives the keyboard back to the notebook
+      const notebook = this.root.closest(".jp-Notebook");
+      if (notebook) notebook.focus();
+      else document.activeElement?.blur?.();
+    });
     this.visible = true;
     this.sight = new IntersectionObserver((entries) => {
       this.visible = entries.at(-1).isIntersecting;
       if (this.visible) this.draw();
     });
     this.sight.observe(this.root);
-    this.unwatchTheme = watchTheme(() => this.readTheme());
+    this.unwatchTheme = watchTheme(() => readTheme(this));
     this.timer = setInterval(() => this.tick(), PAINT);
+    store.views.add(this);
+    place.append(this.root);
+    this.draw();
   }
 
   close() {
@@ -83,12 +81,6 @@ export class View {
     place.append(this.root);
     this.output.arrange();
     this.draw();
-  }
-
-  readTheme() {
-    if (!this.root.isConnected) return;
-    this.palette = readTheme(this.root);
-    this.charts.themed();
   }
 
   // ----------------------------------------------------------------------------------------------------------- painting
@@ -112,19 +104,17 @@ export class View {
 
   draw() {
     if (!this.root.isConnected) return;
-    if (!this.palette.key) this.readTheme();
+    if (!this.palette.key) readTheme(this);
     this.changes = this.store.changes;
-    if (this.epoch !== this.store.epoch) this.forget();
+    if (this.epoch !== this.store.epoch) {
+      this.epoch = this.store.epoch;
+      this.stopPressed = 0;
+      for (const part of [this.ranks, this.charts, this.output]) part.forget();
+    }
     // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
     if (!this.charts.paint()) this.changes = -1; // the others at the next tick
     set(this.root, "aria-label", `Distributed run ${this.store.run.name}`);
     for (const part of [this.head, this.notices, ...this.extras, this.ranks, this.charts, this.profile, this.output]) part.draw();
-  }
-
-  forget() {
-    this.epoch = this.store.epoch;
-    this.stopPressed = 0;
-    for (const part of [this.ranks, this.charts, this.output]) part.forget();
   }
 
   // ------------------------------------------------------------------------------------------------ what the parts share
@@ -135,13 +125,6 @@ export class View {
 
   get canAct() {
     return this.store.run.can_act && kernelIsReachable(this.store);
-  }
-
-  /** Escape gives the keyboard back to the notebook. */
-  returnFocus() {
-    const notebook = this.root.closest(".jp-Notebook");
-    if (notebook) notebook.focus();
-    else document.activeElement?.blur?.();
   }
 }
 
@@ -211,7 +194,11 @@ export default () => {
       setTimeout(() => notebook.model?.dirty && saveNotebook(notebook), CLOSE_DELAY);
     };
     const connected = (isThere) => {
-      if (takeConnection(store, isThere) && isThere) send({ do: "hello", seq: 0 });
+      if (isThere === (store.lostAt === null) || END_STATES.has(store.state.state)) return;
+      // without the kernel the clock stands
+      store.lostAt = isThere ? null : kernelNow(store);
+      store.changes++;
+      if (isThere) send({ do: "hello", seq: 0 });
     };
     const unwatch = watchKernel(notebook?.sessionContext, { ended, connected });
     restorePanel(model.get("place"), notebook);
@@ -242,20 +229,19 @@ export default () => {
     else new View(store, place, sender(model));
   }
 
-  function close(view) {
-    if (view.root.isConnected && view.hasMoved) return; // it goes on in the report
-    if (!isOver()) return view.close();
-    closingViews.add(view);
-    return setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);
-  }
-
   function render({ model, el }) {
     const send = sender(model);
     const view = new View(store, el, send);
     // a page that is loaded anew may get changes before it draws: it knows the run once it was given all of it
     send({ do: "hello", view: view.id, seq: store.epoch ? store.seq : 0 });
     return () => {
-      close(view);
+      if (view.root.isConnected && view.hasMoved) return; // it goes on in the report
+      if (!isOver()) {
+        view.close();
+        return;
+      }
+      closingViews.add(view);
+      setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);
     };
   }
 
@@ -266,20 +252,14 @@ const MOST_LINES_SAVED = 100; // of each rank
 
 /** What a notebook keeps of it: the text of all that a store knows but its curves, which are in the run's folder. */
 export function savedReport(store, id) {
-  const text = reportText(store);
-  return { "text/plain": text, "text/html": `<pre id="${id}">${escaped(text)}</pre>\n` };
-}
-
-function reportText(store) {
   const { run, state, gone, failure, causes } = store;
   const ranks = [...store.ranks.values()];
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
   const error = failure ? [failureText(failure), plain(failure.traceback ?? "")] : [];
-  return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), run.folder && `All output: ${run.folder}\naccelerate_nb.attach(${JSON.stringify(run.folder)}) shows it again, with its curves.`].filter(Boolean).join("\n\n");
-}
-
-function ranksText(store) {
-  return ranksOfNodes(store).flatMap(([node, ranks]) => [...(node ? [`${node.label}  ${ranksName(node)}  ${nodeState(ranks)}`] : []), ...ranks.map(rankText)]).join("\n");
+  const rows = ranksOfNodes(store).flatMap(([node, ofNode]) => [...(node ? [`${node.label}  ${ranksName(node)}  ${nodeState(ofNode)}`] : []), ...ofNode.map(rankText)]);
+  const folder = run.folder && `All output: ${run.folder}\naccelerate_nb.attach(${JSON.stringify(run.folder)}) shows it again, with its curves.`;
+  const text = [[head, run.why].join("\n"), gone, ...error, rows.join("\n"), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), folder].filter(Boolean).join("\n\n");
+  return { "text/plain": text, "text/html": `<pre id="${id}">${escaped(text)}</pre>\n` };
 }
 
 function rankText(rankState) {
@@ -288,9 +268,8 @@ function rankText(rankState) {
   return [`rank ${rankState.rank}`, rankState.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
 }
 
-const newest = (ring, most) => Array.from({ length: Math.min(most, ring.length) }, (_, i) => ring.at(ring.length - Math.min(most, ring.length) + i));
-
-function lastLinesText(rankState) {
-  const lines = newest(rankState.ring, MOST_LINES_SAVED).map((line) => `  ${plain(line.text).slice(0, 500)}`);
-  return lines.length ? [`rank ${rankState.rank}: the last ${lines.length} of ${count(rankState.lineCount)} lines`, ...lines].join("\n") : "";
+function lastLinesText({ rank, ring, lineCount }) {
+  const length = Math.min(MOST_LINES_SAVED, ring.length);
+  const lines = Array.from({ length }, (_, i) => `  ${plain(ring.at(ring.length - length + i).text).slice(0, 500)}`);
+  return length ? [`rank ${rank}: the last ${length} of ${count(lineCount)} lines`, ...lines].join("\n") : "";
 }

@@ -1,6 +1,6 @@
 // The profile of steps: the operations that took the most time in themselves, of one rank at a time, and its trace.
 
-import { button, div, h, section, setStyle, setText, show, span } from "./elements.js";
+import { button, div, h, section, setRanks, setStyle, setText, show, span } from "./elements.js";
 import { count, milliseconds } from "./format.js";
 
 const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/profile_table.py
@@ -55,20 +55,10 @@ export class Profile {
     if (!this.picked) this.chosen = newest[0].rank;
     if (number > this.number) this.view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`, true);
     this.number = number;
-    this.drawChoice(newest.map(({ rank }) => rank).sort((a, b) => a - b));
-    this.drawProfile(this.store.ranks.get(this.chosen).profile);
-  }
-
-  drawChoice(ranks) {
     show(this.select, this.store.ranks.size > 1);
-    if (this.select.dataset.ranks !== ranks.join()) {
-      this.select.dataset.ranks = ranks.join();
-      this.select.replaceChildren(...ranks.map((rank) => h("option", { value: rank }, `Rank ${rank}`)));
-    }
+    setRanks(this.select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
     this.select.value = String(this.chosen);
-  }
-
-  drawProfile(profile) {
+    const { profile } = this.store.ranks.get(this.chosen);
     setText(this.head, profileHead(this.chosen, profile));
     show(this.download, this.view.canAct && profile.trace !== "");
     show(this.trace, profile.trace !== "");

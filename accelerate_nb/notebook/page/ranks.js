@@ -185,10 +185,12 @@ function merged(group) {
   const { bar } = progressOf(slowest);
   const same = group.map((rankState) => progressOf(rankState).bar).filter((other) => other && bar && other.label === bar.label && other.total === bar.total);
   const bars = new Map([...slowest.bars].map(([name, value]) => [name, value === bar ? { ...bar, ahead: Math.max(...same.map(({ done }) => done)) } : value]));
-  return {
-    ...slowest, detail: `${group.length} ranks`, coordinates: "", bars,
-    spread: rangesOf(group), steps: meanSteps(group), memory: fullest(group), devices: meanDevice(group),
-  };
+  const known = group.map(({ steps }) => steps).filter(Boolean);
+  const steps = known.length ? known[0].map((_, i) => mean(known.map((ofRank) => ofRank[i]))) : null;
+  // of the rank that has most in use
+  const inUse = ({ memory }) => sum(memory?.parts ?? []);
+  const { memory } = group.reduce((most, rankState) => (inUse(rankState) > inUse(most) ? rankState : most));
+  return { ...slowest, detail: `${group.length} ranks`, coordinates: "", bars, spread: rangesOf(group), steps, memory, devices: meanDevice(group) };
 }
 
 /** name -> [least, most] of the newest values. */
@@ -201,17 +203,6 @@ function rangesOf(group) {
     }
   }
   return ranges;
-}
-
-function meanSteps(group) {
-  const known = group.map(({ steps }) => steps).filter(Boolean);
-  return known.length ? known[0].map((_, i) => mean(known.map((steps) => steps[i]))) : null;
-}
-
-/** The memory of the rank that has most in use. */
-function fullest(group) {
-  const size = ({ memory }) => sum(memory?.parts ?? []);
-  return group.reduce((most, rankState) => (size(rankState) > size(most) ? rankState : most)).memory;
 }
 
 /** The devices of all ranks as one: how busy they are on average, and the fullest memory. */
@@ -296,7 +287,12 @@ export class Ranks {
     this.box.addEventListener("scroll", () => this.draw());
     this.stepNotes = new StepNotes();
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
-    this.fold = button("anb-plain-btn", "Fold", () => this.foldAgain(), { title: "show ranks that say the same as one row" });
+    const foldAgain = () => {
+      this.unfolded.clear();
+      this.draw();
+      this.table.querySelector(".anb-ranks-btn")?.focus();
+    };
+    this.fold = button("anb-plain-btn", "Fold", foldAgain, { title: "show ranks that say the same as one row" });
     show(this.fold, false);
     this.tools = div("anb-tools", this.fold);
     this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, this.stepNotes.element, this.host);
@@ -385,7 +381,10 @@ export class Ranks {
   nodeRowOf(node) {
     const known = this.nodeRows.get(node.node);
     if (known?.node === node) return known;
-    const row = new NodeRow(node, () => this.toggleNode(node.node));
+    const row = new NodeRow(node, () => {
+      if (!this.folded.delete(node.node)) this.folded.add(node.node);
+      this.draw();
+    });
     this.nodeRows.set(node.node, row);
     return row;
   }
@@ -406,11 +405,6 @@ export class Ranks {
     if (this.table.contains(was)) was.focus({ preventScroll: true });
   }
 
-  toggleNode(number) {
-    if (!this.folded.delete(number)) this.folded.add(number);
-    this.draw();
-  }
-
   /** Gives each of the ranks that share a row one of its own. */
   unfold(rank) {
     const [node] = ranksOfNodes(this.store).find(([, ranks]) => ranks.some((rankState) => rankState.rank === rank));
@@ -418,12 +412,6 @@ export class Ranks {
     this.draw();
     // the button that was pressed has gone
     this.fold.focus();
-  }
-
-  foldAgain() {
-    this.unfolded.clear();
-    this.draw();
-    this.table.querySelector(".anb-ranks-btn")?.focus();
   }
 
   /** Whether there are other columns than before. */

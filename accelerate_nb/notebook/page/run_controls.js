@@ -1,7 +1,7 @@
 // What can be asked of a live run: stop, stacks, knobs, profiles, a notification of its end; and its progress in the title of the browser's tab.
 
 import { knobText } from "./chart.js";
-import { button, h, set, setText, show, span } from "./elements.js";
+import { button, h, set, setRanks, setText, show, span } from "./elements.js";
 import { duration, failureText, timeLeft } from "./format.js";
 import { runProgress } from "./progress.js";
 import { elapsed, END_STATES } from "./store.js";
@@ -14,7 +14,12 @@ export class RunControls {
     this.titled = ""; // what stands before the title in the tab
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
-    this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
+    const freeze = () => {
+      this.store.following = !this.store.following;
+      view.announce(this.store.following ? "Following the run" : "The view is frozen");
+      view.draw();
+    };
+    this.pause = button("", "Freeze view", freeze, { title: "Freeze this view; the run continues" });
     view.controls = this;
     view.head.buttons.append(this.pause, this.stacks, this.stop);
   }
@@ -74,12 +79,6 @@ export class RunControls {
     set(this.stop, "title", requested ? "End every process at once" : "End every rank at its next step");
     if (this.stop.disabled !== waits) this.stop.disabled = waits;
     if (hadFocus && !waits) this.stop.focus({ preventScroll: true });
-  }
-
-  pressFreeze() {
-    this.store.following = !this.store.following;
-    this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
-    this.view.draw();
   }
 }
 
@@ -158,23 +157,17 @@ export class Profiling {
     const { ranks, state, profileRequested, profileError } = this.view.store;
     const runs = state.state === "running" && [...ranks.values()].some((rankState) => rankState.state === "running");
     show(this.controls, this.view.canAct && runs);
-    this.drawRanks([...ranks.keys()]);
+    show(this.ranks, ranks.size > 1);
+    const { value } = this.ranks;
+    setRanks(this.ranks, ["all", ...ranks.keys()]);
+    // of many ranks the first is chosen, since each writes a trace
+    if (!value && this.view.many) this.ranks.value = String(ranks.keys().next().value);
     const waits = [...ranks.values()].filter((rankState) => rankState.profiling && rankState.state === "running").map(({ rank }) => rank);
     const names = waits.length === ranks.size && waits.length > 1 ? "all ranks" : `${waits.length === 1 ? "rank" : "ranks"} ${waits.join(", ")}`;
     const going = waits.length ? `Profiling ${names}: the next ${ranks.get(waits[0]).profiling} steps…` : profileRequested ? "Requested a profile…" : "";
     setText(this.status, profileError || going);
     this.status.classList.toggle("anb-bad", profileError !== "");
     show(this.status, this.status.textContent !== "");
-  }
-
-  /** All of them, or one; of many ranks the first is chosen, since each writes a trace. */
-  drawRanks(ranks) {
-    show(this.ranks, ranks.length > 1);
-    if (this.drawn === ranks.join()) return;
-    this.drawn = ranks.join();
-    const before = this.ranks.value;
-    this.ranks.replaceChildren(h("option", { value: "all" }, "All ranks"), ...ranks.map((rank) => h("option", { value: rank }, `Rank ${rank}`)));
-    this.ranks.value = before || (this.view.many ? String(ranks[0]) : "all");
   }
 
   press() {
@@ -189,16 +182,13 @@ const LONG = 60; // seconds that a run has to take
 const KEY = "accelerate-nb-notify";
 const BELL = "M8 1.5a4.5 4.5 0 0 0-4.5 4.5v3L2 11.5V12h12v-.5L12.5 9V6A4.5 4.5 0 0 0 8 1.5ZM6.3 13a1.7 1.7 0 0 0 3.4 0Z";
 
-/** What the page remembers; a frame that may remember nothing has forgotten. */
-function remembered() {
+function isOn() {
   try {
-    return localStorage.getItem(KEY);
+    return window.Notification?.permission === "granted" && localStorage.getItem(KEY) === "on";
   } catch {
-    return null;
+    return false; // a frame that may remember nothing has forgotten
   }
 }
-
-const isOn = () => window.Notification?.permission === "granted" && remembered() === "on";
 
 function bell() {
   const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));

@@ -5,10 +5,9 @@ import { clockSpan, count, marks, number, spans } from "./format.js";
 // as in events/rank_state.py
 const AUTOMATIC_PREFIXES = ["speed/", "optimizer/", "memory/"];
 const EPOCH = "epoch";
-const SUMMED = new Set(["speed/samples_per_s", "speed/tokens_per_s"]);
 
-/** Whether each rank reports its own part, so that all together have the sum. */
-export const isSummed = (name) => SUMMED.has(name);
+/** Metrics of which each rank reports its own part, so that all together have the sum. */
+export const SUMMED = new Set(["speed/samples_per_s", "speed/tokens_per_s"]);
 
 export const isAutomatic = (name) => name === EPOCH || AUTOMATIC_PREFIXES.some((prefix) => name.startsWith(prefix));
 

@@ -64,12 +64,10 @@ function rankOf(store, rank) {
   return rankState;
 }
 
-const clipped = (text) =>
-  text.length <= LONGEST_LINE ? text : `${text.slice(0, LONGEST_LINE)} … ${count(text.length - LONGEST_LINE)} more characters in the file`;
-
 function takeLine(store, [rank, stream, text, time, open, meaning = ""]) {
   const rankState = rankOf(store, rank);
-  const line = { rank, stream, text: clipped(text), time, meaning };
+  const more = text.length - LONGEST_LINE;
+  const line = { rank, stream, text: more > 0 ? `${text.slice(0, LONGEST_LINE)} … ${count(more)} more characters in the file` : text, time, meaning };
   if (open) {
     rankState.open.set(stream, line);
     return;
