@@ -390,13 +390,6 @@ export class Chart {
     plotted.setCursor({ left: plotted.valToPos(step, "x"), top: 1 }, false);
     this.writeValue(spread(values).mean, this.charts.howOf(this.name));
     if (pointed !== this) return;
-    this.fillTip(step, values);
-    const x = plotted.over.offsetLeft + plotted.cursor.left;
-    this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
-    this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
-  }
-
-  fillTip(step, values) {
     const row = (label, value) => div("anb-tip-row", span("", label), span("anb-tip-value", number(value)));
     const rows = [div("anb-tip-step", this.charts.axis.text(step))];
     if (this.banded || values.length > 12) {
@@ -404,6 +397,9 @@ export class Chart {
       rows.push(row("mean", mean), row(`min · rank ${least[0]}`, least[1]), row(`max · rank ${most[0]}`, most[1]));
     } else for (const [rank, value] of values) rows.push(row(this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : span(`anb-rank anb-r${rank % 8}`, this.lineName(rank, String(rank))), value));
     this.tip.replaceChildren(...rows);
+    const x = plotted.over.offsetLeft + plotted.cursor.left;
+    this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
+    this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
   }
 }
 

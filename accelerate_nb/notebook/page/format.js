@@ -11,16 +11,10 @@ export function number(value, digits = 4) {
   return size >= 1e4 ? value.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))) : value.toPrecision(digits);
 }
 
-/** A mark of a scale: the shortest that says it. */
-function mark(value, digits) {
-  const text = number(value, digits);
-  return text.includes(".") ? text.replace(/\.?0*(e|$)/, "$1") : text;
-}
-
-/** The marks of a scale, in as many digits as tell each from the others. */
+/** The marks of a scale, in as many digits as tell each from the others, and each as short as says it. */
 export function marks(values) {
   for (let digits = 4; ; digits++) {
-    const texts = values.map((value) => mark(value, digits));
+    const texts = values.map((value) => number(value, digits)).map((text) => (text.includes(".") ? text.replace(/\.?0*(e|$)/, "$1") : text));
     if (digits > 17 || new Set(texts).size === values.length) return texts;
   }
 }

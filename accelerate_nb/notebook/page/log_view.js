@@ -132,11 +132,8 @@ export class LogView {
 
   measure() {
     this.sight = this.scroller.clientHeight;
-    this.columns = this.wrap && this.sight ? this.columnsOfText() : Infinity;
-  }
-
-  /** How many letters of a line stand beside each other. */
-  columnsOfText() {
+    this.columns = Infinity; // letters of a line that stand beside each other
+    if (!this.wrap || !this.sight) return;
     const probe = h("div");
     fillRow(probe, { rank: 0, stream: 0, time: 0, text: "x".repeat(100) }, { ...this, showRank: this.showRank, query: "" });
     probe.classList.add("anb-probe");
@@ -144,7 +141,7 @@ export class LogView {
     const text = probe.querySelector(".anb-text").getBoundingClientRect();
     const before = text.left - probe.getBoundingClientRect().left;
     probe.remove();
-    return text.width ? Math.max(8, Math.floor((this.scroller.clientWidth - before - 11) / (text.width / 100))) : Infinity;
+    if (text.width) this.columns = Math.max(8, Math.floor((this.scroller.clientWidth - before - 11) / (text.width / 100)));
   }
 
   scrolled() {

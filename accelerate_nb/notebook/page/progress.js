@@ -80,10 +80,14 @@ function withLabelled(bars) {
 /** The run's progress as short texts, and the share that is done with the seconds that are left, where they are known. */
 export function runProgress(store) {
   const open = slowest(store);
-  if (!open.length) return { texts: ofSteps(store), share: null, left: null };
+  const silent = silence(store) > 0;
+  if (!open.length) {
+    const [epoch, seconds] = [lastOf(store, "epoch"), secondsOfStep(store)];
+    const texts = [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 && !silent ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
+    return { texts, share: null, left: null };
+  }
   const bars = withLabelled(open);
   const [outer, inner] = [bars[0], bars.at(-1)];
-  const silent = silence(store) > 0;
   const [share, left] = [shareDone(bars), silent ? null : secondsLeft(bars)];
   const texts = [labelOf(outer, bars.length > 1)];
   if (share !== null) texts.push(`${Math.floor(share * 100)} %`);
@@ -98,12 +102,6 @@ export function silence(store) {
   const rates = slowest(store).map(({ rate }) => rate).filter((rate) => rate > 0);
   const step = Math.max(secondsOfStep(store) ?? 0, rates.length ? 1 / Math.max(...rates) : 0);
   return seconds >= Math.max(SILENT_AFTER, SILENT_STEPS * step) ? seconds : 0;
-}
-
-/** What is known without a bar: the epoch, and steps a second. */
-function ofSteps(store) {
-  const [epoch, seconds] = [lastOf(store, "epoch"), secondsOfStep(store)];
-  return [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 && !silence(store) ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
 }
 
 const lastOf = ({ metrics }, name) => metrics.get(name)?.values().next().value?.last?.[1];

@@ -95,12 +95,9 @@ class RankRow {
     this.element.classList.toggle("anb-late", late !== "");
     this.drawBar(rankState, late, silent);
     this.drawMetrics(rankState, names);
-    this.drawStrips(rankState);
     this.drawDevice(rankState);
-  }
-
-  /** The parts of a step, in milliseconds, and of the memory: of the whole device where that is known. */
-  drawStrips({ steps, memory }) {
+    // the parts of a step, in milliseconds, and of the memory: of the whole device where that is known
+    const { steps, memory } = rankState;
     show(this.steps.element, Boolean(steps));
     show(this.parts.element, Boolean(memory));
     if (steps) {
@@ -185,24 +182,17 @@ function merged(group) {
   const { bar } = progressOf(slowest);
   const same = group.map((rankState) => progressOf(rankState).bar).filter((other) => other && bar && other.label === bar.label && other.total === bar.total);
   const bars = new Map([...slowest.bars].map(([name, value]) => [name, value === bar ? { ...bar, ahead: Math.max(...same.map(({ done }) => done)) } : value]));
+  const spread = new Map(); // name -> [least, most] of the newest values
+  for (const [name, value] of group.flatMap(({ newest }) => [...newest])) {
+    const [least, most] = spread.get(name) ?? [value, value];
+    spread.set(name, [Math.min(least, value), Math.max(most, value)]);
+  }
   const known = group.map(({ steps }) => steps).filter(Boolean);
   const steps = known.length ? known[0].map((_, i) => mean(known.map((ofRank) => ofRank[i]))) : null;
   // of the rank that has most in use
   const inUse = ({ memory }) => sum(memory?.parts ?? []);
   const { memory } = group.reduce((most, rankState) => (inUse(rankState) > inUse(most) ? rankState : most));
-  return { ...slowest, detail: `${group.length} ranks`, coordinates: "", bars, spread: rangesOf(group), steps, memory, devices: meanDevice(group) };
-}
-
-/** name -> [least, most] of the newest values. */
-function rangesOf(group) {
-  const ranges = new Map();
-  for (const { newest } of group) {
-    for (const [name, value] of newest) {
-      const [least, most] = ranges.get(name) ?? [value, value];
-      ranges.set(name, [Math.min(least, value), Math.max(most, value)]);
-    }
-  }
-  return ranges;
+  return { ...slowest, detail: `${group.length} ranks`, coordinates: "", bars, spread, steps, memory, devices: meanDevice(group) };
 }
 
 /** The devices of all ranks as one: how busy they are on average, and the fullest memory. */

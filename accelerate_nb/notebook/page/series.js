@@ -76,10 +76,9 @@ function interpolated(from, to, length, value) {
 /** One metric of one rank: its points, and what is said of all that have come. */
 export class Series {
   constructor() {
-    this.x = new Float64Array(64);
-    this.y = new Float64Array(64);
-    this.t = new Float64Array(64); // when each came, in seconds since 1970
-    this.length = 0;
+    this.x = [];
+    this.y = [];
+    this.t = []; // when each came, in seconds since 1970
     this.pointCount = 0;
     this.sorted = true;
     this.from = Infinity;
@@ -102,7 +101,9 @@ export class Series {
     this.ended = Math.max(this.ended, time);
     this.from = Math.min(this.from, x);
     this.to = Math.max(this.to, x);
-    this.append(x, y, time);
+    this.x.push(x);
+    this.y.push(y);
+    this.t.push(time);
     this.pointCount++;
     if (Number.isFinite(y)) {
       this.brokenAt = null;
@@ -116,17 +117,8 @@ export class Series {
     }
   }
 
-  append(x, y, time) {
-    if (this.length === this.x.length) {
-      for (const name of ["x", "y", "t"]) {
-        const longer = new Float64Array(this.length * 2);
-        longer.set(this[name]);
-        this[name] = longer;
-      }
-    }
-    this.x[this.length] = x;
-    this.t[this.length] = time;
-    this.y[this.length++] = y;
+  get length() {
+    return this.x.length;
   }
 
   /** Forgets two of four points: the least and the most of them stay, and what is drawn hardly changes. */
@@ -143,7 +135,7 @@ export class Series {
         kept++;
       }
     }
-    this.length = kept;
+    for (const values of [this.x, this.y, this.t]) values.length = kept;
   }
 
   /** The point whose step is nearest to `x`, as `[x, y]`. */
