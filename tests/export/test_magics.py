@@ -285,7 +285,8 @@ def test_a_magic_reads_like_python(cell: str, script: str) -> None:
 @pytest.mark.parametrize(
     "magic",
     ["config X.y = 1", "autoreload 2", "precision 3", "pdb on", "colors linux", "xmode Plain", "who",
-     "whos", "history", "pinfo x", "env", "lsmagic", "reset -f", "pip install x", "conda install x"],
+     "whos", "history", "pinfo x", "env", "lsmagic", "reset -f", "pip install x", "conda install x",
+     "tensorboard --logdir runs"],
 )  # fmt: skip
 def test_what_is_left_out_is_reported_with_its_line(magic: str) -> None:
     found = plain(f"x = 1\n%{magic}\n")
@@ -400,9 +401,3 @@ def test_a_problem_shows_the_beginning_of_a_long_line_only() -> None:
     assert problem.text.startswith("`print xxx")
     assert len(problem.text) < 300
     assert "?." not in problem.text
-
-
-def test_a_tensorboard_of_the_notebook_is_left_out() -> None:
-    found = plain("%tensorboard --logdir runs")
-    assert not found.problems
-    assert "%tensorboard was left out" in found.notes[0].text

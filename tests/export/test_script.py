@@ -96,6 +96,8 @@ def test_lines_are_the_notebooks_and_all_others_are_marked(tmp_path):
 def test_a_script_that_is_imported_does_nothing(tmp_path):
     text = script(tmp_path, *CELLS).text
     assert ran(text, "__mp_main__") == ran(text, "train") == ""
+    # and is the same each time
+    assert script(tmp_path, *CELLS).text == text
 
 
 def test_the_first_lines_explain_how_to_run_it(tmp_path):
@@ -199,10 +201,6 @@ def test_line_ends_of_other_systems_change_nothing(tmp_path, end):
     plain = script(tmp_path, "x = '''a\nb'''\nprint(x)\n").text
     other = {"cell_type": "code", "source": f"x = '''a{end}b'''{end}print(x){end}", "metadata": {}}
     assert script(tmp_path, other).text == plain
-
-
-def test_a_script_is_the_same_text_each_time(tmp_path):
-    assert script(tmp_path, *CELLS).text == script(tmp_path, *CELLS).text
 
 
 def test_a_script_of_nothing_is_a_script(tmp_path):

@@ -56,55 +56,30 @@ def shell(tmp_path, monkeypatch):
     atexit.unregister(made.atexit_operations)
 
 
-def test_loading_warms_the_supervisor_once_for_each_load(shell, supervisor):
-    load_ipython_extension(shell)
-    assert supervisor.warmed == 1
-
-
-def test_each_module_is_sent_once_after_the_cell_that_names_it(shell, supervisor):
-    load_ipython_extension(shell)
-    supervisor.preloaded.clear()
+def test_it_sends_each_module_once_at_once_or_after_the_cell_that_names_it_until_it_is_unloaded(
+    shell, supervisor, capsys
+):
     shell.run_cell("import yaml")
+    load_ipython_extension(shell)
+    assert (supervisor.warmed, supervisor.preloaded) == (1, [["yaml"]])
     shell.run_cell("from packaging.version import Version, parse")
     shell.run_cell("x = 1")
-    assert supervisor.preloaded == [["yaml"], ["packaging.version"]]
-
-
-def test_what_was_imported_before_is_sent_at_once(shell, supervisor):
-    shell.run_cell("import yaml")
-    load_ipython_extension(shell)
-    assert supervisor.preloaded == [["yaml"]]
-
-
-def test_loaded_twice_it_watches_once(shell, supervisor):
-    load_ipython_extension(shell)
-    shell.run_cell("import yaml")
+    # a cell that failed has imported, too
+    shell.run_cell("import yaml, json\nimport msgspec\nraise KeyError")
+    assert supervisor.preloaded == [["yaml"], ["packaging.version"], ["msgspec"]]
+    # loaded twice it watches once
     load_ipython_extension(shell)
     supervisor.preloaded.clear()
     shell.run_cell("import numpy")
     assert supervisor.preloaded == [["numpy"]]
-
-
-def test_unloaded_it_watches_no_longer(shell, supervisor):
-    load_ipython_extension(shell)
-    shell.run_cell("import yaml")
     unload_ipython_extension(shell)
-    supervisor.preloaded.clear()
-    shell.run_cell("import numpy")
-    assert supervisor.preloaded == []
-    assert supervisor.cooled == 1
+    shell.run_cell("import rich")
+    assert (supervisor.preloaded, supervisor.cooled) == ([["numpy"]], 1)
 
 
 def test_unloading_what_was_not_loaded_is_quiet(shell, supervisor):
     unload_ipython_extension(shell)
     assert supervisor.cooled == 1
-
-
-def test_a_cell_that_failed_is_looked_at_too(shell, supervisor, capsys):
-    load_ipython_extension(shell)
-    supervisor.preloaded.clear()
-    shell.run_cell("import yaml\nraise KeyError")
-    assert supervisor.preloaded == [["yaml"]]
 
 
 def test_values_name_the_modules_that_they_come_from():

@@ -47,9 +47,6 @@ def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.Monke
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert os.environ["ACCELERATE_USE_CPU"] == "true"
     assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "8"
-
-
-def test_what_no_cell_set_is_left_to_the_launcher(launched: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)
     as_script("begin(__file__)")
     assert dict(os.environ) == before

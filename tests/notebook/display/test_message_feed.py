@@ -72,20 +72,14 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_holds_all_that_is_sm
     assert message["idle_warning"] == {"seconds": 60.0, "text": "rank 0 waits"}
 
 
-def test_where_nothing_has_changed_nothing_is_sent():
-    view = applied(RunState(2), line("a"), Metric(0, "loss", 1.0, 1, 1.0))
+def test_only_what_has_changed_is_sent_and_nothing_where_nothing_has():
+    loss = Metric(0, "loss", 1.0, 1, 1.0)
+    view = applied(RunState(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"), loss)
     feed = fed(view)
     assert feed.news() is None
-    view.apply(line("b"))
-    assert feed.news() is not None
-    assert feed.news() is None
-
-
-def test_only_what_has_changed_is_sent():
-    view = applied(RunState(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"))
-    feed = fed(view)
     applied(view, Progress(1, "a", 2, 9, 2.0))
     message = feed.news()
+    assert feed.news() is None
     assert message is not None
     assert set(message) == {"seq", "now", "progress"}
     assert message["progress"] == [[1, "a", 2, 9, None, "it", False, "a", ""]]
@@ -142,15 +136,40 @@ def test_a_line_that_is_too_long_is_cut_and_marked():
     assert text.endswith("zzz ... (10,000 more characters are in the run's folder)")
 
 
-def test_the_precision_is_sent_once_and_again_when_another_is_chosen():
+NODES = (NodeRanks(0, "a", 0, 0), NodeRanks(1, "b", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("events", "name", "sent"),
+    [
+        ([PrecisionChoice(0, "bf16", 1.0)], "precision", "bf16"),
+        ([MeshCoordinates(1, {"pp": 0, "dp_shard": 1}, 1.0)], "coordinates", [[1, "pp 0 dp_shard 1"]]),
+        (NODES, "nodes", [[0, "node 0 · a", 0, 0], [1, "node 1 · b", 1, 1]]),
+        ([*NODES, HostSample(12.5, (1, 2), None, None, 1.0, node=1)], "loads", [[1, 12.5, 1, 2]]),
+        ([HostSample(1.0, (1, 2), None, None, 1.0)], "host", [["cpu", 1.0, 100, "%"], ["memory", 1, 2, "B"]]),
+        ([IdleWarning(5.0, "waits", 1.0)], "idle_warning", {"seconds": 5.0, "text": "waits"}),
+    ],
+)
+def test_a_fact_is_sent_when_it_has_changed_once_and_to_a_page_that_begins_anew(events, name, sent):
+    view = RunState(2)
+    feed = fed(view)
+    for event in events:
+        view.apply(event)
+        message = feed.news() or {}
+    assert message[name] == sent
+    for _ in range(2):
+        view.apply(line("x"))
+        assert name not in (feed.news() or {})
+        (first,) = feed.backlog(FACTS)
+        assert first[name] == sent
+
+
+def test_a_precision_that_is_given_up_is_sent():
     view = RunState(1)
     feed = fed(view)
-    view.apply(PrecisionChoice(0, "bf16", 1.0))
-    assert (feed.news() or {})["precision"] == "bf16"
-    view.apply(line("a line"))
-    assert "precision" not in (feed.news() or {})
-    view.apply(PrecisionChoice(0, "no", 2.0))
-    assert (feed.news() or {})["precision"] == "no"
+    for name in ("bf16", "no"):
+        view.apply(PrecisionChoice(0, name, 1.0))
+        assert (feed.news() or {})["precision"] == name
 
 
 def test_the_parts_of_steps_are_sent_in_milliseconds_with_what_makes_them_slow():
@@ -242,12 +261,9 @@ def test_the_failure_that_led_to_the_others_is_sent_and_the_others_in_a_line():
     assert message["frames"] == [["Cell In[1], line 2", "f", "x['x']", True]]
     assert message["others"] == ["rank 0 lost its connection"]
     json.dumps(message)
-
-
-def test_a_failure_without_frames_is_sent_too():
     died = Failure(0, "SIGKILL", "it was killed", "", 1.0, exit_code=-9, last_lines=("last",))
-    assert failure_message([died])["frames"] == []
-    assert failure_message([died])["last_lines"] == ["last"]
+    message = failure_message([died])
+    assert (message["frames"], message["last_lines"]) == ([], ["last"])
 
 
 def test_a_failure_is_sent_once_and_taken_back_where_the_rank_starts_anew():
@@ -274,44 +290,6 @@ def test_a_restart_is_sent_with_the_former_ones_and_bars_are_sent_anew():
     assert len(first["restarts"]) == 2
 
 
-def test_a_rank_s_place_in_a_mesh_is_sent_once():
-    view = applied(RunState(2), MeshCoordinates(1, {"pp": 0, "dp_shard": 1}, 1.0))
-    feed = MessageFeed(view)
-    (first,) = feed.backlog(FACTS)
-    assert first["coordinates"] == [[1, "pp 0 dp_shard 1"]]
-    applied(view, line("x"))
-    assert "coordinates" not in (feed.news() or {})
-
-
-def test_the_ranks_of_each_node_are_sent_once_and_to_a_page_that_begins_anew():
-    view = applied(RunState(4), NodeRanks(0, "a", 0, 1), NodeRanks(1, "b", 2, 3))
-    feed = MessageFeed(view)
-    for _ in range(2):
-        (first,) = feed.backlog(FACTS)
-        assert first["nodes"] == [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 3]]
-        view.apply(line("x"))
-        assert "nodes" not in (feed.news() or {})
-
-
-def test_the_load_of_a_node_is_sent_when_it_has_changed():
-    view = applied(RunState(2), NodeRanks(0, "a", 0, 0), NodeRanks(1, "b", 1, 1))
-    feed = fed(view)
-    view.apply(HostSample(12.5, (1, 2), None, None, 1.0, node=1))
-    assert (feed.news() or {})["loads"] == [[1, 12.5, 1, 2]]
-    view.apply(line("x"))
-    assert "loads" not in (feed.news() or {})
-
-
 def test_ranks_that_were_stopped_have_not_failed():
     view = applied(RunState(1), StateChange(None, "stopped", 3.0), Failure(0, "KeyboardInterrupt", "", "", 2.0))
     assert "failure" not in next(MessageFeed(view).backlog(FACTS))
-
-
-@pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), IdleWarning(5.0, "waits", 1.0)])
-def test_facts_of_the_machine_and_of_idle_ranks_are_sent_once(event):
-    view = RunState(1)
-    feed = fed(view)
-    view.apply(event)
-    assert feed.news() is not None
-    view.apply(line("x"))
-    assert not {"host", "idle_warning"} & set(feed.news() or {})

@@ -24,11 +24,14 @@ from accelerate_nb.notebook.display.panel import LivePanel, RunRequests, end_of
 from accelerate_nb.notebook.display.run_display import FrontendState
 
 
+def run_of(view, folder):
+    return SimpleNamespace(name="train", why="", folder=folder, view=view, started=0.0, done=False)
+
+
 def test_a_page_that_has_not_answered_is_sent_the_end_all_the_same(monkeypatch, tmp_path):
     now, sent = [0.0], []
     view = RunState(1)
-    run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)
-    live = LivePanel(run, "jupyter", BusyKernelComm(), background=True, clock=lambda: now[0])
+    live = LivePanel(run_of(view, tmp_path), "jupyter", BusyKernelComm(), background=True, clock=lambda: now[0])
     monkeypatch.setattr(live._panel, "send", lambda message, buffers=None: sent.append(message))
     live._inbox.append({"do": "hello"})
     live.step()
@@ -48,8 +51,7 @@ def test_a_page_that_has_not_answered_is_sent_the_end_all_the_same(monkeypatch, 
 def test_an_interrupt_while_a_message_is_sent_leaves_the_page_up_to_date(monkeypatch, tmp_path, number, is_sent):
     sent: list[dict[str, Any]] = []
     view = RunState(1)
-    run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)
-    live = LivePanel(run, "jupyter", BusyKernelComm(), background=True)
+    live = LivePanel(run_of(view, tmp_path), "jupyter", BusyKernelComm(), background=True)
     calls = iter(range(100))
 
     def send(message: dict[str, Any], buffers: object = None) -> None:
@@ -82,9 +84,7 @@ def test_an_interrupt_while_a_message_is_sent_leaves_the_page_up_to_date(monkeyp
 
 
 def test_the_ends_of_a_night_s_runs_wait_for_a_page(tmp_path):
-    view = RunState(1)
-    run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)
-    frontend = FrontendState()
+    run, frontend = run_of(RunState(1), tmp_path), FrontendState()
     panels = [LivePanel(run, "jupyter", BusyKernelComm(), background=True) for _ in range(20)]
     for live in panels:
         live.end(MimeBundle({"text/plain": "the report"}))
