@@ -161,18 +161,19 @@ def list_folder(folder: Path, expected: str) -> ShardIndex:
 def read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
     """The tree with this process's parts of the values, on the CPU; what is no tensor stays as it is."""
     prepared, _, factories = load_preprocess(tree)
-    empty = dict_list_map_outplace(_without_numbers, prepared)
+    empty = dict_list_map_outplace(
+        lambda value: (
+            replace(value, data=torch.empty(value.local_shape, dtype=value.dtype))
+            if isinstance(value, ShardedTensor)
+            else value
+        ),
+        prepared,
+    )
     shards.load_into(_containers(_sharded(empty)))
     loaded = dict_list_map_outplace(
         lambda value: value.data if isinstance(value, (ShardedTensor, ShardedObject)) else value, empty
     )
     return apply_factory_merges(loaded, factories)
-
-
-def _without_numbers(value: Any) -> Any:
-    if not isinstance(value, ShardedTensor):
-        return value
-    return replace(value, data=torch.empty(value.local_shape, dtype=value.dtype))
 
 
 def _sharded(tree: Any) -> list[ShardedTensor]:
@@ -183,16 +184,11 @@ def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
     """The parts by their keys, as torch.distributed.checkpoint takes them."""
     found: dict[str, list[Any]] = {}
     for value in values:
-        found.setdefault(value.key, []).append(CheckpointableShardedTensor.from_sh_ten(_in_all_axes(value)))
+        # one of several experts has fewer axes than the whole
+        shape = (1,) * value.prepend_axis_num + tuple(value.local_shape)
+        whole = replace(value, data=value.data.view(shape), local_shape=shape, prepend_axis_num=0)
+        found.setdefault(value.key, []).append(CheckpointableShardedTensor.from_sh_ten(whole))
     return {key: LocalShardsContainer(parts) for key, parts in found.items()}
-
-
-def _in_all_axes(value: ShardedTensor) -> ShardedTensor:
-    """A part in as many axes as the whole has: one of several experts has less."""
-    if value.prepend_axis_num == 0:
-        return value
-    shape = (1,) * value.prepend_axis_num + tuple(value.local_shape)
-    return replace(value, data=value.data.view(shape), local_shape=shape, prepend_axis_num=0)
 
 
 # The 32-bit copy of a weight of 16 bits, as Megatron calls it.
@@ -203,7 +199,9 @@ Kept = tuple[Tensor, slice]
 
 def options_of(inner: Any) -> list[dict[str, Any]]:
     """The settings of each group of weights, such as its learning rate."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in _groups(inner)]
+    return [
+        {name: value for name, value in group.items() if name != "params"} for group in inner.optimizer.param_groups
+    ]
 
 
 def states_of(inner: Any, weights: Sequence[Tensor], is_written: Sequence[bool]) -> list[dict[str, Tensor]]:
@@ -239,7 +237,7 @@ def set_states(
     """Have what `states_of` and `options_of` returned, and nothing else."""
     kept = _kept(inner)
     # as torch counts the tensors that it updates
-    updated = [main for group in _groups(inner) for main in group["params"]]
+    updated = [main for group in inner.optimizer.param_groups for main in group["params"]]
     numbers = {id(main): number for number, main in enumerate(updated)}
     state: dict[int, dict[str, Tensor]] = {}
     for weight, values in zip(weights, states, strict=True):
@@ -258,14 +256,9 @@ def set_states(
     indices = iter(range(len(numbers)))
     groups = [
         {**saved, "params": [next(indices) for _ in group["params"]]}
-        for saved, group in zip(options, _groups(inner), strict=True)
+        for saved, group in zip(options, inner.optimizer.param_groups, strict=True)
     ]
     inner.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _groups(inner: Any) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = inner.optimizer.param_groups
-    return groups
 
 
 def _kept(inner: Any) -> dict[int, Kept]:
@@ -274,9 +267,9 @@ def _kept(inner: Any) -> dict[int, Kept]:
         found = {}
         for weight, (group, number) in inner.model_param_group_index_map.items():
             part = inner._get_model_param_range_map(weight)["param"]
-            found[id(weight)] = (_groups(inner)[group]["params"][number], slice(part.start, part.end))
+            found[id(weight)] = (inner.optimizer.param_groups[group]["params"][number], slice(part.start, part.end))
         return found
-    own = {id(main): (main, slice(None)) for group in _groups(inner) for main in group["params"]}
+    own = {id(main): (main, slice(None)) for group in inner.optimizer.param_groups for main in group["params"]}
     weights = chain.from_iterable(getattr(inner, "float16_groups", ()))
     copies = chain.from_iterable(getattr(inner, "fp32_from_float16_groups", ()))
     return {**own, **{id(weight): (copy, slice(None)) for weight, copy in zip(weights, copies, strict=True)}}
@@ -334,9 +327,26 @@ def load(
     world: World, folder: Path, models: Sequence[MegatronModel], steps: Sequence[MegatronStep]
 ) -> list[LoadedFile]:
     """This process's parts of what was saved, in whichever degrees; models come before optimizers."""
-    found = [_loaded_model(folder, index, model) for index, model in enumerate(models)]
+    found = []
+    for index, model in enumerate(models):
+        path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
+        tree = read_tree(list_folder(path, expected), _model_tree(model))
+        found.append(LoadedFile(path, expected, tree, partial(_receive_weights, model)))
     found += [_loaded_optimizer(folder, index, step) for index, step in enumerate(steps)]
-    return found + _loaded_random_states(world, folder)
+    path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
+    if not path.exists():
+        return found  # of fewer processes, of which a warning speaks already
+    expected = "the random states of Megatron's layers"
+    content = read(path, expected)
+    if content["degrees"] == degrees():
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        found.append(LoadedFile(path, expected, content["states"], tracker.set_states))
+    elif world.is_main:
+        warn_user(
+            f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {degrees()}. Random numbers of "
+            "layers go on from where they are."
+        )
+    return found
 
 
 def _model_tree(model: MegatronModel) -> dict[Any, Any]:
@@ -348,14 +358,9 @@ def _model_tree(model: MegatronModel) -> dict[Any, Any]:
     return {index: sharded_state(part) for index, part in enumerate(parts_of(model.module))}
 
 
-def _loaded_model(folder: Path, index: int, model: MegatronModel) -> LoadedFile:
-    path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
-
-    def receive(loaded: Any) -> None:
-        for number, part in enumerate(parts_of(model.module)):
-            part.load_state_dict(loaded[number], strict=False)
-
-    return LoadedFile(path, expected, read_tree(list_folder(path, expected), _model_tree(model)), receive)
+def _receive_weights(model: MegatronModel, loaded: Any) -> None:
+    for number, part in enumerate(parts_of(model.module)):
+        part.load_state_dict(loaded[number], strict=False)
 
 
 # Optimizers
@@ -436,22 +441,3 @@ def _receive(step: MegatronStep, weights: Sequence[Tensor], content: dict[str, A
         inner.reload_model_params()
     if step.loss_scaler is not None and content["grad_scaler"] is not None:
         step.loss_scaler.load_state_dict(content["grad_scaler"])
-
-
-# Random numbers
-
-
-def _loaded_random_states(world: World, folder: Path) -> list[LoadedFile]:
-    path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
-    if not path.exists():
-        return []  # of fewer processes, of which a warning speaks already
-    expected = "the random states of Megatron's layers"
-    content = read(path, expected)
-    if content["degrees"] != degrees():
-        if world.is_main:
-            warn_user(
-                f"{folder} was saved in the degrees {content['degrees']}, and is loaded in {degrees()}. Random numbers of "
-                "layers go on from where they are."
-            )
-        return []
-    return [LoadedFile(path, expected, content["states"], tensor_parallel.get_cuda_rng_tracker().set_states)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
@@ -108,15 +110,6 @@ class ConvertedWeight:
         return dict(zip(self.names, found if self.tied is None else found * 2, strict=True))
 
 
-def weights_of_words(config: Any, embeddings: str, words: int) -> Iterator[ConvertedWeight]:
-    """The weights that have a row for each word: the embeddings of this name, and the head, which may be the same."""
-    name, head = "embedding.word_embeddings.weight", "lm_head.weight"
-    rows = Words(config.vocab_size, words)
-    yield ConvertedWeight(name, (embeddings,), rows, tied=head if config.tie_word_embeddings else None)
-    if not config.tie_word_embeddings:
-        yield ConvertedWeight("output_layer.weight", (head,), rows)
-
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "relu": functional.relu,
@@ -128,19 +121,69 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Megatron's name of each complete weight, and those of transformers whose rows it has: # is the number of a layer, * stands for
+# `weight`, and for `bias` where layers have one.
+_GPT2 = {
+    "embedding.word_embeddings.weight": ("transformer.wte.weight",),
+    "output_layer.weight": ("lm_head.weight",),
+    "embedding.position_embeddings.weight": ("transformer.wpe.weight",),
+    "decoder.final_layernorm.*": ("transformer.ln_f.*",),
+    "decoder.layers.#.self_attention.linear_qkv.layer_norm_*": ("transformer.h.#.ln_1.*",),
+    "decoder.layers.#.self_attention.linear_qkv.*": ("transformer.h.#.attn.c_attn.*",),
+    "decoder.layers.#.self_attention.linear_proj.*": ("transformer.h.#.attn.c_proj.*",),
+    "decoder.layers.#.mlp.linear_fc1.layer_norm_*": ("transformer.h.#.ln_2.*",),
+    "decoder.layers.#.mlp.linear_fc1.*": ("transformer.h.#.mlp.c_fc.*",),
+    "decoder.layers.#.mlp.linear_fc2.*": ("transformer.h.#.mlp.c_proj.*",),
+}
+_LLAMA = {
+    "embedding.word_embeddings.weight": ("model.embed_tokens.weight",),
+    "output_layer.weight": ("lm_head.weight",),
+    "decoder.final_layernorm.weight": ("model.norm.weight",),
+    "decoder.layers.#.self_attention.linear_qkv.layer_norm_weight": ("model.layers.#.input_layernorm.weight",),
+    "decoder.layers.#.self_attention.linear_qkv.*": tuple(f"model.layers.#.self_attn.{kind}_proj.*" for kind in "qkv"),
+    "decoder.layers.#.self_attention.linear_proj.*": ("model.layers.#.self_attn.o_proj.*",),
+    "decoder.layers.#.mlp.linear_fc1.layer_norm_weight": ("model.layers.#.post_attention_layernorm.weight",),
+    "decoder.layers.#.mlp.linear_fc1.*": ("model.layers.#.mlp.gate_proj.*", "model.layers.#.mlp.up_proj.*"),
+    "decoder.layers.#.mlp.linear_fc2.*": ("model.layers.#.mlp.down_proj.*",),
+}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """
     What a transformers configuration is in Megatron.
 
-    `settings` are those of a `TransformerConfig`, `arguments` those of a `GPTModel`; `weights` tells the complete weights for so many
-    rows of words.
+    `settings` are those of a `TransformerConfig`, `arguments` those of a `GPTModel`; `names` is the table of its weights.
     """
 
     settings: Mapping[str, Any]
     arguments: Mapping[str, Any]
-    weights: Callable[[int], Sequence[ConvertedWeight]]
-    embedding_dropout: float = field(default=0.0)
+    names: Mapping[str, tuple[str, ...]]
+    vocab_size: int
+    embedding_dropout: float = 0.0
+
+    def weights(self, words: int) -> list[ConvertedWeight]:
+        """The complete weights, for so many rows of words."""
+        heads = self.settings["num_attention_heads"]
+        channels = self.settings.get("kv_channels", self.settings["hidden_size"] // heads)
+        of_heads = QueriesKeysValues(heads, self.settings.get("num_query_groups", heads), channels)
+        parts = ("weight", "bias") if self.settings.get("add_bias_linear", True) else ("weight",)
+        is_tied = self.arguments["share_embeddings_and_output_weights"]
+        found = []
+        for name, sources in self.names.items():
+            if is_tied and name == "output_layer.weight":
+                continue
+            rows: Words | QueriesKeysValues | None = of_heads if name.endswith("linear_qkv.*") else None
+            if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+                rows = Words(self.vocab_size, words)
+            tied = "lm_head.weight" if is_tied and name == "embedding.word_embeddings.weight" else None
+            layers = range(self.settings["num_layers"]) if "#" in name else range(1)
+            for layer, part in product(layers, parts if "*" in name else parts[:1]):
+                own, *of_transformers = (text.replace("#", str(layer)).replace("*", part) for text in (name, *sources))
+                # `Conv1D` of GPT-2, whose names begin so
+                is_transposed = part == "weight" and ".c_" in sources[0]
+                found.append(ConvertedWeight(own, tuple(of_transformers), rows, is_transposed, tied))
+        return found
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -186,29 +229,7 @@ def gpt2(config: Any) -> Architecture:
         "position_embedding_type": "learned_absolute",
         "share_embeddings_and_output_weights": config.tie_word_embeddings,
     }
-    return Architecture(settings, arguments, lambda words: list(_gpt2_weights(config, words)), config.embd_pdrop)
-
-
-def _gpt2_weights(config: Any, words: int) -> Iterator[ConvertedWeight]:
-    yield from weights_of_words(config, "transformer.wte.weight", words)
-    yield ConvertedWeight("embedding.position_embeddings.weight", ("transformer.wpe.weight",))
-    for part in ("weight", "bias"):
-        yield ConvertedWeight(f"decoder.final_layernorm.{part}", (f"transformer.ln_f.{part}",))
-    for layer in range(config.n_layer):
-        yield from _gpt2_layer(config, f"decoder.layers.{layer}", f"transformer.h.{layer}")
-
-
-def _gpt2_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeight]:
-    heads = QueriesKeysValues(config.n_head, config.n_head, config.n_embd // config.n_head)
-    attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
-    for part in ("weight", "bias"):
-        turned = part == "weight"
-        yield ConvertedWeight(f"{attention}.linear_qkv.layer_norm_{part}", (f"{source}.ln_1.{part}",))
-        yield ConvertedWeight(f"{attention}.linear_qkv.{part}", (f"{source}.attn.c_attn.{part}",), heads, turned)
-        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.attn.c_proj.{part}",), None, turned)
-        yield ConvertedWeight(f"{perceptron}.linear_fc1.layer_norm_{part}", (f"{source}.ln_2.{part}",))
-        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", (f"{source}.mlp.c_fc.{part}",), None, turned)
-        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.c_proj.{part}",), None, turned)
+    return Architecture(settings, arguments, _GPT2, config.vocab_size, config.embd_pdrop)
 
 
 # What Megatron computes with of Llama 3's scaling, whose factor alone is an argument of `GPTModel`.
@@ -240,7 +261,7 @@ def llama(config: Any) -> Architecture:
         "share_embeddings_and_output_weights": config.tie_word_embeddings,
         **_rotation(config),
     }
-    return Architecture(settings, arguments, lambda words: list(_llama_weights(config, words)))
+    return Architecture(settings, arguments, _LLAMA, config.vocab_size)
 
 
 def _rotation(config: Any) -> dict[str, Any]:
@@ -260,56 +281,21 @@ def _rotation(config: Any) -> dict[str, Any]:
     )
 
 
-def _llama_weights(config: Any, words: int) -> Iterator[ConvertedWeight]:
-    yield from weights_of_words(config, "model.embed_tokens.weight", words)
-    yield ConvertedWeight("decoder.final_layernorm.weight", ("model.norm.weight",))
-    for layer in range(config.num_hidden_layers):
-        yield from _llama_layer(config, f"decoder.layers.{layer}", f"model.layers.{layer}")
-
-
-def _llama_layer(config: Any, name: str, source: str) -> Iterator[ConvertedWeight]:
-    attention, perceptron = f"{name}.self_attention", f"{name}.mlp"
-    yield ConvertedWeight(f"{attention}.linear_qkv.layer_norm_weight", (f"{source}.input_layernorm.weight",))
-    yield ConvertedWeight(f"{perceptron}.linear_fc1.layer_norm_weight", (f"{source}.post_attention_layernorm.weight",))
-    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = QueriesKeysValues(config.num_attention_heads, config.num_key_value_heads, channels)
-    for part in ("weight", "bias") if config.attention_bias else ("weight",):
-        sources = tuple(f"{source}.self_attn.{kind}_proj.{part}" for kind in "qkv")
-        yield ConvertedWeight(f"{attention}.linear_qkv.{part}", sources, heads)
-        yield ConvertedWeight(f"{attention}.linear_proj.{part}", (f"{source}.self_attn.o_proj.{part}",))
-        sources = (f"{source}.mlp.gate_proj.{part}", f"{source}.mlp.up_proj.{part}")
-        yield ConvertedWeight(f"{perceptron}.linear_fc1.{part}", sources)
-        yield ConvertedWeight(f"{perceptron}.linear_fc2.{part}", (f"{source}.mlp.down_proj.{part}",))
-
-
 _NAMED_FIRST = 8
 
 
-class ConvertedWeights(Mapping[str, Tensor]):
+class ConvertedWeights(UserDict[str, Tensor]):
     """Weights of transformers by Megatron's names; each is put together when it is read, so that a model is never there twice."""
 
     def __init__(self, weights: Sequence[ConvertedWeight], source: Mapping[str, Tensor]) -> None:
+        super().__init__()
         _compare({name for weight in weights for name in weight.names}, source, "transformers")
-        self._weights = {weight.name: weight for weight in weights}
+        self.data: dict[str, Any] = {weight.name: weight for weight in weights}
         self._source = source
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._weights[name].join(self._source)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
-def by_transformers_names(weights: Sequence[ConvertedWeight], complete: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Complete weights of Megatron as tensors of their own, by the names of transformers."""
-    _compare({weight.name for weight in weights}, complete, "Megatron")
-    return {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
+        joined: Tensor = self.data[name].join(self._source)
+        return joined
 
 
 def _compare(wanted: set[str], found: Mapping[str, Tensor], library: str) -> None:
@@ -353,6 +339,7 @@ def megatron_from_transformers(
     """
     _check_installed()
     from megatron.core import parallel_state
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
     from accelerate_nb.runtime.strategies.megatron.checkpoint import load_complete
     from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees
@@ -370,10 +357,29 @@ def megatron_from_transformers(
             "A model was to become one of Megatron, but there are no groups of Megatron yet. Make the Accelerator with "
             "strategy='megatron' or a MegatronLMPlugin before."
         )
-    multiple = make_vocab_size_divisible_by * degrees()["tp"]
+    split = degrees()
+    multiple = make_vocab_size_divisible_by * split["tp"]
     words = -(-config.vocab_size // multiple) * multiple
-    dtype = next(model.parameters()).dtype
-    found = build(architecture, words, {"params_dtype": dtype, "pipeline_dtype": dtype, **settings}, layer_spec)
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    described = TransformerConfig(
+        **{
+            **architecture.settings,
+            **{f"{names[axis]}_parallel_size": degree for axis, degree in split.items()},
+            **dict.fromkeys(("params_dtype", "pipeline_dtype"), next(model.parameters()).dtype),
+            **settings,
+        }
+    )
+    parts = stages(
+        lambda is_first, is_last, vp_stage=None: part(
+            architecture.arguments, words, described, layer_spec, is_first, is_last, vp_stage
+        ),
+        described.virtual_pipeline_model_parallel_size,
+    )
+    first: Any = parts[0]
+    if first.pre_process and "hidden_dropout" not in settings:
+        # Megatron takes that of layers for embeddings, too, which have a probability of their own
+        first.embedding.embedding_dropout.p = architecture.embedding_dropout
+    found: Module = first if len(parts) == 1 else ModuleList(parts)
     load_complete(found, ConvertedWeights(architecture.weights(words), model.state_dict()))
     return found
 
@@ -398,7 +404,9 @@ def megatron_to_transformers(model: Module, config: Any) -> dict[str, Tensor]:
     complete = complete_state(bare(model), is_kept=is_main)
     if not is_main:
         return {}
-    return by_transformers_names(architecture.weights(config.vocab_size), complete)
+    weights = architecture.weights(config.vocab_size)
+    _compare({weight.name for weight in weights}, complete, "Megatron")
+    return {name: part for weight in weights for name, part in weight.split(complete[weight.name]).items()}
 
 
 def architecture_of(config: Any) -> Architecture:
@@ -423,34 +431,6 @@ def _check_installed() -> None:
         raise MissingExtraError(
             "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
         )
-
-
-# This process's part of a model
-
-
-def build(architecture: Architecture, words: int, settings: Mapping[str, Any], layer_spec: Any) -> Module:
-    """
-    A part with weights that are random still; a `ModuleList` of parts where stages are interleaved.
-
-    Megatron takes `hidden_dropout` for embeddings, too, which have a probability of their own unless `settings` have one.
-    """
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    from accelerate_nb.runtime.strategies.megatron.model_parallel import degrees
-
-    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    split = {f"{names[axis]}_parallel_size": degree for axis, degree in degrees().items()}
-    config = TransformerConfig(**{**architecture.settings, **split, **settings})
-    found = stages(
-        lambda is_first, is_last, vp_stage=None: part(
-            architecture.arguments, words, config, layer_spec, is_first, is_last, vp_stage
-        ),
-        config.virtual_pipeline_model_parallel_size,
-    )
-    first: Any = found[0]
-    if first.pre_process and "hidden_dropout" not in settings:
-        first.embedding.embedding_dropout.p = architecture.embedding_dropout
-    return first if len(found) == 1 else ModuleList(found)
 
 
 def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:

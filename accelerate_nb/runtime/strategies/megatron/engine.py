@@ -112,7 +112,12 @@ class MegatronEngine(MegatronModel):
 
         The norm is `None` without `gradient_clipping`. The last of four is `None`: zeros in gradients are not counted.
         """
-        step = self.accelerator.strategy.step_of_engine(self)
+        if self.optimizer is None:
+            raise StateError(
+                "A model of Megatron's engine was called to train, but it has no optimizer. Give both to one call of prepare, or call "
+                "model.eval() first."
+            )
+        step = self.accelerator.strategy.step_of(self.optimizer)
         step.zero_grad()
         losses = self._losses(batch_data, forward_only=False)
         step.last_norm = None
@@ -131,23 +136,21 @@ class MegatronEngine(MegatronModel):
         return losses
 
     def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
-        parts = self.equal_parts(batch)
-        found = self.run_schedule(self.train_step_handler.forward_step, parts, self._shape_of(parts[0]), forward_only)
-        means = {name: _mean([part[name] for part in found]) for name in found[0]} if found else None
-        losses: dict[str, Tensor] = self._from_last(means)
-        return losses
-
-    def _shape_of(self, part: dict[str, Any]) -> tuple[int, int]:
-        """The length of a part's sequences, and their number."""
         args, plugin = get_args(), self.accelerator.state.megatron_lm_plugin
-        tokens = part.get("tokens", part.get("input_ids"))
+        parts = self.equal_parts(batch)
+        tokens = parts[0].get("tokens", parts[0].get("input_ids"))
         if isinstance(tokens, Tensor) and plugin.custom_get_batch_function is None:
-            return tokens.shape[1], tokens.shape[0]
-        if args.seq_length is None:
+            shape = (tokens.shape[1], tokens.shape[0])
+        elif args.seq_length is None:
             raise StateError(
                 "The length of sequences of a batch without input_ids is not known. Pass MegatronLMPlugin(seq_length=...)."
             )
-        return int(args.seq_length), int(args.micro_batch_size)
+        else:
+            shape = (int(args.seq_length), int(args.micro_batch_size))
+        found = self.run_schedule(self.train_step_handler.forward_step, parts, shape, forward_only)
+        means = {name: _mean([part[name] for part in found]) for name in found[0]} if found else None
+        losses: dict[str, Tensor] = self._from_last(means)
+        return losses
 
     @torch.no_grad()
     def megatron_generate(
@@ -178,17 +181,6 @@ class MegatronEngine(MegatronModel):
         lengths = torch.full((len(inputs),), inputs.shape[1]) if attention_mask is None else attention_mask.sum(dim=1)
         lengths = lengths.to(torch.cuda.current_device())
         longest = int(lengths.max()) + (max_new_tokens or 0) if max_length is None else max_length
-        self._check_generation(longest)
-        was_training = self.training
-        self.eval()
-        try:
-            return self._written(
-                inputs, lengths, longest, partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
-            )
-        finally:
-            self.train(was_training)
-
-    def _check_generation(self, longest: int) -> None:
         if self.config.sequence_parallel or len(self.chunks) > 1:
             raise NotYetError(
                 "megatron_generate was called with sequence_parallelism=True or interleaved stages, whose parts a growing text does not "
@@ -199,6 +191,14 @@ class MegatronEngine(MegatronModel):
                 f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Pass a smaller max_length or "
                 "max_new_tokens."
             )
+        was_training = self.training
+        self.eval()
+        try:
+            return self._written(
+                inputs, lengths, longest, partial(choose, temperature=temperature, top_k=top_k, top_p=top_p)
+            )
+        finally:
+            self.train(was_training)
 
     def _written(self, inputs: Tensor, lengths: Tensor, longest: int, choose_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""

@@ -24,8 +24,18 @@ def check(parts: Sequence[Any], mesh: Mesh, plugin: MegatronLMPlugin, dtype: tor
         _check_degrees(part, mesh, plugin)
         if mesh.pp > 1 and part.config.pipeline_dtype is None:
             part.config.pipeline_dtype = dtype
-    if len(parts) > 1:
-        _check_interleaving(parts, mesh.pp)
+    config = parts[0].config
+    if len(parts) > 1 and config.virtual_pipeline_model_parallel_size != len(parts):
+        raise ConfigurationError(
+            f"{len(parts)} parts of a model were prepared together, but its TransformerConfig has virtual_pipeline_model_parallel_size="
+            f"{config.virtual_pipeline_model_parallel_size}. Build it with {len(parts)}."
+        )
+    # messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up
+    if len(parts) > 1 and mesh.pp == 2 and not config.overlap_p2p_comm:
+        raise ConfigurationError(
+            "Interleaved stages were requested in a pipeline of 2 processes, where Megatron needs messages in pairs. Build the "
+            "TransformerConfig with overlap_p2p_comm=True and batch_p2p_comm=False, or take pp_degree=4 or more."
+        )
 
 
 def _check_degrees(model: Any, mesh: Mesh, plugin: MegatronLMPlugin) -> None:
@@ -49,21 +59,6 @@ def _check_degrees(model: Any, mesh: Mesh, plugin: MegatronLMPlugin) -> None:
             raise ConfigurationError(
                 f"TransformerConfig({name}={value}) was found in a model that is prepared on {mesh}. Build it with {name}={wanted}."
             )
-
-
-def _check_interleaving(parts: Sequence[Any], stages: int) -> None:
-    """Messages of a stage to the next and to the former one go to the same process in a pipeline of two, which mixes them up."""
-    config = parts[0].config
-    if config.virtual_pipeline_model_parallel_size != len(parts):
-        raise ConfigurationError(
-            f"{len(parts)} parts of a model were prepared together, but its TransformerConfig has virtual_pipeline_model_parallel_size="
-            f"{config.virtual_pipeline_model_parallel_size}. Build it with {len(parts)}."
-        )
-    if stages == 2 and not config.overlap_p2p_comm:
-        raise ConfigurationError(
-            "Interleaved stages were requested in a pipeline of 2 processes, where Megatron needs messages in pairs. Build the "
-            "TransformerConfig with overlap_p2p_comm=True and batch_p2p_comm=False, or take pp_degree=4 or more."
-        )
 
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -110,19 +105,14 @@ class MegatronModel(ModelWrapper):
                 "A model in stages was called with gradients, but Megatron's pipeline computes backwards in its schedule. Call "
                 "accelerator.train_step(model, ...) to train, or the model inside of torch.no_grad()."
             )
-        parts, is_repeated = self._evaluated_parts((arguments, keywords))
-        outputs = self._run(parts, lambda output, _: (output, output), forward_only=True)
-        kept = outputs[:1] if is_repeated else outputs
-        return self._from_last(merged(kept, [1] * len(kept)) if kept else None)
-
-    def _evaluated_parts(self, inputs: Inputs) -> tuple[list[Inputs], bool]:
-        """Parts of a batch, and whether each is all of it: interleaved stages take no fewer parts than there are stages."""
-        from megatron.core import parallel_state
-
+        # interleaved stages take no fewer parts than there are stages: each all of a batch that they do not divide
         count = parallel_state.get_pipeline_model_parallel_world_size() if len(self.chunks) > 1 else 1
-        if batch_size(inputs) % count:
-            return [inputs] * count, True
-        return [part for part, _ in microbatches((inputs, None), count)], False
+        inputs = (arguments, keywords)
+        is_divided = batch_size(inputs) % count == 0
+        parts = microbatches((inputs, None), count) if is_divided else [(inputs, None)] * count
+        outputs = self._run(parts, lambda output, _: output, forward_only=True)
+        kept = outputs if is_divided else outputs[:1]
+        return self._from_last(merged(kept, [1] * len(kept)) if kept else None)
 
     def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int) -> Tensor:
         """
@@ -132,20 +122,22 @@ class MegatronModel(ModelWrapper):
         """
         from megatron.core import parallel_state
 
-        parts = self.equal_parts((inputs, targets))
+        sequence_parts = parallel_state.get_context_parallel_world_size()
         # Megatron multiplies by the number of parts of a sequence, whose losses are means over a part here
-        divisor = steps * parallel_state.get_context_parallel_world_size()
+        divisor = steps * sequence_parts
 
         def scaled(output: Any, wanted: Any) -> tuple[Tensor, Tensor]:
             loss = loss_of(output, wanted)
             # what is divided in place afterwards
             return loss / divisor if divisor > 1 else loss * 1, loss.detach().float()
 
-        losses = self._run(
-            [part for part, _ in parts], scaled, targets=[wanted for _, wanted in parts], forward_only=False
-        )
-        mean = torch.stack(losses).mean() if losses else None
-        return _mean_over_sequences(self._from_last(mean))
+        losses = self._run(self.equal_parts((inputs, targets)), scaled, forward_only=False)
+        mean: Tensor = self._from_last(torch.stack(losses).mean() if losses else None)
+        if sequence_parts == 1:
+            return mean
+        total = mean.clone()
+        dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
+        return total.div_(sequence_parts)
 
     def equal_parts(self, batch: Any) -> list[Any]:
         """The parts of a batch that Megatron's schedule brings through the model; `DataError` where they are not equal."""
@@ -158,28 +150,22 @@ class MegatronModel(ModelWrapper):
         return microbatches(batch, self.microbatch_count)
 
     def _run(
-        self,
-        parts: Sequence[Inputs],
-        result_of: Callable[[Any, Any], Any],
-        targets: Sequence[Any] | None = None,
-        *,
-        forward_only: bool,
+        self, parts: Sequence[tuple[Inputs, Any]], result_of: Callable[[Any, Any], Any], *, forward_only: bool
     ) -> list[Any]:
-        """What `result_of` made second of each part's output, on the last stage."""
-        wanted = targets or [None] * len(parts)
+        """What the last stage has of each part: what `result_of` makes of its output and targets, or reports after its loss."""
+        tensors = (leaf for leaf in tree_flatten(parts[0][0])[0] if isinstance(leaf, Tensor) and leaf.ndim > 1)
+        first = next(tensors, None)
+        if first is None:
+            raise DataError(
+                "A model of Megatron got no tensor of the shape (samples, length). Pass it the tokens of a batch first."
+            )
 
         def forward_step(iterator: Iterator[tuple[Inputs, Any]], chunk: Module) -> tuple[Any, Callable[..., Any]]:
-            (arguments, keywords), target = next(iterator)
+            (arguments, keywords), targets = next(iterator)
+            return chunk(*arguments, **keywords), lambda output, **_: result_of(output, targets)
 
-            def loss_of(output: Any, **_: Any) -> Any:
-                made = result_of(output, target)
-                return made[1] if forward_only else made
-
-            return chunk(*arguments, **keywords), loss_of
-
-        return self.run_schedule(
-            forward_step, list(zip(parts, wanted, strict=True)), _shape(parts[0]), forward_only, collects=forward_only
-        )
+        shape = (first.shape[1], first.shape[0])
+        return self.run_schedule(forward_step, parts, shape, forward_only, collects=forward_only)
 
     def run_schedule(
         self,
@@ -235,25 +221,3 @@ class MegatronModel(ModelWrapper):
         for leaf in found:
             dist.broadcast(leaf, last, group)
         return tree_unflatten(found, structure)
-
-
-def _shape(part: Inputs) -> tuple[int, int]:
-    """The length of a part's sequences, and their number."""
-    tensors = (leaf for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor) and leaf.ndim > 1)
-    first = next(tensors, None)
-    if first is None:
-        raise DataError(
-            "A model of Megatron got no tensor of the shape (samples, length). Pass it the tokens of a batch first."
-        )
-    return first.shape[1], first.shape[0]
-
-
-def _mean_over_sequences(loss: Tensor) -> Tensor:
-    from megatron.core import parallel_state
-
-    count: int = parallel_state.get_context_parallel_world_size()
-    if count == 1:
-        return loss
-    total = loss.clone()
-    dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
-    return total.div_(count)

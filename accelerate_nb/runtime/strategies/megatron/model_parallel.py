@@ -145,6 +145,7 @@ class MegatronStep:
             for name, value in {"wd_mult": 1.0, "lr_mult": float(number), **_OF_NO_EXPERT}.items():
                 group.setdefault(name, value)
         self.inner = _around(optimizer, model, precision, is_distributed)
+        self.inner.tp_group = parallel_state.get_tensor_model_parallel_group()
         self._norm_group = self.inner.get_grad_stats_parallel_group()
         if model.config.expert_model_parallel_size > 1:
             # one overflow, of whichever process's experts, is that of all
@@ -165,7 +166,14 @@ class MegatronStep:
         """The norm of the gradients of all parts of the model; infinity where one overflowed."""
         if self.prepare():
             return float("inf")
-        of_experts = self._gradients_of_experts()
+        # those of experts that are on this process and not on all are measured by themselves
+        experts = [getattr(weight, "main_param", weight) for weight in self.model.parameters() if is_of_expert(weight)]
+        group = parallel_state.get_expert_tensor_parallel_group()
+        of_experts: list[Tensor] = [
+            weight.grad
+            for weight in experts
+            if weight.grad is not None and param_is_not_tensor_parallel_duplicate(weight, group)
+        ]
         known = {id(gradient) for gradient in of_experts}
         shared = [gradient for gradient in self.inner.get_main_grads_for_grad_norm() if id(gradient) not in known]
         norm = float(get_grad_norm_fp32(shared, norm_type, self._norm_group))
@@ -174,16 +182,6 @@ class MegatronStep:
         group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         norms = torch.tensor([norm, float(get_grad_norm_fp32(of_experts, norm_type, group))])
         return float(torch.linalg.vector_norm(norms, norm_type))
-
-    def _gradients_of_experts(self) -> list[Tensor]:
-        """The gradients of experts that are on this process and not on all, as they are measured."""
-        weights = [getattr(weight, "main_param", weight) for weight in self.model.parameters() if is_of_expert(weight)]
-        group = parallel_state.get_expert_tensor_parallel_group()
-        return [
-            weight.grad
-            for weight in weights
-            if weight.grad is not None and param_is_not_tensor_parallel_duplicate(weight, group)
-        ]
 
     def clip(self, max_norm: float, norm: float) -> None:
         """Scale gradients of this norm down to another one."""
@@ -229,18 +227,14 @@ def _around(optimizer: Optimizer, model: MegatronModel, precision: MegatronPreci
         use_distributed_optimizer=is_distributed,
         clip_grad=0.0,
     )
-    if is_distributed:
-        return _distributed(optimizer, model, precision, config)
-    if precision.name == "no":
-        found: Any = FP32Optimizer(optimizer, config, None)
-    else:
-        found = Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
-    found.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
-    found.tp_group = parallel_state.get_tensor_model_parallel_group()
-    return found
-
-
-def _distributed(optimizer: Optimizer, model: MegatronModel, precision: MegatronPrecision, config: Any) -> Any:
+    if not is_distributed:
+        found: Any = (
+            FP32Optimizer(optimizer, config, None)
+            if precision.name == "no"
+            else Float16OptimizerWithFloat16Params(optimizer, config, precision.loss_scaler, None)
+        )
+        found.grad_stats_parallel_group = parallel_state.get_model_parallel_group()
+        return found
     if not isinstance(optimizer, (Adam, AdamW)):
         raise ConfigurationError(
             f"Megatron's distributed optimizer was requested for {type(optimizer).__name__}, but it keeps parts of Adam's states alone. "
@@ -267,5 +261,4 @@ def _distributed(optimizer: Optimizer, model: MegatronModel, precision: Megatron
         distributed_optimizer_instance_id=0,
     )
     found.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
-    found.tp_group = parallel_state.get_tensor_model_parallel_group()
     return found

@@ -91,19 +91,13 @@ class MegatronLMPlugin(megatron.MegatronOptions):
 
     def __post_init__(self) -> None:
         megatron.OPTIONS.complete(self, os.environ)
-        self._check()
-        self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
-        if self.consumed_samples is not None:
-            self.consumed_samples += [0] * (3 - len(self.consumed_samples))
-        self.megatron_lm_default_args = {_ARGUMENTS.get(name, name): getattr(self, name) for name in _PASSED_ON}
-        if self.tensorboard_dir is not None:
-            self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
-        if self.other_megatron_args is not None:
-            self.megatron_lm_default_args.update(self.other_megatron_args)
-
-    def _check(self) -> None:
-        degrees = ("tp_degree", "pp_degree", "context_parallel_size", "expert_model_parallel_size", "num_micro_batches")
-        for name in degrees:
+        for name in (
+            "tp_degree",
+            "pp_degree",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "num_micro_batches",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)} was requested, but it is 1 at least. Leave it out for 1."
@@ -113,6 +107,14 @@ class MegatronLMPlugin(megatron.MegatronOptions):
                 "sequence_parallelism=True was requested with tp_degree=1, but sequences are cut among the processes that split a "
                 "layer. Pass tp_degree=2 or more, or leave it out."
             )
+        self.DDP_impl = "local" if self.pp_degree > 1 or self.use_distributed_optimizer else "torch"
+        if self.consumed_samples is not None:
+            self.consumed_samples += [0] * (3 - len(self.consumed_samples))
+        self.megatron_lm_default_args = {_ARGUMENTS.get(name, name): getattr(self, name) for name in _PASSED_ON}
+        if self.tensorboard_dir is not None:
+            self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
+        if self.other_megatron_args is not None:
+            self.megatron_lm_default_args.update(self.other_megatron_args)
 
     def set_network_size_args(self, model: Any, batch_data: Any = None) -> None:
         """Take layers, widths and the length of sequences of a GPT-2 or a Llama of transformers; `ConfigurationError` for another type."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
 from accelerate_nb.runtime.data.adapter import loader_arguments
-from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest
+from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
@@ -68,9 +68,6 @@ class MegatronLMSchedulerWrapper(EngineSchedule):
         self.scheduler.load_state_dict(state_dict)
 
 
-_SPLITS = 3
-
-
 class MegatronLMDummyDataLoader(Placeholder):
     """
     A placeholder of the loaders of Megatron's own data sets.
@@ -99,30 +96,25 @@ class MegatronLMDummyDataLoader(Placeholder):
 
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, Any, Any]:
         """Iterators over the three data sets; `None` for one that there is not."""
-        args, plugin = get_args(), accelerator.state.megatron_lm_plugin
-        consumed = plugin.consumed_samples or [0] * _SPLITS
+        args = get_args()
+        consumed = accelerator.state.megatron_lm_plugin.consumed_samples or [0, 0, 0]
         args.consumed_train_samples, args.consumed_valid_samples, args.consumed_test_samples = consumed
+        size = args.global_batch_size
+        if not args.train_iters and not args.train_samples:
+            raise ConfigurationError(
+                "Megatron's data sets were requested without the number of steps. Give prepare a MegatronLMDummyScheduler with "
+                "total_num_steps, or pass MegatronLMPlugin(train_iters=...)."
+            )
+        train = args.train_samples or args.train_iters * size
+        evaluations = train // size // args.eval_interval + 1
         provider = self.get_train_valid_test_datasets_provider(accelerator)
-        found = provider(_numbers_of_samples(args))
+        found = provider([train, evaluations * args.eval_iters * size, args.eval_iters * size])
         replica = accelerator.strategy.data_replicas
         first, second, third = (
             None if dataset is None else iter(_loader(dataset, start, replica, accelerator.device))
             for dataset, start in zip(found, consumed, strict=True)
         )
         return first, second, third
-
-
-def _numbers_of_samples(args: Namespace) -> list[int]:
-    """How many samples a training reads of each data set."""
-    size = args.global_batch_size
-    if not args.train_iters and not args.train_samples:
-        raise ConfigurationError(
-            "Megatron's data sets were requested without the number of steps. Give prepare a MegatronLMDummyScheduler with "
-            "total_num_steps, or pass MegatronLMPlugin(train_iters=...)."
-        )
-    train = args.train_samples or args.train_iters * size
-    evaluations = train // size // args.eval_interval + 1
-    return [train, evaluations * args.eval_iters * size, args.eval_iters * size]
 
 
 def _loader(dataset: Any, consumed: int, replica: tuple[int, int], device: torch.device) -> Iterator[Any]:
@@ -165,28 +157,23 @@ def _gpt_datasets(numbers: Sequence[int]) -> Any:
             "custom_megatron_datasets_provider_function in the plugin."
         )
     paths = [args.data_path] if isinstance(args.data_path, str) else list(args.data_path)
+    # what data sets ask a tokenizer for, of files that have tokens already
+    end = -1 if args.eos_token_id is None else args.eos_token_id
+    described = {"class": "Tokens", "vocab_size": args.orig_vocab_size, "eod": end}
+    tokenizer = SimpleNamespace(vocab_size=args.orig_vocab_size, eod=end, pad=end, unique_identifiers=described)
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
         blend=get_blend_from_list(paths),
         split=args.split,
         path_to_cache=args.data_cache_path,
-        tokenizer=_Tokens(args.orig_vocab_size, args.eos_token_id),
+        tokenizer=tokenizer,
         reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask,
         eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.reset_attention_mask,
     )
     return BlendedMegatronDatasetBuilder(GPTDataset, list(numbers), lambda: True, config).build()
-
-
-class _Tokens:
-    """What Megatron's data sets ask a tokenizer for, of files that have tokens already."""
-
-    def __init__(self, vocab_size: int, end: int | None) -> None:
-        self.vocab_size = vocab_size
-        self.eod = self.pad = -1 if end is None else end
-        self.unique_identifiers = {"class": type(self).__name__, "vocab_size": vocab_size, "eod": self.eod}
 
 
 def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Optimizer | None, Any]:
@@ -208,7 +195,7 @@ def prepare_model_optimizer_scheduler(accelerator: Any) -> tuple[list[Any], Opti
         made = plugin.custom_prepare_model_function(provider)
         parts = [innermost(part) for part in (made if isinstance(made, (list, tuple)) else [made])]
     strategy = accelerator.strategy
-    check(parts, strategy.mesh, plugin, strategy.precision.dtype)
+    check(parts, accelerator.world.mesh, plugin, strategy.precision.dtype)
     model = strategy.trained_chunks(parts)
     get_args().model_len = len(model)
     optimizer = None if getattr(get_args(), "optimizer", None) is None else prepare_optimizer(accelerator, model)
@@ -224,15 +211,6 @@ def prepare_optimizer(accelerator: Any, model: Iterable[Module]) -> Optimizer:  
     `scale_lr_cond(name, weight)` learn `lr_mult` times as fast.
     """
     args = get_args()
-    groups = _groups(model)
-    if args.optimizer == "sgd":
-        return SGD(groups, lr=args.lr, momentum=args.sgd_momentum, weight_decay=args.weight_decay)
-    betas = (args.adam_beta1, args.adam_beta2)
-    return AdamW(groups, lr=args.lr, betas=betas, eps=args.adam_eps, weight_decay=args.weight_decay)
-
-
-def _groups(model: Iterable[Module]) -> list[dict[str, Any]]:
-    args = get_args()
     no_decay = getattr(args, "no_wd_decay_cond", None) or (
         lambda name, weight: name.endswith(".bias") or weight.ndim == 1
     )
@@ -242,8 +220,7 @@ def _groups(model: Iterable[Module]) -> list[dict[str, Any]]:
         if weight.requires_grad:
             factor = args.lr_mult if scaled is not None and scaled(name, weight) else 1.0
             found.setdefault((0.0 if no_decay(name, weight) else 1.0, factor), []).append(weight)
-    # in the same order on all processes
-    return [
+    groups = [
         {
             "params": found[decay, factor],
             "weight_decay": decay * args.weight_decay,
@@ -252,8 +229,13 @@ def _groups(model: Iterable[Module]) -> list[dict[str, Any]]:
             "lr_mult": factor,
             **({} if factor == 1.0 else {"max_lr": factor * args.lr, "min_lr": factor * args.min_lr}),
         }
+        # in the same order on all processes
         for decay, factor in sorted(found, reverse=True)
     ]
+    if args.optimizer == "sgd":
+        return SGD(groups, lr=args.lr, momentum=args.sgd_momentum, weight_decay=args.weight_decay)
+    betas = (args.adam_beta1, args.adam_beta2)
+    return AdamW(groups, lr=args.lr, betas=betas, eps=args.adam_eps, weight_decay=args.weight_decay)
 
 
 def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:  # noqa: ARG001  # Accelerate's
@@ -347,139 +329,100 @@ def first_batch(loaders: Iterable[Any]) -> Any:
     return None
 
 
-class EngineObjects:
+def transformers_model(objects: Iterable[Any]) -> Any:
+    """The first model of transformers, of which an engine is made; `None` where there is none."""
+    for item in objects:
+        config = getattr(item, "config", None) if isinstance(item, Module) else None
+        if isinstance(getattr(config, "model_type", None), str) and not hasattr(config, "tensor_model_parallel_size"):
+            return item
+    return None
+
+
+def check_call(call: PrepareCall) -> None:
+    """Raise an error that names what no engine can be made of, in a call of `prepare` with a transformers model."""
+    refuse_unused(call.accelerator.state.megatron_lm_plugin, by_engine=True)
+    if any(sum(isinstance(item, type_) for item in call.objects) > 1 for type_ in (Module, Optimizer)):
+        raise ConfigurationError(
+            "Several models or optimizers were given to one call of prepare with Megatron, whose engine has one of each. Make an "
+            "Accelerator for each model."
+        )
+    if any(isinstance(item, LRScheduler) for item in call.objects):
+        raise ConfigurationError(
+            "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."
+        )
+    if call.accelerator.world.mesh.cp > 1:
+        raise NotYetError(
+            "context_parallel_size=2 or more was requested for a model of transformers, which is not offered here yet. Use tp_degree, "
+            "or a model of megatron-core."
+        )
+    if GradientState().num_steps > 1:
+        raise ConfigurationError(
+            "gradient_accumulation_steps was requested with Megatron's engine, where model(**batch) makes a whole step. Pass "
+            "MegatronLMPlugin(num_micro_batches=...) in its place."
+        )
+
+
+def engine_of(call: PrepareCall) -> MegatronEngine:
     """
-    A transformers model with what else one call of `prepare` has, and the engine that becomes of them.
+    The engine that becomes of a transformers model, and of what else its call of `prepare` has.
 
-    The call has a loader, whose `batch_size` is the size of one part of a step.
+    The call has a loader, whose `batch_size` is the size of one part of a step. A model that is converted exactly brings its weights;
+    those of others begin at random.
     """
-
-    def __init__(self, call: PrepareCall, model: Module) -> None:
-        self._call, self._model = call, model
-        self._accelerator = call.accelerator
-        self._plugin: Any = call.accelerator.state.megatron_lm_plugin
-        self._iterators: list[Any] = []
-        self.engine: MegatronEngine | None = None
-        self._check()
-
-    @classmethod
-    def of(cls, call: PrepareCall) -> EngineObjects | None:
-        """The objects of a call that has a transformers model; `None` of one that has none."""
-        model = next((item for item in call.objects if isinstance(item, Module) and _is_of_transformers(item)), None)
-        return None if model is None else cls(call, model)
-
-    def _check(self) -> None:
-        objects = self._call.objects
-        refuse_unused(self._plugin, by_engine=True)
-        if sum(isinstance(item, Module) for item in objects) > 1 or sum(isinstance(i, Optimizer) for i in objects) > 1:
+    accelerator, objects, model = call.accelerator, call.objects, transformers_model(call.objects)
+    plugin: Any = accelerator.state.megatron_lm_plugin
+    plugin.set_training_args(_micro_batch_size(call, plugin), accelerator.strategy.data_replicas[1])
+    plugin.set_network_size_args(model, first_batch(objects))
+    for item in objects:
+        if isinstance(item, Optimizer):
+            plugin.set_optimizer_type(item)
+    schedule = next((item for item in objects if isinstance(item, MegatronLMDummyScheduler)), None)
+    if schedule is not None:
+        if schedule.total_num_steps is None and plugin.train_iters is None and plugin.train_samples is None:
             raise ConfigurationError(
-                "Several models or optimizers were given to one call of prepare with Megatron, whose engine has one of each. Make an "
-                "Accelerator for each model."
+                "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
             )
-        if any(isinstance(item, LRScheduler) for item in objects):
-            raise ConfigurationError(
-                "You can't use a custom scheduler with Megatron-LM. Please use the `accelerate_nb.utils.MegatronLMDummyScheduler` instead."
-            )
-        if self._accelerator.strategy.mesh.cp > 1:
-            raise NotYetError(
-                "context_parallel_size=2 or more was requested for a model of transformers, which is not offered here yet. Use tp_degree, "
-                "or a model of megatron-core."
-            )
-        if GradientState().num_steps > 1:
-            raise ConfigurationError(
-                "gradient_accumulation_steps was requested with Megatron's engine, where model(**batch) makes a whole step. Pass "
-                "MegatronLMPlugin(num_micro_batches=...) in its place."
-            )
+        plugin.set_scheduler_args(schedule)
+    architecture = architecture_of(model.config)
+    end = getattr(model.config, "eos_token_id", None)
+    of_schedules = {name: getattr(plugin, name) for name in OF_SCHEDULES}
+    is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in objects)
+    arguments = {
+        **architecture.settings,
+        "architecture": architecture,
+        # the first of several tokens that end a text
+        "eos_token_id": end[0] if isinstance(end, list) else end,
+        **{name: value for name, value in of_schedules.items() if value is not None},
+        **plugin.megatron_lm_default_args,
+        "recompute_activations": plugin.recompute_activations,
+        "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
+        "megatron_dataset_flag": is_of_megatron or plugin.megatron_dataset_flag,
+        **(plugin.other_megatron_args or {}),
+    }
+    initialize(accelerator, args_defaults=arguments)
+    engine = MegatronEngine(accelerator, *prepare_model_optimizer_scheduler(accelerator))
+    if plugin.custom_model_provider_function is None and is_converted(model):
+        weights = ConvertedWeights(architecture.weights(get_args().padded_vocab_size), model.state_dict())
+        accelerator.strategy.load_model_state(engine, weights)
+    elif plugin.custom_model_provider_function is None and accelerator.is_main_process:
+        warn_user(
+            f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. A GPT2LMHeadModel "
+            "or a LlamaForCausalLM comes with its own; accelerator.strategy.load_model_state(model, weights) gives it others."
+        )
+    return engine
 
-    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
-        """The engine in the place of the model, and its optimizer in that of the optimizer."""
-        if self.engine is not None and requests:
-            raise ConfigurationError(
-                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made, which has one model and one "
-                "optimizer. Give both to one call of prepare."
-            )
-        if self.engine is not None:
-            return []
-        objects, plugin = self._call.objects, self._plugin
-        plugin.set_training_args(self._micro_batch_size(), self._accelerator.strategy.data_replicas[1])
-        plugin.set_network_size_args(self._model, first_batch(objects))
-        optimizer = next((item for item in objects if isinstance(item, Optimizer)), None)
-        if optimizer is not None:
-            plugin.set_optimizer_type(optimizer)
-        schedule = next((item for item in objects if isinstance(item, MegatronLMDummyScheduler)), None)
-        if schedule is not None:
-            if schedule.total_num_steps is None and plugin.train_iters is None and plugin.train_samples is None:
-                raise ConfigurationError(
-                    "MegatronLMDummyScheduler was given without total_num_steps. Pass it, or MegatronLMPlugin(train_iters=...)."
-                )
-            plugin.set_scheduler_args(schedule)
-        initialize(self._accelerator, args_defaults=self._arguments())
-        self.engine = MegatronEngine(self._accelerator, *prepare_model_optimizer_scheduler(self._accelerator))
-        self._carry_weights()
-        return [self.engine if isinstance(request.value, Module) else self.engine.optimizer for request in requests]
 
-    def _carry_weights(self) -> None:
-        """Give the engine the weights of a model that is converted exactly; those of others begin at random."""
-        if self.engine is None or self._plugin.custom_model_provider_function is not None:
-            return
-        args = get_args()
-        if is_converted(self._model):
-            weights = ConvertedWeights(args.architecture.weights(args.padded_vocab_size), self._model.state_dict())
-            self._accelerator.strategy.load_model_state(self.engine, weights)
-        elif self._accelerator.is_main_process:
-            warn_user(
-                f"The weights of a {type(self._model).__name__} begin at random in Megatron's engine, as with Accelerate. A GPT2LMHeadModel "
-                "or a LlamaForCausalLM comes with its own; accelerator.strategy.load_model_state(model, weights) gives it others."
-            )
-
-    def _arguments(self) -> dict[str, Any]:
-        plugin: Any = self._plugin
-        of_schedules = {name: getattr(plugin, name) for name in OF_SCHEDULES}
-        is_of_megatron = any(isinstance(item, MegatronLMDummyDataLoader) for item in self._call.objects)
-        config = self._model.config
-        architecture = architecture_of(config)
-        end = getattr(config, "eos_token_id", None)
-        return {
-            **architecture.settings,
-            "architecture": architecture,
-            # the first of several tokens that end a text
-            "eos_token_id": end[0] if isinstance(end, list) else end,
-            **{name: value for name, value in of_schedules.items() if value is not None},
-            **plugin.megatron_lm_default_args,
-            "recompute_activations": plugin.recompute_activations,
-            "num_layers_per_virtual_pipeline_stage": plugin.num_layers_per_virtual_pipeline_stage,
-            "megatron_dataset_flag": is_of_megatron or plugin.megatron_dataset_flag,
-            **(plugin.other_megatron_args or {}),
-        }
-
-    def _micro_batch_size(self) -> int:
-        sizes: list[Any] = []
-        for item in self._call.objects:
-            if isinstance(item, MegatronLMDummyDataLoader):
-                sizes.append(item.dataset_args.get("micro_batch_size"))
-            elif isinstance(item, DataLoader):
-                sizes.append(item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None))
-        known = [size for size in sizes if size is not None]
-        if not known:
-            raise ConfigurationError(
-                "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM. Its batch size, "
-                "or MegatronLMDummyDataLoader(micro_batch_size=...), is that of a part of a step."
-            )
-        return int(min(known) if self._plugin.is_train_batch_min else max(known))
-
-    def replace(self, item: Any) -> Any:
-        """A loader in batches for all parts of a step; of the n-th placeholder of a loader the n-th of its three iterators."""
+def _micro_batch_size(call: PrepareCall, plugin: Any) -> int:
+    sizes: list[Any] = []
+    for item in call.objects:
         if isinstance(item, MegatronLMDummyDataLoader):
-            self._iterators = self._iterators or list(prepare_data_loader(self._accelerator, item))
-            return self._iterators.pop(0)
-        return with_all_parts(item) if isinstance(item, DataLoader) else item
-
-    def wrap_schedule(self, optimizers: Sequence[Any]) -> MegatronLMSchedulerWrapper:
-        """The engine's schedule in the place of its placeholder."""
-        assert self.engine is not None
-        return MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
-
-
-def _is_of_transformers(model: Any) -> bool:
-    config = getattr(model, "config", None)
-    return isinstance(getattr(config, "model_type", None), str) and not hasattr(config, "tensor_model_parallel_size")
+            sizes.append(item.dataset_args.get("micro_batch_size"))
+        elif isinstance(item, DataLoader):
+            sizes.append(item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None))
+    known = [size for size in sizes if size is not None]
+    if not known:
+        raise ConfigurationError(
+            "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM. Its batch size, "
+            "or MegatronLMDummyDataLoader(micro_batch_size=...), is that of a part of a step."
+        )
+    return int(min(known) if plugin.is_train_batch_min else max(known))

@@ -14,9 +14,10 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
@@ -37,9 +38,15 @@ from accelerate_nb.runtime.strategies.megatron.model_parallel import (
 )
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.strategies.megatron.preparation import (
-    EngineObjects,
+    MegatronLMDummyDataLoader,
     MegatronLMDummyScheduler,
     MegatronLMOptimizerWrapper,
+    MegatronLMSchedulerWrapper,
+    check_call,
+    engine_of,
+    prepare_data_loader,
+    transformers_model,
+    with_all_parts,
 )
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
@@ -65,8 +72,10 @@ class MegatronParallel(Strategy):
         self.megatron_lm_plugin = plugin or MegatronLMPlugin()
         self._models: list[MegatronModel] = []
         self._steps = WeakIdKeyDictionary()
-        # what a call of `prepare` makes of a transformers model
-        self._of_engine: EngineObjects | None = None
+        # a call of `prepare` with a transformers model, and the engine that it makes; `None` where models are of megatron-core themselves
+        self._call: PrepareCall | None = None
+        self.engine: MegatronEngine | None = None
+        self._iterators: list[Any] = []
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -100,22 +109,16 @@ class MegatronParallel(Strategy):
 
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision; Megatron's groups are made with it, since models are built in them."""
-        self._check_degrees()
-        join_groups(self.world, self.megatron_lm_plugin)
-        self.precision = MegatronPrecision(name, options)
-        return self.precision
-
-    def _check_degrees(self) -> None:
         plugin, mesh = self.megatron_lm_plugin, self.world.mesh
         degrees = {
             "tp_degree": (plugin.tp_degree, mesh.tp),
             "pp_degree": (plugin.pp_degree, mesh.pp),
             "context_parallel_size": (plugin.context_parallel_size, mesh.cp),
         }
-        for name, (requested, found) in degrees.items():
+        for degree, (requested, found) in degrees.items():
             if requested not in (1, found):
                 raise ConfigurationError(
-                    f"MegatronLMPlugin({name}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
+                    f"MegatronLMPlugin({degree}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
                 )
         experts = plugin.expert_model_parallel_size * plugin.expert_tensor_parallel_size * mesh.pp
         if self.world.size % experts:
@@ -123,28 +126,22 @@ class MegatronParallel(Strategy):
                 f"expert_model_parallel_size={plugin.expert_model_parallel_size} was requested on {self.world.size} ranks in {mesh.pp} "
                 "stages, which it does not divide. Take a degree that does."
             )
+        join_groups(self.world, self.megatron_lm_plugin)
+        self.precision = MegatronPrecision(name, options)
+        return self.precision
 
     # Preparing
 
     def begin_call(self, call: PrepareCall) -> None:
         """Note what else this call of `prepare` has, of which the engine of a transformers model is made."""
-        found = EngineObjects.of(call)
-        if found is not None and (self.engine is not None or self._models):
-            raise ConfigurationError(
-                "You can't use same `Accelerator()` instance with multiple models when using Megatron-LM. Make one for each model."
-            )
-        if self.engine is None:
-            self._of_engine = found
-
-    @property
-    def engine(self) -> MegatronEngine | None:
-        """The engine of a transformers model; `None` where models are of megatron-core themselves."""
-        return None if self._of_engine is None else self._of_engine.engine
-
-    @property
-    def optimizer_class(self) -> type | None:  # type: ignore[override]  # known once there is an engine
-        """The class of an engine's optimizer; `None` for the usual one."""
-        return None if self._of_engine is None else MegatronLMOptimizerWrapper
+        has_transformers = transformers_model(call.objects) is not None
+        if has_transformers:
+            check_call(call)
+            if self._models:
+                raise ConfigurationError(
+                    "You can't use same `Accelerator()` instance with multiple models when using Megatron-LM. Make one for each model."
+                )
+        self._call = call if has_transformers else None
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """The models and optimizers of one call, in their order; optimizers that update their weights step as Megatron's do."""
@@ -152,8 +149,16 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
             )
-        if self._of_engine is not None:
-            return self._of_engine.prepare(requests)
+        if self.engine is not None and requests:
+            raise ConfigurationError(
+                f"A {type(requests[0].value).__name__} was prepared after Megatron's engine was made, which has one model and one "
+                "optimizer. Give both to one call of prepare."
+            )
+        if self._call is not None:
+            call, self._call = self._call, None
+            self.engine = engine_of(call)
+            self.optimizer_class = MegatronLMOptimizerWrapper
+            return [self.engine if isinstance(item.value, Module) else self.engine.optimizer for item in requests]
         prepared = super().prepare(requests)
         for optimizer in self.optimizers:
             self._find_step(optimizer)
@@ -169,10 +174,27 @@ class MegatronParallel(Strategy):
 
     def trained_chunks(self, parts: Sequence[Any], *, is_placed: bool = True, is_trained: bool = True) -> list[Any]:
         """The consecutive parts of a model as Megatron trains them, with memory for gradients and the first copy's weights."""
-        placed = [self.place(part) for part in parts] if is_placed else list(parts)
-        for part in placed:
-            _share_duplicates(part)
-        return [self._trained(part, number) if is_trained else part for number, part in enumerate(placed)]
+        chunks = []
+        group = parallel_state.get_tensor_model_parallel_group()
+        for number, part in enumerate(parts):
+            module = self.place(part) if is_placed else part
+            # those that all processes along a layer's width have get the values of the first of them
+            for weight in module.parameters() if group.size() > 1 else ():
+                if not getattr(weight, "tensor_model_parallel", False) and not is_of_expert(weight):
+                    dist.broadcast(weight.data, parallel_state.get_tensor_model_parallel_src_rank(), group)
+            if is_trained:
+                config, precision = part.config, self.precision
+                if precision.name != "no":
+                    config.bf16, config.fp16 = precision.name == "bf16", precision.name == "fp16"
+                    config.params_dtype = config.pipeline_dtype = precision.dtype
+                    module = Float16Module(config, module)
+                settings = DistributedDataParallelConfig(
+                    grad_reduce_in_fp32=True, use_distributed_optimizer=self.is_distributed
+                )
+                module = DistributedDataParallel(config, settings, module, disable_bucketing=number > 0)
+                module.broadcast_params()
+            chunks.append(module)
+        return chunks
 
     def adopt(self, model: MegatronModel) -> MegatronModel:
         """Train this model, too, which is returned."""
@@ -180,20 +202,6 @@ class MegatronParallel(Strategy):
             model.loss_scale = self.precision.scale
         self._models.append(model)
         return model
-
-    def _trained(self, part: Module, number: int) -> Module:
-        config: Any = part.config
-        module: Module = part
-        if self.precision.name != "no":
-            config.bf16, config.fp16 = self.precision.name == "bf16", self.precision.name == "fp16"
-            config.params_dtype = config.pipeline_dtype = self.precision.dtype
-            module = Float16Module(config, part)
-        settings = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=self.is_distributed
-        )
-        wrapped = DistributedDataParallel(config, settings, module, disable_bucketing=number > 0)
-        wrapped.broadcast_params()
-        return wrapped  # type: ignore[no-any-return]  # a module of a package without types
 
     def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
         """The step of an optimizer; `None` as long as no prepared model has its weights."""
@@ -212,8 +220,8 @@ class MegatronParallel(Strategy):
         )
         return self._steps[optimizer]  # type: ignore[no-any-return]  # as above
 
-    def _step_of(self, optimizer: Optimizer) -> MegatronStep:
-        """The step of an optimizer, prepared or as it was made."""
+    def step_of(self, optimizer: Optimizer) -> MegatronStep:
+        """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
         while isinstance(bare := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = bare
         found = self._find_step(optimizer)
@@ -225,8 +233,13 @@ class MegatronParallel(Strategy):
         return found
 
     def replace(self, item: Any) -> Any:
-        """What is prepared in the place of an engine's loader."""
-        return item if self._of_engine is None else self._of_engine.replace(item)
+        """A loader in batches for all parts of a step; of an engine's n-th placeholder of a loader the n-th of its three iterators."""
+        if self.engine is None:
+            return item
+        if isinstance(item, MegatronLMDummyDataLoader):
+            self._iterators = self._iterators or list(prepare_data_loader(self.engine.accelerator, item))
+            return self._iterators.pop(0)
+        return with_all_parts(item) if isinstance(item, DataLoader) else item
 
     def moves(self, item: Any) -> bool:
         """Whether an object is the placeholder of an engine's schedule."""
@@ -236,11 +249,11 @@ class MegatronParallel(Strategy):
         """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
         if not isinstance(scheduler, MegatronLMDummyScheduler):
             return None
-        if self._of_engine is None:
+        if self.engine is None:
             raise ConfigurationError(
                 "A MegatronLMDummyScheduler was prepared without a model of transformers, whose engine moves it. Pass a schedule of torch."
             )
-        return self._of_engine.wrap_schedule(optimizers)
+        return MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
 
     # A step
 
@@ -248,15 +261,6 @@ class MegatronParallel(Strategy):
         """Compute gradients, unless an engine has done so already, whose losses have no graph."""
         if self.engine is None or loss.requires_grad:
             super().backward(loss, steps=steps, is_boundary=is_boundary, **options)
-
-    def step_of_engine(self, engine: MegatronEngine) -> MegatronStep:
-        """The step that an engine makes; `StateError` where it has no optimizer."""
-        if engine.optimizer is None:
-            raise StateError(
-                "A model of Megatron's engine was called to train, but it has no optimizer. Give both to one call of prepare, or call "
-                "model.eval() first."
-            )
-        return self._step_of(engine.optimizer)
 
     def train_step(
         self,
@@ -280,7 +284,7 @@ class MegatronParallel(Strategy):
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Gather gradients and bring them to their true size, before something reads them; an engine has stepped by then."""
         for optimizer in optimizers if self.engine is None else ():
-            self._step_of(optimizer).prepare()
+            self.step_of(optimizer).prepare()
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Let an optimizer step on the gradients of all copies, or look at an engine's last step; whether none overflowed."""
@@ -290,11 +294,11 @@ class MegatronParallel(Strategy):
             )
         if self.engine is not None:
             return not getattr(optimizer, "skipped_iter", False)
-        return self._step_of(optimizer).step()
+        return self.step_of(optimizer).step()
 
     def zero_grad(self, optimizer: Optimizer, **options: Any) -> None:
         """Throw an optimizer's gradients away."""
-        self._step_of(optimizer).zero_grad()
+        self.step_of(optimizer).zero_grad()
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """
@@ -351,7 +355,7 @@ class MegatronParallel(Strategy):
         safe: bool,
     ) -> list[FileToWrite]:
         """This process's parts, in folders of the format of Megatron's distributed checkpoints."""
-        return checkpoint.files(self.world, models, [self._step_of(optimizer) for optimizer in optimizers])
+        return checkpoint.files(self.world, models, [self.step_of(optimizer) for optimizer in optimizers])
 
     def load(
         self,
@@ -362,7 +366,7 @@ class MegatronParallel(Strategy):
         model_options: Mapping[str, Any],
     ) -> list[LoadedFile]:
         """This process's parts, in whichever degrees they were written."""
-        return checkpoint.load(self.world, folder, models, [self._step_of(optimizer) for optimizer in optimizers])
+        return checkpoint.load(self.world, folder, models, [self.step_of(optimizer) for optimizer in optimizers])
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """Refuse: Megatron keeps them in memory of its own."""
@@ -384,20 +388,10 @@ class MegatronParallel(Strategy):
         super().release()
         self._models.clear()
         self._steps.clear()
-        self._of_engine = None
+        self.engine = self.optimizer_class = None
+        self._iterators.clear()
 
     def close(self) -> None:
         """The training is over, and Megatron's groups with it."""
         super().close()
         leave_groups()
-
-
-def _share_duplicates(part: Module) -> None:
-    """Give the weights that all processes along a layer's width have the values of the first of them."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    if group.size() == 1:
-        return
-    source = parallel_state.get_tensor_model_parallel_src_rank()
-    for weight in part.parameters():
-        if not getattr(weight, "tensor_model_parallel", False) and not is_of_expert(weight):
-            dist.broadcast(weight.data, source, group)

@@ -90,7 +90,7 @@ def initialize(
     if extra_args_provider is not None:
         extra = vars(extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([])[0])
     arguments = Namespace(**{**_DEFAULTS, **extra, **(args_defaults or {})})
-    mesh = accelerator.strategy.mesh
+    mesh = accelerator.world.mesh
     arguments.tensor_model_parallel_size = mesh.tp
     arguments.pipeline_model_parallel_size = mesh.pp
     arguments.context_parallel_size = mesh.cp
@@ -100,34 +100,24 @@ def initialize(
         # with the rows that make parts of it equal
         multiple = arguments.make_vocab_size_divisible_by * mesh.tp
         arguments.padded_vocab_size = -(-arguments.orig_vocab_size // multiple) * multiple
-    arguments.virtual_pipeline_model_parallel_size = _interleaved_parts(arguments)
+    arguments.virtual_pipeline_model_parallel_size = None
+    layers = getattr(arguments, "num_layers_per_virtual_pipeline_stage", None)
+    if layers is not None:
+        if mesh.pp == 1 or arguments.num_layers % (mesh.pp * layers):
+            raise ConfigurationError(
+                f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {mesh.pp} stages, which "
+                "it does not divide. Pass pp_degree=2 or more, and a number of layers that divides those of a stage."
+            )
+        parts = arguments.num_layers // (mesh.pp * layers)
+        arguments.virtual_pipeline_model_parallel_size = parts if parts > 1 else None
     _Current.arguments = arguments
-    at_world_exit(_forget)
+    # the training is over
+    at_world_exit(lambda: setattr(_Current, "arguments", None))
 
 
 def finish_mpu_init() -> None:
     """Nothing is left to do: the groups of processes were made with the `Accelerator`."""
     get_args()
-
-
-def _forget() -> None:
-    """The training is over."""
-    _Current.arguments = None
-
-
-def _interleaved_parts(arguments: Namespace) -> int | None:
-    """The number of parts of a model that a process has, where stages are interleaved."""
-    layers = getattr(arguments, "num_layers_per_virtual_pipeline_stage", None)
-    if layers is None:
-        return None
-    count = arguments.pipeline_model_parallel_size
-    if count == 1 or arguments.num_layers % (count * layers):
-        raise ConfigurationError(
-            f"num_layers_per_virtual_pipeline_stage={layers} was requested for {arguments.num_layers} layers in {count} stages, which "
-            "it does not divide. Pass pp_degree=2 or more, and a number of layers that divides those of a stage."
-        )
-    parts: int = arguments.num_layers // (count * layers)
-    return parts if parts > 1 else None
 
 
 # The model
@@ -138,23 +128,14 @@ def model_provider_func(
     post_process: bool = True,
     add_encoder: bool = True,  # noqa: ARG001  # Accelerate's
     add_decoder: bool = True,  # noqa: ARG001  # as above
+    *,
+    vp_stage: int | None = None,
 ) -> Module:
-    """This process's part of the model that the arguments describe; `pre_process` is of the first stage, `post_process` of the last."""
-    return _build(pre_process, post_process)
+    """
+    This process's part of the model that the arguments describe; `pre_process` is of the first stage, `post_process` of the last.
 
-
-def chunks(provider: Callable[..., Module] | None) -> list[Module]:
-    """The consecutive parts of a model on this process, each as `provider(pre_process, post_process)` builds it, or the arguments."""
-    count = get_args().virtual_pipeline_model_parallel_size
-    if count is not None and provider is not None and "vp_stage" not in inspect.signature(provider).parameters:
-        raise ConfigurationError(
-            "num_layers_per_virtual_pipeline_stage was requested with a custom_model_provider_function that takes no vp_stage. Give it "
-            "one, the number of the part on this process, or leave the setting out."
-        )
-    return stages(_build if provider is None else provider, count)
-
-
-def _build(pre_process: bool, post_process: bool, vp_stage: int | None = None) -> Module:
+    `vp_stage` is the number of the part on this process, where stages are interleaved.
+    """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
     args = get_args()
@@ -168,6 +149,17 @@ def _build(pre_process: bool, post_process: bool, vp_stage: int | None = None) -
         layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts)
     arguments = {name: getattr(args, name, value) for name, value in args.architecture.arguments.items()}
     return part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
+
+
+def chunks(provider: Callable[..., Module] | None) -> list[Module]:
+    """The consecutive parts of a model on this process, each as `provider(pre_process, post_process)` builds it, or the arguments."""
+    count = get_args().virtual_pipeline_model_parallel_size
+    if count is not None and provider is not None and "vp_stage" not in inspect.signature(provider).parameters:
+        raise ConfigurationError(
+            "num_layers_per_virtual_pipeline_stage was requested with a custom_model_provider_function that takes no vp_stage. Give it "
+            "one, the number of the part on this process, or leave the setting out."
+        )
+    return stages(model_provider_func if provider is None else provider, count)
 
 
 def _transformer_config(args: Namespace) -> Any:
@@ -370,18 +362,15 @@ class GPTTrainStep(AbstractTrainStep):
 
     def get_forward_step_func(self) -> Any:
         """The function of an iterator and a model."""
-        return self._forward_with_logits if self.return_logits else self._forward
+        return self._forward
 
     def _forward(self, data_iterator: Any, model: Module) -> tuple[Any, Callable[..., Any]]:
         tokens, labels, loss_mask, attention_mask, position_ids = self.get_batch(data_iterator)
-        output = model(tokens, position_ids, attention_mask, labels=labels)
-        return output, partial(self.loss_func, loss_mask)
-
-    def _forward_with_logits(self, data_iterator: Any, model: Module) -> tuple[Any, Callable[..., Any]]:
+        if not self.return_logits:
+            return model(tokens, position_ids, attention_mask, labels=labels), partial(self.loss_func, loss_mask)
         from megatron.core import tensor_parallel
         from megatron.core.utils import unwrap_model
 
-        tokens, labels, loss_mask, attention_mask, position_ids = self.get_batch(data_iterator)
         output = model(tokens, position_ids, attention_mask)
         inner: Any = unwrap_model(model)
         if inner.post_process:
