@@ -53,7 +53,7 @@ class PrepareMethods(AcceleratorProperties):
             raise ConfigurationError(
                 f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
             )
-        mesh = self.strategy.mesh
+        mesh = self.world.mesh
         self.strategy.begin_call(
             PrepareCall(tuple(args), self.split_batches, self.world.size, mesh.degrees.get("sp", 1), self)
         )
@@ -115,7 +115,7 @@ class PrepareMethods(AcceleratorProperties):
         if isinstance(item, DataLoader):
             prepared = self._prepare_loader(item, placed, is_cut=is_cut)
             # one that was prepared before its model
-            parts = self.strategy.mesh.sp if is_cut else 1
+            parts = self.world.mesh.sp if is_cut else 1
             return cut_for_group(prepared, self.strategy.batch_cutter, parts, self.device)
         if isinstance(item, (LRScheduler, AcceleratedScheduler)) or self.strategy.moves(item):
             return self.prepare_scheduler(item)
@@ -166,7 +166,7 @@ class PrepareMethods(AcceleratorProperties):
         """The loader; `is_cut` is whether its batches come with a model that gets parts of them, where sequences are split."""
         if is_prepared(data_loader):
             return add(self.bundle.loaders, data_loader)
-        more_axes = () if is_cut or self.strategy.mesh.sp == 1 else ("sp",)
+        more_axes = () if is_cut or self.world.mesh.sp == 1 else ("sp",)
         rank, replicas = self.world.mesh.data_replica(self.world.rank, *more_axes)
         data_seed = self.dataloader_config.data_seed
         if self.use_seedable_sampler and data_seed is None:

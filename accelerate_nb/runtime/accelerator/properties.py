@@ -216,7 +216,7 @@ class AcceleratorProperties(StepMethods):
         It gives a batch of each process that shares them, one after the other, as parts: `sp_size` times as many as the loader.
         Anything else comes back as it is.
         """
-        return cut_for_group(dl, self.strategy.batch_cutter, self.strategy.mesh.sp, self.device)
+        return cut_for_group(dl, self.strategy.batch_cutter, self.world.mesh.sp, self.device)
 
     def verify_device_map(self, model: Module) -> bool:
         """Whether a model, or a part of it, was loaded with its weights on several devices."""

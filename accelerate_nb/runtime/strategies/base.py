@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate_nb.runtime.strategies.context_parallel import ContextParallel
+
+
+# Positional and keyword arguments of a model; a loss of its output and of targets; options of `load_state`.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+LossOf = Callable[[Any, Any], Tensor]
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +76,6 @@ class PrepareCall:
     def replicas(self) -> int:
         """The number of different streams of batches."""
         return self.processes // self.sequence_parts
-
-    def streams_of(self, loader: Any) -> int:
-        """The number of different streams of batches of a loader, which may be prepared already."""
-        return self.processes if getattr(loader, "more_axes", ()) else self.replicas
-
-    @property
-    def loaders(self) -> list[Any]:
-        """The objects that have a size of batches."""
-        return [item for item in self.objects if hasattr(item, "batch_size")]
 
 
 class Strategy:
@@ -126,11 +124,6 @@ class Strategy:
         return Mesh(**{self.axes[0] if self.axes else "dp_replicate": self.world.size})
 
     @property
-    def mesh(self) -> Mesh:
-        """The degrees in which the training is spread, over ranks, or over the devices that one process drives."""
-        return self.world.mesh
-
-    @property
     def data_replicas(self) -> tuple[int, int]:
         """The index of this process's stream of batches, and the number of different streams."""
         return self.world.mesh.data_replica(self.world.rank)
@@ -176,16 +169,17 @@ class Strategy:
         those of earlier calls.
         """
         self.optimizers += [request.value for request in requests if isinstance(request.value, Optimizer)]
-        prepared = [self._prepare_model(item) if isinstance(item.value, Module) else item.value for item in requests]
+        prepared = []
+        for request in requests:
+            made = request.value
+            if isinstance(made, Module):
+                before = repoint.named_weights(made)
+                made = self.prepare_model(request)
+                self._replaced.update(repoint.replaced_weights(before, repoint.named_weights(self.unwrap(made))))
+            prepared.append(made)
         for optimizer in self.optimizers if self._replaced else ():
             repoint.repoint(optimizer, self._replaced)
         return prepared
-
-    def _prepare_model(self, request: PrepareRequest) -> Module:
-        before = repoint.named_weights(request.value)
-        model = self.prepare_model(request)
-        self._replaced.update(repoint.replaced_weights(before, repoint.named_weights(self.unwrap(model))))
-        return model
 
     def prepare_model(self, request: PrepareRequest) -> Module:
         """A model as it is trained: in its precision, on its device, spread over processes, compiled."""
@@ -253,19 +247,18 @@ class Strategy:
         """
         loss = loss if steps == 1 else loss / steps
         if "learning_rate" in options and (fused := self.fused_optimizers):
-            _fused_backward(fused, loss, options["learning_rate"])
+            if options["learning_rate"] is None:
+                raise ConfigurationError(
+                    "A learning rate must be passed in order to call backward with LOMO optimizers, but it is None. "
+                    "Pass `backward(loss, learning_rate=...)`."
+                )
+            for optimizer in fused:
+                optimizer.fused_backward(loss, options["learning_rate"])
             return
         self.compute_gradients(self.precision.scale(loss), **options)
 
     def train_step(
-        self,
-        model: Module,
-        inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        targets: Any,
-        loss_of: Callable[[Any, Any], Tensor],
-        *,
-        steps: int = 1,
-        is_boundary: bool = True,
+        self, model: Module, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int = 1, is_boundary: bool = True
     ) -> Tensor:
         """
         Forward and backward of a prepared model's positional and keyword `inputs`; returns the loss, without its graph.
@@ -363,12 +356,7 @@ class Strategy:
         ]
 
     def load(
-        self,
-        folder: Path,
-        models: Sequence[Any],
-        optimizers: Sequence[Any],
-        options: Mapping[str, Any],
-        model_options: Mapping[str, Any],
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
         """
         The content of a checkpoint's files, which models and optimizers get when all of it could be read.
@@ -380,7 +368,11 @@ class Strategy:
             from accelerate_nb.runtime.checkpoints import named_states
 
             return named_states.load(folder, [self.unwrap(model) for model in models], optimizers)
-        found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
+        found = []
+        for index, model in enumerate(models):
+            path, loaded = load_weights(folder, index)
+            receive = partial(self._receive_weights, model, model_options)
+            found.append(LoadedFile(path, f"the weights of model {index}", loaded, receive))
         return found + self._loaded_optimizers(folder, models, optimizers, options)
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
@@ -401,13 +393,8 @@ class Strategy:
     def set_bucket_orders(self, models: Sequence[Any], orders: Sequence[Sequence[int]]) -> None:
         """Sum gradients in the orders that `bucket_orders` returned on rank 0; all processes call it, the others with any."""
 
-    def _loaded_weights(self, folder: Path, index: int, model: Any, options: Mapping[str, Any]) -> LoadedFile:
-        path, loaded = load_weights(folder, index)
-
-        def receive(weights: dict[str, Any]) -> None:
-            self.load_model_state(model, with_aliases(weights, repoint.original_state(self.unwrap(model))), **options)
-
-        return LoadedFile(path, f"the weights of model {index}", loaded, receive)
+    def _receive_weights(self, model: Any, options: Options, weights: dict[str, Any]) -> None:
+        self.load_model_state(model, with_aliases(weights, repoint.original_state(self.unwrap(model))), **options)
 
     def _loaded_optimizers(
         self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Mapping[str, Any]
@@ -433,16 +420,6 @@ class Strategy:
         """The training is over."""
         if self.context is not None:
             self.context.close()
-
-
-def _fused_backward(optimizers: Sequence[Any], loss: Tensor, learning_rate: float | None) -> None:
-    if learning_rate is None:
-        raise ConfigurationError(
-            "A learning rate must be passed in order to call backward with LOMO optimizers, but it is None. "
-            "Pass `backward(loss, learning_rate=...)`."
-        )
-    for optimizer in optimizers:
-        optimizer.fused_backward(loss, learning_rate)
 
 
 def is_fused(optimizer: Optimizer) -> bool:

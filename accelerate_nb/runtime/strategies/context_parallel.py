@@ -90,16 +90,11 @@ class SequenceBatches:
     def __init__(self, part: SequencePart) -> None:
         self.part = part
         # parts with what else belongs to them: of labels the shifted ones, and the number of labels that count, for each process
-        self._parts = WeakIdKeyDictionary()
+        self.parts = WeakIdKeyDictionary()
 
     def is_part(self, tensor: Tensor) -> bool:
         """Whether a tensor is a part that was cut here."""
-        return tensor in self._parts
-
-    def for_loss(self, labels: Tensor) -> dict[str, Tensor] | None:
-        """The arguments with which a model of transformers computes the loss of these labels; `None` for labels from elsewhere."""
-        found: dict[str, Tensor] | None = self._parts.get(labels)
-        return found or None
+        return tensor in self.parts
 
     def cut(self, batch: Any) -> Any:
         """
@@ -109,49 +104,35 @@ class SequenceBatches:
         `inputs_embeds`), or of the first such tensor. An `attention_mask` that hides padding at the end alone is left out: with
         causal attention no token sees what comes later.
         """
-        length = _sequence_length(batch)
-        if length is None:
+        inputs = [batch.get(name) for name in ("input_ids", "inputs_embeds")] if isinstance(batch, Mapping) else []
+        sequences = [leaf for leaf in (*inputs, *tree_leaves(batch)) if isinstance(leaf, Tensor) and leaf.ndim > 1]
+        if not sequences:
             return batch
-        if isinstance(batch, Mapping) and "attention_mask" in batch:
-            _check_mask(batch["attention_mask"])
-            whole = {name: value for name, value in batch.items() if name != "attention_mask"}
-        else:
-            whole = batch
+        length = sequences[0].shape[1]
 
         def part_of(leaf: Any) -> Any:
-            is_sequence = isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[1] == length
-            return self._cut(leaf) if is_sequence else leaf
+            if not isinstance(leaf, Tensor) or leaf.ndim < 2 or leaf.shape[1] != length:
+                return leaf
+            found = self.part.cut(leaf, 1)
+            self.parts[found] = {}
+            return found
 
         if not isinstance(batch, Mapping):
-            return tree_map(part_of, whole)
+            return tree_map(part_of, batch)
         found: Any = copy(batch)
-        found.pop("attention_mask", None)
-        found.update({name: tree_map(part_of, value) for name, value in whole.items()})
-        if "input_ids" in batch and isinstance(labels := batch.get("labels"), Tensor) and self.is_part(found["labels"]):
-            self._parts[found["labels"]] = self._loss_arguments(labels, batch.get("shift_labels"))
+        if "attention_mask" in batch:
+            _check_mask(found.pop("attention_mask"))
+        found.update({name: tree_map(part_of, value) for name, value in found.items()})
+        labels = batch.get("labels")
+        if "input_ids" in batch and isinstance(labels, Tensor) and self.is_part(found["labels"]):
+            # each token's label is the next token's, which may be in another part; the mean is over all parts' labels
+            shifted = batch.get("shift_labels")
+            following = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:] if shifted is None else shifted
+            self.parts[found["labels"]] = {
+                "shift_labels": self.part.cut(following, 1),
+                "num_items_in_batch": (following != IGNORED_LABEL).sum() / self.part.size,
+            }
         return found
-
-    def _cut(self, tensor: Tensor) -> Tensor:
-        found = self.part.cut(tensor, 1)
-        self._parts[found] = {}
-        return found
-
-    def _loss_arguments(self, labels: Tensor, shifted: Tensor | None) -> dict[str, Tensor]:
-        """Each token's label is the next token's, which may be in another part; the mean is over all parts' labels."""
-        whole = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:] if shifted is None else shifted
-        return {
-            "shift_labels": self.part.cut(whole, 1),
-            "num_items_in_batch": (whole != IGNORED_LABEL).sum() / self.part.size,
-        }
-
-
-def _sequence_length(batch: Any) -> int | None:
-    if isinstance(batch, Mapping):
-        for name in ("input_ids", "inputs_embeds"):
-            if isinstance(value := batch.get(name), Tensor) and value.ndim > 1:
-                return value.shape[1]
-    found = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
-    return None if found is None else found.shape[1]
 
 
 def _check_mask(mask: Any) -> None:
@@ -376,28 +357,22 @@ class ContextParallel:
             self._ring = Ring(group.group, ranks, group.rank, gathers=handler.cp_comm_strategy == "allgather")
         self._depth = self._calls = 0
         self.is_attending = False
-        self._plain = _plain_attention()
-        F.scaled_dot_product_attention = self._attention()
+        self._plain = plain = _plain_attention()
+
+        @wraps(plain)
+        def scaled_dot_product_attention(*arguments: Any, **keywords: Any) -> Any:
+            if self._depth == 0 and torch._C._current_graph_task_id() == -1:
+                return plain(*arguments, **keywords)
+            return self._attend(*arguments, **keywords)
+
+        scaled_dot_product_attention.__wrapped__ = plain
+        F.scaled_dot_product_attention = scaled_dot_product_attention
 
     def close(self) -> None:
         """Give the function back."""
         F.scaled_dot_product_attention = _plain_attention()
 
     # Attention
-
-    def _attention(self) -> Any:
-        plain = self._plain
-
-        @wraps(plain)
-        def scaled_dot_product_attention(*arguments: Any, **keywords: Any) -> Tensor:
-            if self._depth == 0 and torch._C._current_graph_task_id() == -1:
-                found: Tensor = plain(*arguments, **keywords)
-                return found
-            attended: Tensor = self._attend(*arguments, **keywords)
-            return attended
-
-        scaled_dot_product_attention.__wrapped__ = plain
-        return scaled_dot_product_attention
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(
@@ -460,18 +435,19 @@ class ContextParallel:
                 if name.endswith("self_attn"):
                     module.register_forward_pre_hook(_causal, with_kwargs=True)
         check = _FirstForward(self, self._plain)
-        model.register_forward_pre_hook(lambda *_: self._enter(check), prepend=True)
-        # after an error there is no output
-        model.register_forward_hook(lambda *called: self._exit(check, ended=called[2] is not None), always_call=True)
+
+        def enter(*_: Any) -> None:
+            self._depth += 1
+            check.begin(self._calls)
+
+        def leave(_model: Module, _inputs: Any, output: Any) -> None:
+            self._depth -= 1
+            # after an error there is no output
+            check.end(self._calls, ended=output is not None)
+
+        model.register_forward_pre_hook(enter, prepend=True)
+        model.register_forward_hook(leave, always_call=True)
         return model
-
-    def _enter(self, check: _FirstForward) -> None:
-        self._depth += 1
-        check.begin(self._calls)
-
-    def _exit(self, check: _FirstForward, *, ended: bool) -> None:
-        self._depth -= 1
-        check.end(self._calls, ended=ended)
 
     def _complete_arguments(self, _model: Module, arguments: Any, keywords: dict[str, Any]) -> Any:
         """Positions in the whole sequence, and labels that are shifted over the ends of parts, where a call leaves them out."""
@@ -486,8 +462,8 @@ class ContextParallel:
             keywords["position_ids"] = positions.expand(inputs.shape[0], -1)
         labels = keywords.get("labels")
         if labels is not None and keywords.get("shift_labels") is None:
-            found = self.batches.for_loss(labels)
-            if found is None:
+            found = self.batches.parts.get(labels)
+            if not found:
                 raise DataError(
                     "The model was called with labels that are not those of a prepared loader's batch, so that the label after a part's "
                     "end is not known. Pass batch['labels'], or shift_labels besides, which were cut like input_ids."

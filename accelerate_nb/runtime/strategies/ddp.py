@@ -73,10 +73,21 @@ class DDP(Strategy):
         copies = copies_in(model)
         return nullcontext() if copies is None else copies.no_sync()
 
-    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+    @contextmanager
+    def send_gradients(self, model: Module) -> Iterator[None]:
         """Make the coming backward exchange gradients although its forward did not prepare for it."""
         copies = copies_in(model)
-        return nullcontext() if copies is None else _sending(copies)
+        if copies is None:
+            yield
+            return
+        before = copies.require_backward_grad_sync, copies.require_forward_param_sync
+        copies.require_backward_grad_sync = copies.require_forward_param_sync = True
+        # without outputs, the reducer expects a gradient for every parameter
+        copies.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            copies.require_backward_grad_sync, copies.require_forward_param_sync = before
 
     def bucket_orders(self, models: Sequence[Any]) -> list[list[int]]:
         """The order in which gradients came in the first backward, after which DDP makes its buckets anew."""
@@ -159,15 +170,3 @@ def _make_buckets(copies: DistributedDataParallel, order: Sequence[int]) -> None
         dist._register_comm_hook(copies.reducer, state, hook)
     copies.reducer._push_all_rebuilt_params()
     copies._has_rebuilt_buckets = copies.reducer._rebuild_buckets()
-
-
-@contextmanager
-def _sending(model: DistributedDataParallel) -> Iterator[None]:
-    before = model.require_backward_grad_sync, model.require_forward_param_sync
-    model.require_backward_grad_sync = model.require_forward_param_sync = True
-    # without outputs, the reducer expects a gradient for every parameter
-    model.reducer.prepare_for_backward([])
-    try:
-        yield
-    finally:
-        model.require_backward_grad_sync, model.require_forward_param_sync = before

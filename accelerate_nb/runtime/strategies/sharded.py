@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from accelerate_nb.runtime.checkpoints import named_states
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
 from accelerate_nb.runtime.operations import sharded_tensors
-from accelerate_nb.runtime.strategies.base import PrepareRequest, Strategy
+from accelerate_nb.runtime.strategies.base import Options, PrepareRequest, Strategy
 from accelerate_nb.runtime.training.repoint import load_original_state, original_state
 from accelerate_nb.runtime.world.world import World
 
@@ -80,15 +81,7 @@ class ShardedStrategy(Strategy):
 
     # Checkpoints
 
-    def files(
-        self,
-        models: Sequence[Any],
-        weights: Sequence[dict[str, Any]],
-        optimizers: Sequence[Any],
-        *,
-        writes_shared: bool,
-        safe: bool,
-    ) -> list[FileToWrite]:
+    def files(self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], **how: Any) -> list[FileToWrite]:
         """This process's parts, or the complete weights and states of optimizers, as `writes_parts` says."""
         unwrapped = [self.unwrap(model) for model in models]
         files: list[FileToWrite] = []
@@ -126,7 +119,7 @@ class ShardedStrategy(Strategy):
                 sharded_tensors.local(weight.grad).copy_(gradient)
 
     def _loaded_optimizers(
-        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Mapping[str, Any]
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options
     ) -> list[LoadedFile]:
         unwrapped = [self.unwrap(model) for model in models]
         numbered = enumerate(optimizers)
@@ -150,7 +143,10 @@ def _held_parts(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        for weight in _weights_of(module._get_fsdp_state()):
+        # torch 2.13 and later have several groups a module, earlier ones one
+        state: Any = module._get_fsdp_state()
+        groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+        for weight in chain.from_iterable(group.fsdp_params for group in groups if group is not None):
             gradient = weight.unsharded_accumulated_grad
             if gradient is None and hasattr(weight, "_unsharded_param"):
                 gradient = weight._unsharded_param.grad
@@ -174,13 +170,6 @@ def _part(whole: Tensor, weight: Any) -> Tensor:
     dim, rank = weight.fsdp_placement.dim, weight.mesh_info.shard_mesh_rank
     parts = whole.chunk(weight.mesh_info.shard_mesh_size, dim)
     return parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)
-
-
-def _weights_of(state: Any) -> list[Any]:
-    # torch 2.13 and later have several groups a module, earlier ones one
-    groups = getattr(state, "_fsdp_param_groups", None)
-    groups = [state._fsdp_param_group] if groups is None else groups
-    return [weight for group in groups if group is not None for weight in group.fsdp_params]
 
 
 # The weights that a training begins with

@@ -118,18 +118,18 @@ class LayerSplitter:
         if not self._losses_are_split:
             self._losses.enter_context(loss_parallel())
             self._losses_are_split = True
-        model.register_forward_hook(_plain_loss)
+        # a loss that the model computed itself is a plain tensor again
+        model.register_forward_hook(
+            lambda _model, _arguments, output: tree_map(
+                lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) and leaf.ndim == 0 else leaf, output
+            )
+        )
         return name
 
     def close(self) -> None:
         """Losses are computed as before."""
         self._losses.close()
         self._losses_are_split = False
-
-
-def _plain_loss(_model: Module, _arguments: Any, output: Any) -> Any:
-    """A loss that the model computed itself is a plain tensor again."""
-    return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) and leaf.ndim == 0 else leaf, output)
 
 
 def split_dimensions(model: Module) -> dict[str, int]:

@@ -46,7 +46,15 @@ class XlaDDP(Strategy):
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()
-        self._warn_of_options(options)
+        if options is not None and world.is_main:
+            left = sorted(set(options.to_kwargs()) - set(_DID_YOU_MEAN))
+            if options.comm_hook != type(options)().comm_hook:
+                left.append("comm_hook")
+            if left:
+                warn_user(
+                    f"DistributedDataParallelKwargs has {', '.join(left)}, which means nothing on XLA devices: gradients are "
+                    "averaged inside the compiled step. Leave it out there."
+                )
         self._gradients = GradientState()
         self._models: dict[int, AveragedModel] = {}
         self._stepped_in: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -59,11 +67,7 @@ class XlaDDP(Strategy):
     @property
     def sender(self) -> Callable[[Any], Any]:
         """The function that sends a batch to this rank's device at once, from any thread."""
-        return self.sent
-
-    def sent(self, batch: Any) -> Any:
-        """The batch on this rank's device."""
-        return sent(batch, self.world.device)
+        return lambda batch: sent(batch, self.world.device)
 
     def settle(self) -> None:
         """Have the device begin with its pending work."""
@@ -131,7 +135,10 @@ class XlaDDP(Strategy):
         """Let an optimizer step, with the averages of what a plain `loss.backward()` has left."""
         self._average()
         if self.world.size > 1 and not any(model.is_held for model in self._models.values()):
-            self._mean([item.grad for item in self._loose(optimizer) if item.grad is not None])
+            # those of weights that are in no prepared model
+            known = {id(parameter) for averaged in self._models.values() for parameter in averaged.parameters}
+            weights = [item for group in optimizer.param_groups for item in group["params"] if id(item) not in known]
+            self._mean([item.grad for item in weights if item.grad is not None])
         has_stepped = super().step(optimizer, closure)
         # the device begins, unless the loader that is being read will have it begin before its next batch
         batch = self._gradients.batch
@@ -195,23 +202,6 @@ class XlaDDP(Strategy):
     def _averaged(self, model: Module) -> AveragedModel | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
 
-    def _loose(self, optimizer: Optimizer) -> list[Tensor]:
-        """The optimizer's weights that are in no prepared model."""
-        known = {id(parameter) for averaged in self._models.values() for parameter in averaged.parameters}
-        return [item for group in optimizer.param_groups for item in group["params"] if id(item) not in known]
-
-    def _warn_of_options(self, options: DistributedDataParallelKwargs | None) -> None:
-        if options is None or not self.world.is_main:
-            return
-        left = sorted(set(options.to_kwargs()) - set(_DID_YOU_MEAN))
-        if options.comm_hook != type(options)().comm_hook:
-            left.append("comm_hook")
-        if left:
-            warn_user(
-                f"DistributedDataParallelKwargs has {', '.join(left)}, which means nothing on XLA devices: gradients are "
-                "averaged inside the compiled step. Leave it out there."
-            )
-
 
 def _move(tensor: Tensor, device: torch.device) -> None:
     """Bring a weight or a buffer to a device as the object that it is, which Python's other names for it see, too."""
@@ -252,22 +242,16 @@ def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
     if any(item.device.type == "xla" for item in unique):
         xla.sync()
     for chunk in _chunks(unique):
-        values = [item.detach().cpu().contiguous() if world.is_main else _empty_like(item) for item in chunk]
+        values = [
+            item.detach().cpu().contiguous() if world.is_main else torch.empty(item.shape, dtype=item.dtype)
+            for item in chunk
+        ]
         packed = torch.cat([item.reshape(-1).view(torch.uint8) for item in values])
         world.group.broadcast([packed]).wait()
         # the first rank, too: tensors that came to be in another way make another program of the first step
-        for item, value in zip(chunk, _unpacked(packed, values), strict=True):
-            item.data = value.to(item.device)
+        for item, part in zip(chunk, packed.split([value.nbytes for value in values]), strict=True):
+            item.data = part.clone().view(item.dtype).view(item.shape).to(item.device)
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     return in_groups(tensors, lambda tensor: tensor.nbytes, _CHUNK)
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = packed.split([item.nbytes for item in like])
-    return [part.clone().view(item.dtype).view(item.shape) for part, item in zip(parts, like, strict=True)]

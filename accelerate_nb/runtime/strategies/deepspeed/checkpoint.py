@@ -145,7 +145,11 @@ def _load(world: World, folder: Path, index: int, engine: Any, options: Mapping[
             f"{folder / tag} does not exist, and {_EXPECTED} was expected there. Load a folder that was saved with DeepSpeed, or "
             "train without it."
         )
-    states = {path: read_part(path) for path in _files_of(engine, folder / tag)}
+    # what this process reads, as far as it is there; all of it where another number of processes wrote it
+    found = sorted((folder / tag).glob("*_states.pt"))
+    own = f"zero_pp_rank_{engine.global_rank}_"
+    needed = [path for path in found if "zero_pp_rank_" not in path.name or own in path.name] or found[:1]
+    states = {path: read_part(path) for path in needed}
     weights = next((state for path, state in states.items() if path.name.endswith("model_states.pt")), None)
     if weights is None:
         raise CheckpointError(
@@ -168,14 +172,6 @@ def _load(world: World, folder: Path, index: int, engine: Any, options: Mapping[
                 engine.load_checkpoint(str(folder), tag, **options)
 
     return LoadedFile(folder / tag, f"the engine of model {index}", states, receive)
-
-
-def _files_of(engine: Any, folder: Path) -> list[Path]:
-    """The files that this process reads, as far as they are there; all of them where another number of processes wrote them."""
-    own = f"zero_pp_rank_{engine.global_rank}_"
-    found = sorted(folder.glob("*_states.pt"))
-    parts = [path for path in found if "zero_pp_rank_" in path.name]
-    return [path for path in found if path not in parts or own in path.name] or found[:1]
 
 
 def _engines(models: Sequence[Any]) -> list[tuple[int, Any]]:

@@ -53,7 +53,15 @@ def load(world: World) -> ModuleType:
             f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
         )
     _prepare_builds()
-    _connect(world, deepspeed)
+    _set_log_level()
+    # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    # it is for inference alone, and would be compiled inside of the launch
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        be_a_group(world)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
+    at_world_exit(_forget_groups)
     return deepspeed  # type: ignore[no-any-return]  # the package has no types
 
 
@@ -96,18 +104,6 @@ def _is_open(path: Path) -> bool:
             if os.readlink(descriptor) == target:
                 return True
     return False
-
-
-def _connect(world: World, deepspeed: ModuleType) -> None:
-    _set_log_level()
-    # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
-    # it is for inference alone, and would be compiled inside of the launch
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not dist.is_initialized():
-        be_a_group(world)
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
-    at_world_exit(_forget_groups)
 
 
 def _set_log_level() -> None:

@@ -7,7 +7,7 @@ import binascii
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,28 +96,23 @@ class HfDeepSpeedConfig:
 
 
 def _read(source: Any) -> dict[str, Any]:
-    text = _text(source)
     try:
+        path = Path(source)
+        text = path.read_text(encoding="utf-8") if path.exists() else str(source)
+    except (OSError, TypeError, ValueError):  # a text that is too long for the name of a file, or none at all
+        text = str(source)
+    found = None
+    with suppress(ValueError):
         found = parse_json(text)
-    except ValueError:
-        try:
+    if found is None:
+        with suppress(ValueError, binascii.Error):
             found = parse_json(base64.urlsafe_b64decode(text).decode("utf-8"))
-        except (ValueError, binascii.Error):
-            found = None
     if not isinstance(found, dict):
         raise ConfigurationError(
             f"DeepSpeed's configuration was given as {brief(source)}, which is no file that exists, and no JSON with keys of at most "
             f"{LONGEST_TEXT:,} characters and {DEEPEST_NESTING} levels. Pass the path of a ds_config.json, or a dictionary."
         )
     return found
-
-
-def _text(source: Any) -> str:
-    try:
-        path = Path(source)
-        return path.read_text(encoding="utf-8") if path.exists() else str(source)
-    except (OSError, TypeError, ValueError):  # a text that is too long for the name of a file, or none at all
-        return str(source)
 
 
 # The key of DeepSpeed's configuration that an argument stands for.
@@ -166,9 +161,15 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
         # the panel and the loop say how far a training is
         self.deepspeed_config["steps_per_print"] = float("inf")
-        self._choose_zero3_init()
+        is_zero3 = self.hf_ds_config.is_zero3()
+        if self.zero3_init_flag is None:
+            self.zero3_init_flag = is_zero3
+        if self.zero3_init_flag and not is_zero3:
+            warn_user("zero3_init_flag=True was requested, which is for ZeRO's stage 3 alone: it is False here.")
+            self.zero3_init_flag = False
         self._selected = False
-        self._set_msamp()
+        if self.enable_msamp and "msamp" not in self.deepspeed_config:
+            self._set_msamp()
 
     def _complete_configuration(self) -> None:
         """Give a configuration that was passed the values of arguments where it has "auto", and the arguments its own."""
@@ -215,17 +216,7 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             found["gradient_clipping"] = self.gradient_clipping
         return found
 
-    def _choose_zero3_init(self) -> None:
-        is_zero3 = self.hf_ds_config.is_zero3()
-        if self.zero3_init_flag is None:
-            self.zero3_init_flag = is_zero3
-        if self.zero3_init_flag and not is_zero3:
-            warn_user("zero3_init_flag=True was requested, which is for ZeRO's stage 3 alone: it is False here.")
-            self.zero3_init_flag = False
-
     def _set_msamp(self) -> None:
-        if not self.enable_msamp or "msamp" in self.deepspeed_config:
-            return
         if self.zero_stage == 3:
             raise ConfigurationError(
                 "MS-AMP was requested with ZeRO's stage 3, and it works with stages 0, 1 and 2 alone. Pass zero_stage=2."

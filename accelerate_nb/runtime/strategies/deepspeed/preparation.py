@@ -129,8 +129,15 @@ def micro_batch_size(plugin: DeepSpeedPlugin, call: PrepareCall) -> Any:
     """
     if not plugin.is_auto(_MICRO_BATCH):
         return plugin.get_value(_MICRO_BATCH)
-    loaders = call.loaders
-    sizes = [size for loader in loaders if (size := _samples_of(loader, call)) is not None]
+    loaders = [item for item in call.objects if hasattr(item, "batch_size")]
+    sizes: list[int] = []
+    for loader in loaders:
+        # one that is prepared already says what all processes get at once
+        together = getattr(loader, "step_size", loader.batch_size if call.split_batches else None)
+        streams = call.processes if getattr(loader, "more_axes", ()) else call.replicas
+        size = loader.batch_size if together is None else int(together) // streams
+        if size is not None:
+            sizes.append(size)
     if not sizes or len(sizes) < len(loaders):
         found = "a loader without a batch_size" if loaders else "no loader"
         raise ConfigurationError(
@@ -139,13 +146,6 @@ def micro_batch_size(plugin: DeepSpeedPlugin, call: PrepareCall) -> Any:
             f"AcceleratorState().deepspeed_plugin.deepspeed_config[{_MICRO_BATCH!r}] = 8."
         )
     return min(sizes) if plugin.is_train_batch_min else max(sizes)
-
-
-def _samples_of(loader: Any, call: PrepareCall) -> int | None:
-    """The number of samples that a process gets of a loader at once."""
-    # one that is prepared already says what all processes get
-    together = getattr(loader, "step_size", loader.batch_size if call.split_batches else None)
-    return loader.batch_size if together is None else int(together) // call.streams_of(loader)
 
 
 def choose_accumulation(plugin: DeepSpeedPlugin, steps: int) -> int:

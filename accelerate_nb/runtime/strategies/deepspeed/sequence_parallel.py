@@ -132,7 +132,15 @@ class SequenceParallel:
                 f"{type(model).__name__} is none. Leave sp_size out."
             )
         refuse_recurrent(model, f"sp_size={self._size}")
-        self._check_heads(config.get_text_config())
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        of_keys = getattr(text, "num_key_value_heads", None) or heads
+        # DeepSpeed gives a process some heads of keys, or several processes the same one
+        if heads % self._size or (of_keys % self._size and self._size % of_keys):
+            raise ConfigurationError(
+                f"sp_size={self._size} was requested for a model of {heads} heads, {of_keys} of them for keys, which it does not "
+                "divide. Pass a size that divides both."
+            )
         found = getattr(config, "_attn_implementation", None)
         wanted = self._config.sp_attn_implementation or found
         if found in _UNKNOWN_ATTENTIONS or wanted != found:
@@ -141,16 +149,6 @@ class SequenceParallel:
                 "from_pretrained(..., attn_implementation='sdpa'), or a flash attention."
             )
         return str(wanted)
-
-    def _check_heads(self, config: Any) -> None:
-        heads = config.num_attention_heads
-        of_keys = getattr(config, "num_key_value_heads", None) or heads
-        # DeepSpeed gives a process some heads of keys, or several processes the same one
-        if heads % self._size or (of_keys % self._size and self._size % of_keys):
-            raise ConfigurationError(
-                f"sp_size={self._size} was requested for a model of {heads} heads, {of_keys} of them for keys, which it does not "
-                "divide. Pass a size that divides both."
-            )
 
     def average_over_all(self, engine: Any) -> None:
         """
@@ -194,24 +192,21 @@ class SequenceParallel:
                 f"A batch has to be cut for sp_size={self._size}, but has no input_ids of shape (sequences, tokens). Make batches "
                 "mappings with input_ids and labels, as collators of transformers do."
             )
-        self._check_shape(*ids.shape)
-        whole: Any = copy(batch)
-        if whole.get("position_ids") is None:
-            whole["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-        labels = whole.pop("labels", None)
-        if labels is not None and whole.get("shift_labels") is None:
-            whole["shift_labels"] = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
-        return self._batches.cut(whole)
-
-    def _check_shape(self, sequences: int, length: int) -> None:
-        if self._batch_size not in (None, sequences):
+        if self._batch_size not in (None, len(ids)):
             raise DataError(
-                f"A batch of {sequences} sequences came, but DeepSpeed splits batches of {self._batch_size} "
+                f"A batch of {len(ids)} sequences came, but DeepSpeed splits batches of {self._batch_size} "
                 "(train_micro_batch_size_per_gpu). Pass drop_last=True to the loader."
             )
-        expected = self._config.sp_seq_length
+        length, expected = ids.shape[1], self._config.sp_seq_length
         if not self._config.sp_seq_length_is_variable and length != expected:
             raise DataError(
                 f"A batch of sequences of length {length} came, but sp_seq_length={expected} was requested with "
                 "sp_seq_length_is_variable=False. Pad them to it, or leave sp_seq_length_is_variable out."
             )
+        whole: Any = copy(batch)
+        if whole.get("position_ids") is None:
+            whole["position_ids"] = torch.arange(length, device=ids.device).expand(ids.shape)
+        labels = whole.pop("labels", None)
+        if labels is not None and whole.get("shift_labels") is None:
+            whole["shift_labels"] = F.pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
+        return self._batches.cut(whole)

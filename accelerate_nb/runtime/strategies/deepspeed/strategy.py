@@ -26,7 +26,7 @@ from accelerate_nb.runtime.operations.nested import convert_to_fp32, recursively
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import BF16, Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, Strategy
+from accelerate_nb.runtime.strategies.base import Options, PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.deepspeed import checkpoint, package, preparation
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.deepspeed.preparation import (
@@ -64,13 +64,12 @@ class EnginePrecision(BF16):
     def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def mixed(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = recursively_apply(self._cast, (args, kwargs))
+            args, kwargs = recursively_apply(
+                lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor, (args, kwargs)
+            )
             return convert_to_fp32(forward(*args, **kwargs))
 
         return mixed
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 class DeepSpeed(Strategy):
@@ -230,7 +229,10 @@ class DeepSpeed(Strategy):
             if isinstance(scheduler, DummyScheduler) and scheduler.lr_scheduler_callable is not None:
                 arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
         elif optimizer is not None:
-            arguments["optimizer"] = self._own_optimizer(optimizer, plugin)
+            offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
+            if offloads and plugin.get_value("zero_force_ds_cpu_optimizer", True):
+                self._replaced_optimizer, optimizer = optimizer, map_pytorch_optim_to_deepspeed(optimizer)
+            arguments["optimizer"] = optimizer
             if type(scheduler).__name__ in schedules:
                 arguments["lr_scheduler"] = scheduler
         if self._sequences is not None:
@@ -257,12 +259,6 @@ class DeepSpeed(Strategy):
                 "Offload of weights in 32 bits to NVMe was requested on a device without fp16, where DeepSpeed writes them in bf16 "
                 "all the same. Pass mixed_precision='bf16', or offload_param_device='cpu'."
             )
-
-    def _own_optimizer(self, optimizer: Optimizer, plugin: DeepSpeedPlugin) -> Optimizer:
-        offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
-        if offloads and plugin.get_value("zero_force_ds_cpu_optimizer", True):
-            self._replaced_optimizer, optimizer = optimizer, map_pytorch_optim_to_deepspeed(optimizer)
-        return optimizer
 
     def _compile(self, how: TorchDynamoPlugin) -> None:
         arguments = how.to_kwargs()
@@ -369,25 +365,12 @@ class DeepSpeed(Strategy):
         state = checkpoint.complete_state(inner, is_kept=self.world.is_local_main)
         return {original_name(name): item for name, item in state.items()}
 
-    def files(
-        self,
-        models: Sequence[Any],
-        weights: Sequence[dict[str, Any]],
-        optimizers: Sequence[Any],
-        *,
-        writes_shared: bool,
-        safe: bool,
-    ) -> list[FileToWrite]:
+    def files(self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], **how: Any) -> list[FileToWrite]:
         """The files of the engine, in a folder under Accelerate's name."""
         return checkpoint.files(models)
 
     def load(
-        self,
-        folder: Path,
-        models: Sequence[Any],
-        optimizers: Sequence[Any],
-        options: Mapping[str, Any],
-        model_options: Mapping[str, Any],
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
         """The engine's state, by however many processes it was written."""
         found = checkpoint.load(self.world, folder, models, model_options)

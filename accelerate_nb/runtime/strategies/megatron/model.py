@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
+from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
@@ -59,10 +60,6 @@ def _check_degrees(model: Any, mesh: Mesh, plugin: MegatronLMPlugin) -> None:
             raise ConfigurationError(
                 f"TransformerConfig({name}={value}) was found in a model that is prepared on {mesh}. Build it with {name}={wanted}."
             )
-
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-LossOf = Callable[[Any, Any], Tensor]
 
 
 class MegatronModel(ModelWrapper):

@@ -247,12 +247,10 @@ def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: 
     args = get_args()
     if not args.train_iters and not args.train_samples:
         return None
-    if args.train_iters:
-        total, decay, warmup = args.train_iters, args.lr_decay_iters, args.lr_warmup_iters
-        steps_of, wsd = args.global_batch_size, args.lr_wsd_decay_iters
-    else:
-        total, decay, warmup = args.train_samples, args.lr_decay_samples, args.lr_warmup_samples
-        steps_of, wsd = 1, args.lr_wsd_decay_samples
+    unit, steps_of = ("iters", args.global_batch_size) if args.train_iters else ("samples", 1)
+    total, decay, warmup, wsd = (
+        getattr(args, f"{name}_{unit}") for name in ("train", "lr_decay", "lr_warmup", "lr_wsd_decay")
+    )
     decay_steps = (decay or total) * steps_of
     warmup_steps = (warmup or 0) * steps_of
     if args.lr_warmup_fraction is not None:

@@ -24,7 +24,7 @@ from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import PrepareCall, PrepareRequest, Strategy
+from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.megatron import checkpoint
 from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
@@ -263,14 +263,7 @@ class MegatronParallel(Strategy):
             super().backward(loss, steps=steps, is_boundary=is_boundary, **options)
 
     def train_step(
-        self,
-        model: Module,
-        inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        targets: Any,
-        loss_of: Callable[[Any, Any], Tensor],
-        *,
-        steps: int = 1,
-        is_boundary: bool = True,
+        self, model: Module, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int = 1, is_boundary: bool = True
     ) -> Tensor:
         """Forward, loss and backward of a batch, its parts in the order of Megatron's schedule."""
         if isinstance(model, MegatronEngine):
@@ -345,25 +338,12 @@ class MegatronParallel(Strategy):
 
     # Checkpoints
 
-    def files(
-        self,
-        models: Sequence[Any],
-        weights: Sequence[dict[str, Any]],
-        optimizers: Sequence[Any],
-        *,
-        writes_shared: bool,
-        safe: bool,
-    ) -> list[FileToWrite]:
+    def files(self, models: Sequence[Any], weights: Any, optimizers: Sequence[Any], **how: Any) -> list[FileToWrite]:
         """This process's parts, in folders of the format of Megatron's distributed checkpoints."""
         return checkpoint.files(self.world, models, [self.step_of(optimizer) for optimizer in optimizers])
 
     def load(
-        self,
-        folder: Path,
-        models: Sequence[Any],
-        optimizers: Sequence[Any],
-        options: Mapping[str, Any],
-        model_options: Mapping[str, Any],
+        self, folder: Path, models: Sequence[Any], optimizers: Sequence[Any], options: Options, model_options: Options
     ) -> list[LoadedFile]:
         """This process's parts, in whichever degrees they were written."""
         return checkpoint.load(self.world, folder, models, [self.step_of(optimizer) for optimizer in optimizers])

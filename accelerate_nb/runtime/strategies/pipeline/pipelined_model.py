@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, DataError, StateError
+from accelerate_nb.runtime.strategies.base import Inputs, LossOf
 from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
-from accelerate_nb.runtime.strategies.pipeline.staged_model import Inputs, Stage, StagedModel
+from accelerate_nb.runtime.strategies.pipeline.staged_model import Stage, StagedModel
 from accelerate_nb.runtime.training.repoint import named_weights
 from accelerate_nb.runtime.training.unwrap import ModelWrapper
 from accelerate_nb.runtime.world.world import World
@@ -55,15 +56,10 @@ class Schedule:
         return get_schedule_class(self.name)
 
     @property
-    def stages_per_process(self) -> int:
-        """The number of stages that each process has."""
-        return 1 if issubclass(self.schedule_class, PipelineScheduleSingle) else 2
-
-    @property
     def stage_ranks(self) -> list[int]:
         """For each stage the index of its process: around in a circle, or, for some schedules, there and back."""
         there = list(range(self.processes))
-        if self.stages_per_process == 1:
+        if issubclass(self.schedule_class, PipelineScheduleSingle):
             return there
         return there + (there[::-1] if self.schedule_class in _IN_A_V else there)
 
@@ -95,7 +91,10 @@ class ScheduledRun:
         several = issubclass(schedule.schedule_class, PipelineScheduleMulti)
         try:
             self._schedule = schedule.schedule_class(
-                made if several else made[0], n_microbatches=self.count, loss_fn=_sum, scale_grads=False
+                made if several else made[0],
+                n_microbatches=self.count,
+                loss_fn=lambda output, _target: output.sum(),
+                scale_grads=False,
             )
         except ValueError as error:
             raise ConfigurationError(
@@ -137,10 +136,6 @@ class ScheduledRun:
             for stage in self.stages.values():
                 stage.parts, stage.finish = (), None
         return losses
-
-
-def _sum(output: Tensor, _target: Tensor) -> Tensor:
-    return output.sum()
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:
@@ -188,7 +183,13 @@ class StageRanks:
 
     def output_on_all(self, output: Any) -> Any:
         """The last stage's output on all processes; objects in it that are no plain values, such as a cache, stay with that stage."""
-        held = [tree_map(_description, output)]
+
+        def described(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+            return leaf if isinstance(leaf, (bool, int, float, str)) else None
+
+        held = [tree_map(described, output)]
         dist.broadcast_object_list(held, self.ranks[-1], group=self.group)
         if dist.get_rank() != self.ranks[-1]:
             output = tree_map(
@@ -205,12 +206,6 @@ class StageRanks:
     def broadcast(self, tensor: Tensor, stage: int) -> None:
         """Fill a tensor with that of a stage's process."""
         dist.broadcast(tensor, self.ranks[stage], group=self.group)
-
-
-def _description(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-    return leaf if isinstance(leaf, (bool, int, float, str)) else None
 
 
 class SharedGradients:
@@ -296,13 +291,8 @@ class PipelinedModel(ModelWrapper):
     ) -> None:
         super().__init__(staged.model)
         self.staged, self.ranks, self.schedule, self.count, self.shared = staged, ranks, schedule, count, shared
-        self._stages = dict(stages)
+        self.stages = stages
         self._runs: dict[Any, ScheduledRun] = {}
-
-    @property
-    def stages(self) -> Mapping[int, Stage]:
-        """The stages of this process, by their indices."""
-        return self._stages
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's output for the whole batch, of any size, without gradients; `StateError` where a training loop calls it."""
@@ -313,12 +303,10 @@ class PipelinedModel(ModelWrapper):
                 "and the backward of a batch in the order of the schedule; for its output alone call it in `torch.no_grad()`."
             )
         with torch.no_grad():
-            output = self.ranks.forward(self._stages, microbatches((arguments, keywords), self.count))
+            output = self.ranks.forward(self.stages, microbatches((arguments, keywords), self.count))
             return self.ranks.output_on_all(output)
 
-    def train_step(
-        self, inputs: Inputs, targets: Any, loss_of: Callable[[Any, Any], Tensor], scale: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, scale: Callable[[Tensor], Tensor]) -> Tensor:
         """
         Forward and backward of a batch in the order of the schedule; the mean of the parts' losses, on all processes.
 
@@ -350,5 +338,5 @@ class PipelinedModel(ModelWrapper):
     def _run(self, parts: Sequence[Inputs]) -> ScheduledRun:
         key = self.staged.key(parts[0])
         if key not in self._runs:
-            self._runs = {key: ScheduledRun(self.schedule, self._stages, self.ranks.group, self.ranks.device, parts)}
+            self._runs = {key: ScheduledRun(self.schedule, self.stages, self.ranks.group, self.ranks.device, parts)}
         return self._runs[key]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
@@ -55,8 +56,12 @@ def plan_stages(
             f"{', '.join(name for name, _ in found) or 'none'}. Take fewer stages."
         )
     if isinstance(begins, str):
-        modules = dict(found)
-        starts = balanced(number_of_weights(modules) if example is None else operations(model, modules, example), count)
+        costs = (
+            [float(sum(weight.numel() for weight in module.parameters())) for _, module in found]
+            if example is None
+            else operations(model, [name for name, _ in found], example)
+        )
+        starts = balanced(costs, count)
     else:
         starts = _named_starts([name for name, _ in found], begins, count)
     return [Layer(name, module, sum(start <= index for start in starts)) for index, (name, module) in enumerate(found)]
@@ -90,25 +95,23 @@ def layers_of(model: Module, no_split: Collection[str] | None = None) -> Iterato
     yield from parts(model, "")
 
 
-def number_of_weights(layers: Mapping[str, Module]) -> list[float]:
-    """The number of weights of each layer."""
-    return [float(sum(weight.numel() for weight in module.parameters())) for module in layers.values()]
-
-
-def operations(model: Module, layers: Iterable[str], example: ExampleInputs) -> list[float]:
+def operations(model: Module, names: Sequence[str], example: ExampleInputs) -> list[float]:
     """The floating-point operations of each of these layers in a forward of inputs of these shapes; nothing is computed."""
     memo: dict[int, Any] = {
         id(tensor): tensor.detach().to("meta") for tensor in [*model.parameters(), *model.buffers()]
     }
     twin = deepcopy(model, memo)
-    found: dict[str, float] = {}
+    found: dict[str, float] = defaultdict(float)
     counter = FlopCounterMode(display=False)
-    names = list(layers)
+
+    def count(name: str, sign: int) -> None:
+        found[name] += sign * counter.get_total_flops()
+
     for name in names:
         part = twin.get_submodule(name)
         # the difference of what was counted before and after
-        part.register_forward_pre_hook(lambda *_, name=name: _add(found, name, -counter.get_total_flops()))
-        part.register_forward_hook(lambda *_, name=name: _add(found, name, counter.get_total_flops()))
+        part.register_forward_pre_hook(lambda *_, name=name: count(name, -1))
+        part.register_forward_hook(lambda *_, name=name: count(name, 1))
     arguments, keywords = ((), example) if isinstance(example, Mapping) else (example, {})
     arguments, keywords = tree_map(
         lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (arguments, keywords)
@@ -121,11 +124,7 @@ def operations(model: Module, layers: Iterable[str], example: ExampleInputs) -> 
             f"The operations of {type(model).__name__} could not be counted for the example_inputs: {error}. Leave them out for stages "
             "with about equally many weights, or name the split_points."
         ) from error
-    return [found.get(name, 0.0) for name in names]
-
-
-def _add(numbers: dict[str, float], name: str, number: float) -> None:
-    numbers[name] = numbers.get(name, 0.0) + number
+    return [found[name] for name in names]
 
 
 def balanced(costs: Sequence[float], count: int) -> list[int]:
@@ -162,25 +161,22 @@ def _named_starts(names: Sequence[str], begins: Sequence[str], count: int) -> li
             f"{count} stages of a pipeline were requested, and the beginnings of {len(begins) + 1}: {', '.join(begins) or 'none'}. "
             f"Name {count - 1}: the first stage begins with the model."
         )
-    starts = [next((index for index, name in enumerate(names) if _is_in(name, begin)), None) for begin in begins]
-    for begin, start in zip(begins, starts, strict=True):
-        if start is None:
+    found: list[int] = []
+    for begin in begins:
+        inside = [index for index, name in enumerate(names) if f"{name}.".startswith(f"{begin}.")]
+        if not inside:
             known = ", ".join(names[:8])
             raise ConfigurationError(
                 f"A stage of the pipeline should begin at {begin!r}, but the model has no layer of this name that can be separated. "
                 f"{did_you_mean(begin, names, f'Layers are {known}, …')}"
             )
-    found = [start for start in starts if start is not None]
+        found.append(inside[0])
     if found != sorted(set(found)) or found[0] == 0:
         raise ConfigurationError(
             f"Stages of the pipeline should begin at {', '.join(begins)}, but the model's layers stand in the order "
             f"{', '.join(names)}. Name the beginnings in this order, each once, and not the first layer."
         )
     return found
-
-
-def _is_in(name: str, begin: str) -> bool:
-    return name == begin or name.startswith(f"{begin}.")
 
 
 def shared_by_stages(layers: Sequence[Layer], model: Module) -> dict[Parameter, set[int]]:

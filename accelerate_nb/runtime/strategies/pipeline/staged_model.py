@@ -14,10 +14,8 @@ from torch.nn import Module, Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.runtime.strategies.base import Inputs
 from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer
-
-# Positional and keyword arguments of a model.
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class AbsentTensor(Tensor):
@@ -131,10 +129,6 @@ class StagedModel:
     def is_running(self) -> bool:
         """Whether the model's forward is run for a stage now."""
         return self._run is not None
-
-    def layers_on(self, stage: int) -> list[Layer]:
-        """The layers of a stage."""
-        return [layer for layer in self.layers if layer.stage == stage]
 
     def stage_of_names(self) -> dict[str, int]:
         """The stage of each weight and buffer of a layer, by names; the first of those that share it."""
@@ -299,8 +293,9 @@ class Stage(Module):
         self.staged, self.index = staged, index
         self.parts: Sequence[Inputs] = ()
         self.finish: Callable[[Any, int], Any] | None = None
-        for layer in staged.layers_on(index):
-            self.add_module(layer.name.replace(".", "/"), layer.module)
+        for layer in staged.layers:
+            if layer.stage == index:
+                self.add_module(layer.name.replace(".", "/"), layer.module)
 
     def forward(self, *received: Tensor, number: Any) -> Any:
         """The output of a part, or the tensors for the next stage."""

@@ -18,7 +18,7 @@ from accelerate_nb.runtime.operations import sharded_tensors
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchPipelineParallelConfig
 from accelerate_nb.runtime.precision.base import MixedLayoutGradScaler, Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import PrepareRequest
+from accelerate_nb.runtime.strategies.base import Inputs, LossOf, PrepareRequest
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
@@ -95,10 +95,7 @@ class PipelineParallel(ShardedStrategy):
         return None
 
     def _share_overflow(self, overflow: Tensor) -> None:
-        dist.all_reduce(overflow, dist.ReduceOp.MAX, group=self._along().group)
-
-    def _along(self) -> World:
-        return along("pp")
+        dist.all_reduce(overflow, dist.ReduceOp.MAX, group=along("pp").group)
 
     # Preparing
 
@@ -114,7 +111,7 @@ class PipelineParallel(ShardedStrategy):
         schedule = Schedule(self._handler.schedule, self.world.mesh.pp)
         ranks = schedule.stage_ranks
         layers = plan_stages(model, len(ranks), self._handler.split_points, self._handler.example_inputs)
-        pipeline = self._along()
+        pipeline = along("pp")
         in_world = self.world.mesh.ranks_along(self.world.rank, "pp")
         own = [stage for stage, rank in enumerate(ranks) if rank == pipeline.rank]
         held_by_several = shared_by_stages(layers, model)
@@ -205,14 +202,7 @@ class PipelineParallel(ShardedStrategy):
     # A step
 
     def train_step(
-        self,
-        model: Module,
-        inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        targets: Any,
-        loss_of: Callable[[Any, Any], Tensor],
-        *,
-        steps: int = 1,
-        is_boundary: bool = True,
+        self, model: Module, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int = 1, is_boundary: bool = True
     ) -> Tensor:
         """Forward, loss and backward of a batch, its parts in the order of the schedule."""
         if not isinstance(model, PipelinedModel):
@@ -230,7 +220,7 @@ class PipelineParallel(ShardedStrategy):
             return norm
         largest = norm_type == float("inf")
         total = norm if largest else norm**norm_type
-        dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._along().group)
+        dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=along("pp").group)
         return total if largest else total ** (1 / norm_type)
 
     # Weights
