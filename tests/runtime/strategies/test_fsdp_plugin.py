@@ -12,7 +12,6 @@ from typing import Any
 import accelerate.utils as theirs
 import pytest
 import torch
-from torch import nn
 from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
@@ -27,6 +26,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 import accelerate_nb.utils as ours
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.utils import FullyShardedDataParallelPlugin
+from tests.runtime.strategies.test_fsdp_as_accelerate import Net
 
 BF16, FP32 = torch.bfloat16, torch.float32
 POLICY = {"param_dtype": BF16, "reduce_dtype": FP32, "output_dtype": FP32}
@@ -161,19 +161,8 @@ def test_efficient_loading_is_switched_as_in_accelerate() -> None:
     assert seen[:2] == seen[2:]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-
-class Model(nn.Module):
+class Model(Net):
     _no_split_modules = ("Block",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(Block(), Block())
-        self.head = nn.Linear(8, 2)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +204,6 @@ def test_a_precision_becomes_the_same_policy(name: Any, override: bool, policy: 
     for plugin in plugins:
         plugin.set_mixed_precision(name, override=override)
     assert plugins[0].mixed_precision_policy == plugins[1].mixed_precision_policy
-
-
-def test_the_state_dict_of_a_last_save_can_be_whole() -> None:
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    plugin.set_state_dict_type("FULL_STATE_DICT")
-    assert plugin.state_dict_type is StateDictType.FULL_STATE_DICT
 
 
 def test_offloaded_weights_are_pinned_only_for_a_gpu() -> None:
@@ -285,13 +268,6 @@ def test_a_precision_of_version_1_has_its_equal(policy: Any) -> None:
     assert plugin.mixed_precision_policy == MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.filterwarnings("ignore:fsdp_version=1")
-def test_sharding_nothing_is_refused(version: int) -> None:
-    with pytest.raises(ConfigurationError, match=r"NO_SHARD was requested.* Train with DDP"):
-        FullyShardedDataParallelPlugin(fsdp_version=version, sharding_strategy="NO_SHARD")
-
-
 def test_arguments_without_effect_are_named_in_one_warning() -> None:
     with pytest.warns(UserWarning, match="forward_prefetch changes nothing.*use_orig_params changes nothing") as found:
         plugin = FullyShardedDataParallelPlugin(
@@ -319,6 +295,8 @@ def test_version_1_is_named_where_it_was_requested(monkeypatch: pytest.MonkeyPat
         ({"auto_wrap_policy": "transformer_wrap"}, r"Did you mean TRANSFORMER_BASED_WRAP\?"),
         ({"state_dict_type": "SHARDED_STATE"}, r"Did you mean SHARDED_STATE_DICT\?"),
         ({"state_dict_type": "LOCAL_STATE_DICT"}, "LOCAL_STATE_DICT was requested.*'FULL_STATE_DICT'"),
+        ({"sharding_strategy": "NO_SHARD"}, "NO_SHARD was requested.* Train with DDP"),
+        ({"sharding_strategy": "NO_SHARD", "fsdp_version": 2}, "NO_SHARD was requested.* Train with DDP"),
         ({"sharding_strategy": "FULLY_SHARD"}, r"Did you mean FULL_SHARD\?"),
         ({"activation_checkpointing_offload": True}, "Pass activation_checkpointing=True as well"),
     ],

@@ -1,38 +1,44 @@
-"""A launch with DeepSpeed: its settings, and what its loggers say."""
+"""A launch with DeepSpeed: its settings, what its loggers say, and a rank that fails or hangs."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
+import time
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator, launch
+from accelerate_nb.errors import WorkerError
 from accelerate_nb.utils import DeepSpeedPlugin
 from tests.ranks import run_on_ranks
+from tests.waiting import until
 
 SETTINGS: dict[str, Any] = {"config_file": "", "cpu": True, "strategy": "deepspeed", "results": "all", "panel": "off"}
 
 
-def prepared() -> tuple[Accelerator, Any, Any, Any]:
+def trained(happens: Callable[[], Any] = int) -> list[Any]:
+    """A training on whose last rank something happens between a backward and a step."""
     accelerator = Accelerator()
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     data = TensorDataset(torch.randn(16, 8), torch.randn(16, 1))
-    return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 4))
-
-
-def trained() -> list[Any]:
-    accelerator, model, optimizer, loader = prepared()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 4))
     for inputs, targets in loader:
         loss = nn.functional.mse_loss(model(inputs), targets)
         accelerator.backward(loss)
+        if accelerator.is_last_process:
+            happens()
         optimizer.step()
         optimizer.zero_grad()
     config = accelerator.deepspeed_plugin.deepspeed_config
@@ -52,8 +58,40 @@ def test_a_launch_trains_by_its_settings_and_prints_nothing_of_its_own(tmp_path:
     run = start(trained, folder=tmp_path, deepspeed_config={"zero_stage": 3, "gradient_clipping": 0.5})
     results = run.wait(110)
     assert [result[:3] for result in results] == [["DEEPSPEED", 3, 0.5]] * 2
-    said = [line for rank in (0, 1) for line in run.logs(rank).splitlines() if line.strip()]
-    assert [line for line in said if "DeepSpeed" in line or "INFO" in line] == []
+    assert [run.logs(rank) for rank in (0, 1)] == ["", ""]
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises() -> None:
+    raise ValueError("enough")
+
+
+def hangs() -> None:
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [(raises, "rank 1 stopped with ValueError: enough"), (dies, "rank 1 ended with SIGKILL")],
+)
+def test_a_rank_that_fails_is_named(happens: Callable[[], Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=message) as caught:
+        start(trained, happens, folder=tmp_path, deepspeed_config={"zero_stage": 3}).wait(110)
+    # the other one waits for it in a collective of the engine, and is not to blame
+    assert "rank 0 " in str(caught.value)
+
+
+def test_a_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None:
+    run = start(trained, hangs, folder=tmp_path, deepspeed_config={"zero_stage": 3}, hang_warning_after=2)
+    # a busy machine may be silent for as long before the training begins, which is reported, too
+    until(lambda: run.view.idle_warning is not None and "rank 0 waits in" in run.view.idle_warning.text, run, 110)
+    text, stacks = run.view.idle_warning.text, run.stacks()
+    run.stop(timeout=0)
+    assert "rank 1 is elsewhere" in text
+    assert "in hangs" in stacks
 
 
 def test_a_launch_trains_by_a_file(tmp_path: Path) -> None:

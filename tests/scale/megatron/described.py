@@ -1,8 +1,7 @@
-"""Models that have nothing but the configuration of one of transformers, which takes seconds to import."""
+"""Models that have nothing but the configuration of one of transformers."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,44 +12,32 @@ from tests.scale.megatron.gpt import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH, b
 END, PARTS = 0, 2
 
 
-class Described(Linear):
-    def __init__(self, **config: Any) -> None:
-        super().__init__(1, 1)
-        self.config = SimpleNamespace(return_dict=False, vocab_size=VOCABULARY, initializer_range=0.02, **config)
+def described(config: Any) -> Linear:
+    model = Linear(1, 1)
+    model.config = config
+    return model
 
 
-def gpt2(**changes: Any) -> Described:
-    sizes = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": LENGTH, "n_inner": None}
-    described = {
-        "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu",
-        "tie_word_embeddings": True,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "eos_token_id": END,
-        "add_cross_attention": False,
-        **dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1),
+def gpt2() -> Linear:
+    from transformers import GPT2Config
+
+    sizes = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": LENGTH, "vocab_size": VOCABULARY}
+    return described(GPT2Config(**sizes, activation_function="gelu", eos_token_id=END, return_dict=False))
+
+
+def llama() -> Linear:
+    from transformers import LlamaConfig
+
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": WIDTH,
+        "intermediate_size": 2 * WIDTH,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": LENGTH,
+        "vocab_size": VOCABULARY,
     }
-    return Described(model_type="gpt2", **{**sizes, **described, **changes})
-
-
-def llama() -> Described:
-    sizes = {"num_hidden_layers": 2, "hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": 2 * WIDTH}
-    return Described(
-        model_type="llama",
-        num_key_value_heads=2,
-        head_dim=WIDTH // HEADS,
-        max_position_embeddings=LENGTH,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        mlp_bias=False,
-        attention_bias=False,
-        attention_dropout=0.0,
-        tie_word_embeddings=False,
-        eos_token_id=END,
-        **sizes,
-    )
+    return described(LlamaConfig(**sizes, eos_token_id=END, return_dict=False))
 
 
 def samples(tokens: torch.Tensor) -> list[dict[str, torch.Tensor]]:

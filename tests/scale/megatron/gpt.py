@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -193,12 +194,61 @@ def megatron_inputs(batch: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[
     return (batch[:, :-1].contiguous(), positions, mask), {"labels": batch[:, 1:].contiguous()}
 
 
-def own_part(batch: Tensor, replica: int, replicas: int) -> Tensor:
-    return batch.chunk(replicas)[replica]
+def own_inputs(accelerator: Any, batch: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The inputs of this process's copy of the model; in contexts its part of tokens, positions and labels, and the mask's rows for them."""
+    from megatron.core import parallel_state
+
+    replica, replicas = accelerator.strategy.data_replicas
+    count, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+
+    def own(tensor: Tensor) -> Tensor:
+        return tensor.chunk(count, 2 if tensor.dim() == 4 else 1)[rank].contiguous()
+
+    inputs, keywords = megatron_inputs(batch.chunk(replicas)[replica])
+    return tuple(map(own, inputs)), {name: own(tensor) for name, tensor in keywords.items()}
 
 
 def step_on(accelerator: Any, model: Any, batch: Tensor) -> Tensor:
     """The loss of this process's part of a batch, whose gradients are computed."""
-    inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
+    inputs, keywords = own_inputs(accelerator, batch)
     loss: Tensor = accelerator.train_step(model, *inputs, loss_fn=torch.mean, **keywords)
     return loss
+
+
+def train(
+    accelerator: Any,
+    model: Any,
+    optimizer: Any,
+    data: Sequence[Tensor],
+    *,
+    clip: float = 0.5,
+    by_backward: bool = False,
+) -> dict[str, list[float]]:
+    """The losses and norms of a training on this rank."""
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for batch in data:
+        with accelerator.accumulate(model):
+            if by_backward:
+                inputs, keywords = own_inputs(accelerator, batch)
+                loss = model(*inputs, **keywords).mean()
+                accelerator.backward(loss)
+            else:
+                loss = step_on(accelerator, model, batch)
+            found["losses"].append(accelerator.reduce(loss.detach(), "mean").item())
+            if accelerator.sync_gradients:
+                found["norms"].append(accelerator.clip_grad_norm_(model.parameters(), clip).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+def assert_equal(found: Sequence[dict[str, Any]], wanted: dict[str, Any], rounding: float = 1e-5) -> None:
+    """Losses and norms on all ranks, and the complete weights on the first one, are those of another training."""
+    assert set(found[0]["state"]) == set(wanted["state"])
+    for name, weight in wanted["state"].items():
+        torch.testing.assert_close(
+            found[0]["state"][name], weight, rtol=0, atol=rounding, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    for outcome in found:
+        for name in ("losses", "norms"):
+            assert outcome[name] == pytest.approx(wanted[name], abs=rounding), name

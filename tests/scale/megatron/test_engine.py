@@ -134,7 +134,6 @@ def plainly() -> dict[str, Any]:
         "written": [until_the_end(row) for row in written.tolist()],
         **found,
         "rates": rates,
-        "resumed": found["losses"][2:],
         "state": by_megatrons_names(model.state_dict(), True),
     }
 
@@ -182,35 +181,19 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-WAYS = pytest.mark.parametrize("way", ["widths", "stages", "copies"])
-
-
 @pytest.mark.timeout(180)
-@WAYS
-def test_an_engine_has_the_losses_norms_and_rates_of_plain_pytorch(way: str, launched: Any) -> None:
+@pytest.mark.parametrize("way", ["widths", "stages", "copies"])
+def test_an_engine_trains_resumes_and_writes_as_plain_pytorch_does(way: str, launched: Any) -> None:
+    wanted = plainly()
     for found in launched(way):
         for name in ("evaluated", "losses", "norms", "rates"):
-            assert found[name] == pytest.approx(plainly()[name], abs=ROUNDING), name
-
-
-@WAYS
-def test_a_training_by_the_engine_ends_in_the_weights_of_plain_pytorch(way: str, launched: Any) -> None:
-    found, wanted = launched(way)[0]["state"], plainly()["state"]
-    assert set(found) == set(wanted)
-    for name, weight in wanted.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=ROUNDING)
-
-
-@WAYS
-def test_a_resumed_training_has_the_losses_of_one_without_a_stop(way: str, launched: Any) -> None:
-    for found in launched(way):
+            assert found[name] == pytest.approx(wanted[name], abs=ROUNDING), name
         assert found["resumed"] == pytest.approx(found["losses"][2:], abs=1e-7)
-
-
-@WAYS
-def test_the_model_writes_what_plain_pytorch_writes(way: str, launched: Any) -> None:
-    for found in launched(way):
-        assert found["written"] == plainly()["written"]
+        assert found["written"] == wanted["written"]
+    state = launched(way)[0]["state"]
+    assert set(state) == set(wanted["state"])
+    for name, weight in wanted["state"].items():
+        torch.testing.assert_close(state[name], weight, rtol=0, atol=ROUNDING)
 
 
 def test_a_llama_has_the_same_losses_however_it_is_split(launched: Any) -> None:

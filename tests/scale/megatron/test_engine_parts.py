@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -24,7 +25,7 @@ from accelerate_nb.utils import (
 from accelerate_nb.utils.megatron_lm import get_args, model_provider_func
 from tests.ranks import run_on_ranks
 from tests.scale.megatron.cuda_on_cpu import pretend_cuda
-from tests.scale.megatron.described import END, Described, gpt2, loss_of_parts, samples, tokens
+from tests.scale.megatron.described import END, described, gpt2, loss_of_parts, samples, tokens
 from tests.scale.megatron.gpt import BATCH, LENGTH, by_megatrons_names, plain_gpt, train_plainly
 
 LIMIT, ROUNDING, RATE, EPSILON, STEPS = 100.0, 1e-5, 0.01, 1e-3, 3
@@ -225,7 +226,7 @@ def on_stages() -> dict[str, Any]:
     messages += [
         refused(lambda: accelerator.prepare(model, optimizer)),
         refused(lambda: accelerator.prepare(model, optimizer, loader, schedule)),
-        refused(lambda: accelerator.prepare(Described(model_type="t5"), loader)),
+        refused(lambda: accelerator.prepare(described(SimpleNamespace(model_type="t5")), loader)),
         refused(lambda: accelerator.prepare(MegatronLMDummyScheduler(None))),
     ]
     engine = accelerator.prepare(gpt2(), loader)[0]

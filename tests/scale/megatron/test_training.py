@@ -16,36 +16,35 @@ from tests.scale.megatron.gpt import (
     BATCH,
     LENGTH,
     VOCABULARY,
+    assert_equal,
     batches,
     by_megatrons_names,
     megatron_gpt,
     megatron_inputs,
-    own_part,
     plain_gpt,
     step_on,
+    train,
     train_plainly,
     transformer_config,
 )
 
-MOST, LIMIT = 0.5, 100.0
-ROUNDING = 1e-5
+MOST, LIMIT, ACCUMULATION = 0.5, 100.0, 2
 # AdamW makes steps of the rounding of gradients that are zero, those of keys' biases, where it adds less.
 EPSILON = 1e-3
 
 
-def plainly(tied: bool, steps: int) -> dict[str, Any]:
+def plainly(tied: bool) -> dict[str, Any]:
     """The training by hand, with the weights by Megatron's names."""
     model = plain_gpt(tied)
-    found = train_plainly(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), clip=MOST, steps=steps)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    found = train_plainly(model, optimizer, clip=MOST, steps=ACCUMULATION)
     return {"state": by_megatrons_names(model.state_dict(), tied), **found}
 
 
-def trained(
-    settings: dict[str, Any], model_settings: dict[str, Any], tied: bool, steps: int, by: str
-) -> dict[str, Any]:
+def trained(settings: dict[str, Any], model_settings: dict[str, Any], tied: bool, by: str) -> dict[str, Any]:
     pretend_cuda()
     plugin = MegatronLMPlugin(gradient_clipping=0.0, **settings)
-    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin, gradient_accumulation_steps=steps)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin, gradient_accumulation_steps=ACCUMULATION)
     mesh = accelerator.world.mesh
     config = transformer_config(
         tensor_model_parallel_size=mesh.tp,
@@ -62,23 +61,10 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model, optimizer = accelerator.prepare(model, optimizer)
     accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt(tied).state_dict(), tied))
-    losses, norms = [], []
-    for batch in batches():
-        with accelerator.accumulate(model):
-            if by == "train_step":
-                loss = step_on(accelerator, model, batch)
-            else:
-                inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
-                loss = model(*inputs, **keywords).mean()
-                accelerator.backward(loss)
-            losses.append(accelerator.reduce(loss.detach(), "mean").item())
-            if accelerator.sync_gradients:
-                norms.append(accelerator.clip_grad_norm_(model.parameters(), MOST).item())
-            optimizer.step()
-            optimizer.zero_grad()
+    found = train(accelerator, model, optimizer, batches(), clip=MOST, by_backward=by == "backward")
     state = accelerator.get_state_dict(model)
     accelerator.end_training()
-    return {"state": state, "losses": losses, "norms": norms}
+    return {"state": state, **found}
 
 
 CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], str]] = {
@@ -110,15 +96,9 @@ TIED = {"stages", "interleaved stages"}
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
 def test_a_training_ends_in_the_weights_of_a_plain_gpt(name: str) -> None:
     ranks, settings, model_settings, by = CASES[name]
-    tied, steps = name in TIED, 2
-    found = run_on_ranks(trained, ranks, settings, model_settings, tied, steps, by, limit=LIMIT)
-    wanted = plainly(tied, steps)
-    assert set(found[0]["state"]) == set(wanted["state"])
-    for weight, value in wanted["state"].items():
-        torch.testing.assert_close(found[0]["state"][weight], value, rtol=0, atol=ROUNDING)
-    for item in found:
-        assert item["losses"] == pytest.approx(wanted["losses"], abs=ROUNDING)
-        assert item["norms"] == pytest.approx(wanted["norms"], abs=ROUNDING)
+    assert_equal(
+        run_on_ranks(trained, ranks, settings, model_settings, name in TIED, by, limit=LIMIT), plainly(name in TIED)
+    )
 
 
 def refused() -> list[str]:
