@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
@@ -35,8 +34,6 @@ _STEP = 4
 # bitsandbytes keeps the states of smaller weights as float32, those of others in bytes with a float32 for each block
 # (`min_8bit_size` and the block size of bitsandbytes/optim/optimizer.py, `Optimizer2State`).
 _SMALL, _BLOCK = 4096, 256
-# A smaller mesh is proposed only where so much of a device is left for activations.
-_FREE = 0.2
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # Under which words the weights stand in what people save with torch.save.
@@ -100,9 +97,6 @@ class RankBytes:
         return self.weights + self.gradients + self.optimizer + self.extra
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-
-
 def bytes_of(weights: Iterable[TensorInfo], itemsize: float) -> int:
     """
     The bytes of tensors whose floating-point numbers take so many each.
@@ -118,8 +112,8 @@ def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
     layers: dict[str, list[TensorInfo]] = {}
     for weight in outline.weights:
         layers.setdefault(weight.layer, []).append(weight)
-    sizes = ((name, bytes_of(weights, itemsize)) for name, weights in layers.items())
-    return max(sizes, key=lambda item: item[1], default=("", 0))
+    sizes = {name: bytes_of(weights, itemsize) for name, weights in layers.items()}
+    return max(sizes.items(), key=lambda item: item[1], default=("", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -163,7 +157,7 @@ def smallest_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimi
         meshes += [Mesh(dp_shard=size // pp, pp=pp) for pp in pps if pp <= size]
         for mesh in meshes:
             stages = on_mesh(outline, precision, optimizer, mesh)
-            if max(stage.total for stage in stages) <= memory * (1 - _FREE):
+            if max(stage.total for stage in stages) <= memory * 0.8:
                 return mesh
     return None
 
@@ -278,7 +272,7 @@ def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: 
     if path.suffix == ".json" and not path.name.endswith(".index.json"):
         return _of_configuration(path, trusts=trusts)
     if path.suffix in {".safetensors", ".json", *_PICKLED}:
-        return _of_files(checkpoint_files(path), str(path))
+        return _of_files(path)
     raise ConfigurationError(
         f"{path} is no file of weights that is known by its name. Known are .safetensors, {', '.join(sorted(_PICKLED))}, "
         "the index of several files (.index.json), config.json of transformers, and Python files."
@@ -323,12 +317,12 @@ def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
     has_weights = any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
     if configuration.is_file() and (importlib.util.find_spec("transformers") or not has_weights):
         return _of_configuration(configuration, trusts=trusts)
-    return _of_files(checkpoint_files(folder), str(folder))
+    return _of_files(folder)
 
 
-def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
+def _of_files(checkpoint: Path) -> ModelOutline:
     found: list[TensorInfo] = []
-    for path in files:
+    for path in checkpoint_files(checkpoint):
         if path.suffix == ".safetensors":
             with open_weights(path) as weights:
                 found += [_stored(name, tensor) for name, tensor in weights.items()]
@@ -352,15 +346,12 @@ def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
             memory = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
             first.setdefault(memory, _stored(name, tensor))
         found += first.values()
-    return ModelOutline(source, tuple(found))
+    return ModelOutline(str(checkpoint), tuple(found))
 
 
 def _stored(name: str, tensor: Tensor) -> TensorInfo:
     is_float, layer = tensor.is_floating_point() or tensor.is_complex(), name.rpartition(".")[0] or name
     return TensorInfo(name, tuple(tensor.shape), tensor.element_size(), is_float, is_float, not is_float, layer)
-
-
-# ------------------------------------------------------------------------------------------- models made without memory
 
 
 def _without_memory(make: Callable[[], Any], source: str) -> Module:
@@ -375,15 +366,15 @@ def _without_memory(make: Callable[[], Any], source: str) -> Module:
             with init_empty_weights(include_buffers=include_buffers):
                 made = make()
         except (NotImplementedError, RuntimeError) as error:
-            needed = str(error).partition("\n")[0]
             if "meta" not in str(error):
                 raise
+            needed = str(error).partition("\n")[0]
             continue
-        if not isinstance(made, Module):
-            raise ConfigurationError(
-                f"{source} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
-            )
-        return made
+        if isinstance(made, Module):
+            return made
+        raise ConfigurationError(
+            f"{source} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
+        )
     raise ConfigurationError(
         f"{source} needs the numbers of its weights while it is made ({needed}), and they have none. Name a checkpoint of it instead."
     )
@@ -427,7 +418,15 @@ def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOut
     """
 
     def make() -> Any:
-        module = _imported(location)
+        if location.endswith(".py"):
+            path = Path(location).expanduser()
+            spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+            module = importlib.util.module_from_spec(spec)
+            # data classes, and pickles, find their module by its name
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            module = import_module(location)
         known = [
             item
             for item, value in vars(module).items()
@@ -455,15 +454,3 @@ def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOut
         return of_module(_without_memory(make, source), source)
     finally:
         sys.path[:] = before
-
-
-def _imported(location: str) -> ModuleType:
-    if not location.endswith(".py"):
-        return import_module(location)
-    path = Path(location).expanduser()
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)  # a file that ends in .py has a loader
-    module = importlib.util.module_from_spec(spec)
-    # data classes, and pickles, find their module by its name
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from traceback import extract_tb
@@ -100,8 +99,19 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     mesh = None if arguments.mesh is None else _mesh(arguments.mesh, requested)
     ranks = mesh.size if mesh is not None else requested or max(1, probe().count)
     memory, device = _device_memory(arguments.memory, ranks)
-    with _error_in_one_line(arguments.model):
+    try:
         outline = estimate.outline(arguments.model, arguments.args, trusts=arguments.trust_remote_code)
+    except AccelerateNbError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code, while it builds the model
+        file = Path(arguments.model.partition(":")[0]).name
+        calls = [call for call in extract_tb(error.__traceback__) if Path(call.filename).name == file]
+        is_located = calls and not isinstance(error, SyntaxError)
+        where = f" ({calls[-1].filename}, line {calls[-1].lineno})" if is_located else ""
+        raise ConfigurationError(
+            f"{arguments.model} was to be built, and that failed with {type(error).__name__}: {error}{where}. A file is imported "
+            "for this: put training under `if __name__ == '__main__':`, and correct what fails."
+        ) from error
 
     def on_mesh(mesh: Mesh, precision: Any) -> dict[str, Any]:
         stages = estimate.on_mesh(outline, precision, arguments.optimizer, mesh)
@@ -176,25 +186,6 @@ def _keyword_arguments(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text!r} should be arguments by their names, as '{{\"hidden\": 128}}'")
     return found
-
-
-@contextmanager
-def _error_in_one_line(model: str) -> Iterator[None]:
-    """An error of the user's code while it builds the model becomes one line."""
-    try:
-        yield
-    except AccelerateNbError:
-        raise
-    except (Exception, SystemExit) as error:
-        file = Path(model.partition(":")[0]).name
-        calls = [call for call in extract_tb(error.__traceback__) if Path(call.filename).name == file]
-        where = (
-            f" ({calls[-1].filename}, line {calls[-1].lineno})" if calls and not isinstance(error, SyntaxError) else ""
-        )
-        raise ConfigurationError(
-            f"{model} was to be built, and that failed with {type(error).__name__}: {error}{where}. A file is imported for this: "
-            "put training under `if __name__ == '__main__':`, and correct what fails."
-        ) from error
 
 
 # ----------------------------------------------------------------------------------------------------------------- text

@@ -107,15 +107,12 @@ class Checkpoint:
             found += self._states(folder, options)
             gradients, random_file = self._read_gradients(folder), self._random(folder)
             positions = self._read_positions(folder, options)
-            if not positions:  # those of stateful loaders are where Accelerate has written them, too
-                paths = (
-                    (loader, folder / file_names.numbered(file_names.LOADER_NAME, index))
-                    for index, loader in self._stateful()
-                )
-                only = {"weights_only": options.get("weights_only", True)}
-                found += [
-                    loaded_into(item, path, "the state of a loader", only) for item, path in paths if path.exists()
-                ]
+            # those of stateful loaders are where Accelerate has written them, too
+            for index, loader in () if positions else self._stateful():
+                path = folder / file_names.numbered(file_names.LOADER_NAME, index)
+                if path.exists():
+                    only = {"weights_only": options.get("weights_only", True)}
+                    found.append(loaded_into(loader, path, "the state of a loader", only))
             checked.result()
         # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
         for item in found:

@@ -26,21 +26,17 @@ class KwargsHandler:
 
     def to_kwargs(self) -> dict[str, Any]:
         """The fields whose values differ from the default."""
-        default = self._plain().to_dict()
+        # the handler made without arguments where the environment sets nothing
+        plain = object.__new__(type(self))
+        for item in fields(self):
+            value = item.default_factory() if item.default_factory is not MISSING else item.default
+            setattr(plain, item.name, value)
+        plain._fill({})
+        default = plain.to_dict()
         return {name: value for name, value in self.to_dict().items() if default[name] != value}
 
     def _fill(self, environment: Mapping[str, str]) -> None:
         """Give the fields that were left open their values."""
-
-    @classmethod
-    def _plain(cls) -> KwargsHandler:
-        """The handler made without arguments where the environment sets nothing."""
-        plain = object.__new__(cls)
-        for item in fields(cls):
-            value = item.default_factory() if item.default_factory is not MISSING else item.default
-            setattr(plain, item.name, value)
-        plain._fill({})
-        return plain
 
 
 @dataclass

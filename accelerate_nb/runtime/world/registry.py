@@ -29,7 +29,6 @@ class _WorldState:
     store: dist.Store | None = None
     joins: int = 0
     generation: int = 0
-    generations: int = 0
     pid: int = 0
     contract: tuple[str | None, ...] = ()
 
@@ -65,7 +64,13 @@ def current_world(rendezvous: Rendezvous | None = None) -> World:
     """This process's world; it is joined through `rendezvous` at the first call."""
     if _held.world is None or _is_stale():
         _leave_behind()
-        _held.world = _join(rendezvous or Rendezvous())
+        _claim()
+        rendezvous = rendezvous or Rendezvous()
+        existed = dist.is_available() and dist.is_initialized()
+        _held.world = rendezvous.join(os.environ, partial(_next_store, rendezvous))
+        _held.made_group = _held.world.backend is not None and (_held.made_group or not existed)
+        _held.contract = _contract()
+        _held.generation += 1
     return _held.world
 
 
@@ -178,16 +183,6 @@ def _leave_behind() -> None:
     _held.shared = {}
     for attributes in _held.lasting.values():
         attributes.clear()
-
-
-def _join(rendezvous: Rendezvous) -> World:
-    _claim()
-    existed = dist.is_available() and dist.is_initialized()
-    world = rendezvous.join(os.environ, partial(_next_store, rendezvous))
-    _held.made_group = world.backend is not None and (_held.made_group or not existed)
-    _held.contract = _contract()
-    _held.generation = _held.generations = _held.generations + 1
-    return world
 
 
 def _next_store(rendezvous: Rendezvous) -> dist.Store:

@@ -73,7 +73,9 @@ class Rendezvous:
     ) -> dict[str, Any]:
         numbers = {"rank": rank_place.rank, "world_size": rank_place.size}
         rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
-        backend = self._backend_for(device)
+        backend = self.backend
+        if backend is None or (backend == "nccl" and device.type != "cuda"):
+            backend = dist.get_default_backend_for_device(device)
         if self.backend not in {None, backend} and rank_place.rank == 0:
             warn_user(
                 f"backend={self.backend!r} was requested, and it connects no {device.type.upper()}s: these {rank_place.size} processes are "
@@ -82,12 +84,6 @@ class Rendezvous:
         # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
         bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
         return {"backend": backend, **numbers, **self._limit, **rendezvous, **bound}
-
-    def _backend_for(self, device: torch.device) -> str:
-        natural = dist.get_default_backend_for_device(device)
-        if self.backend is None or (self.backend == "nccl" and device.type != "cuda"):
-            return natural
-        return self.backend
 
 
 def choose_device(rank_place: RankPlace, environment: Mapping[str, str], *, cpu: bool) -> torch.device:

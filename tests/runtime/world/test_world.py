@@ -127,12 +127,6 @@ def test_a_device_can_be_named() -> None:
     assert choose_device(RankPlace(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
 
 
-def test_a_backend_for_other_devices_is_replaced() -> None:
-    assert Rendezvous(backend="nccl")._backend_for(torch.device("cpu")) == "gloo"
-    assert Rendezvous(backend="gloo")._backend_for(torch.device("cuda", 0)) == "gloo"
-    assert Rendezvous()._backend_for(torch.device("cuda", 0)) == "nccl"
-
-
 @pytest.mark.parametrize(("requested", "count"), [({"backend": "nccl"}, 1), ({"backend": "gloo"}, 0), ({}, 0)])
 def test_a_backend_that_was_named_and_is_replaced_is_warned_of(requested: dict[str, str], count: int) -> None:
     handler = copy.deepcopy(InitProcessGroupKwargs(timeout=timedelta(seconds=9), **requested))  # type: ignore[arg-type]
