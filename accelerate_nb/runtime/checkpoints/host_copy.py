@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from accelerate_nb.runtime.operations.nested import leaves_of, mapped
 from accelerate_nb.runtime.xla.device import are_computed, number_of, sync, to_cpu
 
 T = TypeVar("T")
@@ -42,17 +42,13 @@ class DeviceToHost:
 
     def nest(self, value: Any) -> Any:
         """A nest of lists, tuples and mappings with tensors of the CPU; where there are no others in it, the nest itself."""
-        if isinstance(value, Tensor):
-            return self.tensor(value) if is_apart(value.device) else value
-        if isinstance(value, (list, tuple)):
-            parts = [self.nest(item) for item in value]
-            if all(new is old for new, old in zip(parts, value, strict=True)):
-                return value
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if isinstance(value, Mapping) and hasattr(value, "copy"):
-            items = {key: self.nest(item) for key, item in value.items()}
-            return value if all(items[key] is item for key, item in value.items()) else with_items(value, items)
-        return value
+
+        def is_away(leaf: Any) -> bool:
+            return isinstance(leaf, Tensor) and is_apart(leaf.device)
+
+        if not any(map(is_away, leaves_of(value))):
+            return value
+        return mapped(lambda leaf: self.tensor(leaf) if is_away(leaf) else leaf, value)
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """The future copy of a tensor of such a device."""
@@ -77,14 +73,6 @@ class DeviceToHost:
             for item in waiting:
                 item.data = copied
         self._coming.clear()
-
-
-def with_items(mapping: Any, items: Mapping[Any, Any]) -> Any:
-    """A mapping with other items: a state_dict's kind, and what it carries besides them, stay as they are."""
-    same = mapping.copy()
-    for key, item in items.items():
-        same[key] = item
-    return same
 
 
 def settle(value: Any) -> None:
@@ -118,17 +106,12 @@ class HostCopier:
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if value is None or type(value) in (int, float, str, bytes, bool):
-            return value
-        if type(value) is list:
-            return [self.copy(item) for item in value]
-        if type(value) is tuple:
-            return tuple(self.copy(item) for item in value)
-        if isinstance(value, Mapping) and hasattr(value, "copy"):
-            return with_items(value, {key: self.copy(item) for key, item in value.items()})
-        return copy.deepcopy(value)
+        return mapped(
+            lambda leaf: self._tensor(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
+            value,
+            # others may be made in another way than from their elements
+            is_leaf=lambda item: isinstance(item, (list, tuple)) and type(item) not in (list, tuple),
+        )
 
     def finish(self) -> None:
         """Wait for what is still on its way from a device; from here on the copy before this one is no longer needed."""
