@@ -6,7 +6,7 @@ import linecache
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 _ADDED = "  # +"
 _FIRST = re.compile(r"# Exported from (?P<notebook>.+) by accelerate-nb\b")
 _MARKER = "# %% "
+_FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|lineno) (?P<line>\d+))', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def cell_line(path: str, line: int) -> CellLine | None:
     lines = linecache.getlines(path)
     if notebook_of(lines[0] if lines else "") is None:
         return None
-    return _table(tuple(lines)).get(line)
+    return _kept_table(tuple(lines)).get(line)
 
 
 def notebook_of(first: str) -> str | None:
@@ -76,23 +77,20 @@ def kept(text: str) -> str:
 def table(lines: Sequence[str]) -> dict[int, CellLine]:
     """The cell line of each line of a script that was a cell's; lines count from 1."""
     notebook = notebook_of(lines[0] if lines else "")
-    return {} if notebook is None else dict(_places(lines, notebook))
-
-
-@lru_cache(maxsize=16)
-def _table(lines: tuple[str, ...]) -> dict[int, CellLine]:
-    return table(lines)
-
-
-def _places(lines: Sequence[str], notebook: str) -> Iterator[tuple[int, CellLine]]:
-    cell, line = None, 0
+    if notebook is None:
+        return {}
+    cell, line, places = None, 0, {}
     begins = re.compile(re.escape(_MARKER) + r"(?:\[(?P<cell>\d+)\] " + re.escape(notebook) + r"|\[markdown\])$")
     for number, text in enumerate(lines, start=1):
         if found := begins.match(text.rstrip("\n")):
             cell, line = found["cell"] and int(found["cell"]), 0
         elif cell and not is_added(text):
             line += 1
-            yield number, CellLine(notebook, cell, line)
+            places[number] = CellLine(notebook, cell, line)
+    return places
+
+
+_kept_table = lru_cache(maxsize=16)(table)
 
 
 def cell_numbers() -> dict[str, int]:
@@ -130,13 +128,12 @@ class _WarningFormatter:
     def __call__(self, warning: warnings.WarningMessage) -> str:
         text: str = self._formatted(warning)
         head = f"{warning.filename}:{warning.lineno}: "
-        if text.startswith(head) and (found := self._location(warning.filename, warning.lineno)):
-            text = f"{found}: {text.removeprefix(head)}"
+        if text.startswith(head):
+            number = cell_numbers().get(warning.filename, self.numbers.get(warning.filename))
+            of_script = cell_line(warning.filename, warning.lineno) if number is None else None
+            if number is not None or of_script is not None:
+                text = f"{of_script or f'Cell In[{number}], line {warning.lineno}'}: {text.removeprefix(head)}"
         return in_words(text)
-
-    def _location(self, filename: str, line: int) -> str:
-        number = cell_numbers().get(filename, self.numbers.get(filename))
-        return str(cell_line(filename, line) or "") if number is None else f"Cell In[{number}], line {line}"
 
 
 def in_words(text: str) -> str:
@@ -146,14 +143,7 @@ def in_words(text: str) -> str:
     >>> in_words('  File "other.py", line 3')
     '  File "other.py", line 3'
     """
-    return _FRAME.sub(_named, text)
-
-
-_FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|lineno) (?P<line>\d+))', re.MULTILINE)
-
-
-def _named(found: re.Match[str]) -> str:
-    return f"{found['before']}{cell_line(found['path'], int(found['line'])) or found['file']}"
+    return _FRAME.sub(lambda at: f"{at['before']}{cell_line(at['path'], int(at['line'])) or at['file']}", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +177,6 @@ class CellSources:
             # without a time of change, linecache never checks the file
             linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
         name_in_warnings(self.numbers)
-
-    def to_plain(self) -> dict[str, Any]:
-        """The same as plain values."""
-        return {"lines": dict(self.lines), "numbers": dict(self.numbers)}
 
 
 def current_sources() -> CellSources:

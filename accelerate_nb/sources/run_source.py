@@ -109,7 +109,11 @@ def values_of(lines: str) -> dict[str, str]:
 
 
 def _as_lines(values: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"{name} = {_HIDDEN if _SECRET.search(name) else _cut(text)}\n" for name, text in values)
+    lines = []
+    for name, value in values:
+        text = _HIDDEN if _SECRET.search(name) else value.replace("\n", " ")
+        lines.append(f"{name} = {text if len(text) <= _MOST_CHARACTERS else f'{text[: _MOST_CHARACTERS - 1]}…'}\n")
+    return "".join(lines)
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -127,11 +131,6 @@ def _named(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
             yield from value.items()
         elif kinds[name] is not inspect.Parameter.VAR_POSITIONAL or value:
             yield name, value
-
-
-def _cut(text: str) -> str:
-    text = text.replace("\n", " ")
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
 FILE_NAME = "source.txt"
@@ -194,11 +193,12 @@ def source_parts(function: Callable[..., Any], args: Sequence[Any], sources: Cel
     if isinstance(function, HasSource):
         return function.source_parts()
     parts = arguments_part(_inner(function), call_lines(function, args))
-    defined = _definition(function, sources)
-    launching = _newest_cell(sources)
-    parts += () if defined is None else (defined,)
-    if launching is not None and (defined is None or launching.origin != defined.origin):
-        parts += (launching,)
+    defined, numbers = _definition(function, sources), sources.numbers
+    if defined is not None:
+        parts += (defined,)
+    if numbers:
+        launching = _cell(sources, max(numbers, key=lambda name: numbers[name]), "launch")
+        parts += (launching,) if defined is None or launching.origin != defined.origin else ()
     return parts
 
 
@@ -258,11 +258,6 @@ def _definition(function: Callable[..., Any], sources: CellSources) -> SourcePar
         return SourcePart("function", code.co_filename, inspect.getsource(inner if inspect.isroutine(inner) else code))
     except (OSError, TypeError):
         return None
-
-
-def _newest_cell(sources: CellSources) -> SourcePart | None:
-    numbers: Mapping[str, int] = sources.numbers
-    return _cell(sources, max(numbers, key=lambda name: numbers[name]), "launch") if numbers else None
 
 
 def _cell(sources: CellSources, filename: str, role: str) -> SourcePart:

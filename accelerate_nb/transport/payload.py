@@ -211,7 +211,8 @@ def pack(call: FunctionCall) -> PackedCall:
             raise explain(call.parts(), error, sources) from None
         descriptor = memory_file("accelerate_nb_payload")
         try:
-            write_entries(descriptor, [json.dumps(sources.to_plain()).encode(), *entries])
+            head = {"lines": dict(sources.lines), "numbers": dict(sources.numbers)}
+            write_entries(descriptor, [json.dumps(head).encode(), *entries])
         except BaseException:
             os.close(descriptor)
             raise

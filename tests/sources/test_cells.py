@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def cell():
 
 def test_cells_travel_as_plain_values_and_show_up_in_tracebacks(cell):
     name, lines = cell
-    plain = json.loads(json.dumps(current_sources().to_plain()))
+    plain = json.loads(json.dumps(asdict(current_sources())))
     del linecache.cache[name]
     sources = CellSources(**plain)
     assert sources.lines[name] == lines
