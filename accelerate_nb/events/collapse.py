@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine
@@ -54,45 +54,45 @@ class OutputCollapser:
             waiting = _PendingOutput(key_of(item), item, now)
             queue = self._queues.setdefault(item.rank, deque())
             self._held.setdefault(item.rank, Counter())[waiting.key] += 1
-            queue.insert(_insertion_index(queue, item), waiting)
+            index = len(queue)
+            # of one read, standard output comes before standard error
+            while index and _is_error_before(queue[index - 1].item, item):
+                index -= 1
+            queue.insert(index, waiting)
 
     def ready(self, now: float) -> Iterator[CollapsedOutput]:
         """The items that need not wait any longer."""
-        while self._heads() and (
-            self._are_equal() or min(head.came for head in self._heads().values()) + self._window <= now
-        ):
-            yield self._pop()
+        while heads := self._heads():
+            are_equal = self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
+            if not are_equal and min(head.came for head in heads.values()) + self._window > now:
+                return
+            yield self._pop(heads)
 
     def rest(self) -> Iterator[CollapsedOutput]:
         """All that is still there: no more will come."""
-        while self._heads():
-            yield self._pop()
+        while heads := self._heads():
+            yield self._pop(heads)
 
     def _heads(self) -> dict[int, _PendingOutput]:
         return {rank: queue[0] for rank, queue in self._queues.items() if queue}
 
-    def _are_equal(self) -> bool:
-        """Whether every rank's next item is there, and the same."""
-        heads = self._heads()
-        return self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
-
-    def _pop(self) -> CollapsedOutput:
+    def _pop(self, heads: Mapping[int, _PendingOutput]) -> CollapsedOutput:
         """The next in order: what other ranks put out only later gives way to what comes before it there."""
-        heads = self._heads()
         by_key: dict[Hashable, list[int]] = {}
         for rank, head in heads.items():
             by_key.setdefault(head.key, []).append(rank)
         # of what was taken in together, the lowest rank's comes first
         in_order = sorted(by_key, key=lambda key: min((heads[rank].came, rank) for rank in by_key[key]))
-        chosen = next((key for key in in_order if not self._comes_later(key, by_key[key])), in_order[0])
+        chosen = in_order[0]
+        for key in in_order:
+            if not any(held[key] > 0 for rank, held in self._held.items() if rank not in by_key[key]):
+                chosen = key
+                break
         ranks = sorted(by_key[chosen])
         for rank in ranks:
             self._queues[rank].popleft()
             self._held[rank][chosen] -= 1
         return CollapsedOutput(tuple(ranks), heads[ranks[0]].item)
-
-    def _comes_later(self, key: Hashable, ranks: list[int]) -> bool:
-        return any(held[key] > 0 for rank, held in self._held.items() if rank not in ranks)
 
 
 def folded(items: Iterable[Shown]) -> list[CollapsedOutput]:
@@ -117,14 +117,8 @@ def key_of(item: Shown) -> Hashable:
     return "display", json.dumps(item.data, sort_keys=True, default=str), item.rank if item.update else None
 
 
-def _insertion_index(queue: deque[_PendingOutput], item: Shown) -> int:
-    """The index of an item in its rank's queue: of one read, standard output comes before standard error."""
-    index = len(queue)
-    if isinstance(item, LogLine) and item.stream == "stdout":
-        while index and _is_of_the_same_read(queue[index - 1].item, item):
-            index -= 1
-    return index
-
-
-def _is_of_the_same_read(before: Shown, item: LogLine) -> bool:
-    return isinstance(before, LogLine) and before.stream == "stderr" and item.time - before.time < _READ_WINDOW
+def _is_error_before(before: Shown, item: Shown) -> bool:
+    """Whether a line of standard error was read together with one of standard output."""
+    if not (isinstance(before, LogLine) and isinstance(item, LogLine)):
+        return False
+    return (before.stream, item.stream) == ("stderr", "stdout") and item.time - before.time < _READ_WINDOW

@@ -58,10 +58,7 @@ def from_line(line: bytes | str) -> Event:
         return _DECODER.decode(line)
     except ValueError:
         # with what only Python's JSON has, such as NaN, or of before the tags
-        return _from_values(json.loads(line))
-
-
-def _from_values(values: Any) -> Event:
+        values = json.loads(line)
     if isinstance(values, dict) and "event" in values:
         former = str(values.pop("event"))
         if former == "Failure":
@@ -91,15 +88,12 @@ class EventSender:
         # another sender may have seen the end of the queue just before this event came: check again
         while self._due and not self._lock.locked():
             with self._lock:
-                self._send_all()
-
-    def _send_all(self) -> None:
-        while self._due:
-            try:
-                self._socket.sendall(self._due.popleft())
-            except OSError:
-                # the notebook's process has gone, and this one is about to be ended
-                self._due.clear()
+                try:
+                    while self._due:
+                        self._socket.sendall(self._due.popleft())
+                except OSError:
+                    # the notebook's process has gone, and this one is about to be ended
+                    self._due.clear()
 
 
 class EventReader:

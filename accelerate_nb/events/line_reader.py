@@ -76,23 +76,15 @@ class LineClassifier:
         is_under_warning, self._is_under_warning = self._is_under_warning, False
         if is_under_warning and text.startswith("  "):
             return "warning"
-        if self._is_in_traceback and (found := self._in_traceback(text)):
-            return found
-        if _TRACEBACK.match(text):
-            self._is_in_traceback = True
+        if self._is_in_traceback and text.startswith((" ", "\t")):
             return "error"
-        if _FATAL.match(text):
+        is_after_calls, self._is_in_traceback = self._is_in_traceback, bool(_TRACEBACK.match(text))
+        if self._is_in_traceback or _FATAL.match(text) or (is_after_calls and _LAST_OF_A_TRACEBACK.match(text)):
             return "error"
         if "arning: " in text and _PYTHON_WARNING.match(text):
             self._is_under_warning = True
             return "warning"
         return _of_level(text) or ("bar" if "/" in text and METER.search(text) else "")
-
-    def _in_traceback(self, text: str) -> Meaning:
-        if text.startswith((" ", "\t")):
-            return "error"
-        self._is_in_traceback = False
-        return "error" if _LAST_OF_A_TRACEBACK.match(text) and not _TRACEBACK.match(text) else ""
 
 
 def _of_level(text: str) -> Meaning:

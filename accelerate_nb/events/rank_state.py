@@ -64,6 +64,11 @@ class BoundedLog(Generic[T]):
         """The newest items, at most `number`, in their order."""
         return tuple(islice(reversed(self._items), max(number, 0)))[::-1]
 
+    def since(self, cursor: int) -> tuple[tuple[T, ...], int, int]:
+        """The items after a cursor that are still kept, the number of others, and the cursor behind them all."""
+        items = self.last(self.count - cursor)
+        return items, self.count - cursor - len(items), self.count
+
 
 class MetricSeries:
     """The values of one metric, thinned evenly: when it is full, every second goes, and from then on twice as few come in."""

@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypedDict, get_type_hints
+from typing import IO, Any
 
 import msgspec
 
@@ -158,11 +158,15 @@ class RunRecorder:
 
     def status(self, **facts: Any) -> None:
         """Rewrite `status.json` with these facts and the process that writes them; a reader never sees half of it."""
+        import psutil
+
         # who reads of the end finds all that led to it
         self.flush()
+        began, host = psutil.Process().create_time(), socket.gethostname()
+        this_process = {"pid": os.getpid(), "process_began": began, "host": host, "time": time.time()}
         beside = self.folder / "status.json.new"
         with self._as_far_as_possible():
-            beside.write_text(json.dumps({**facts, **this_process(), "time": time.time()}, indent=1, default=str))
+            beside.write_text(json.dumps({**facts, **this_process}, indent=1, default=str))
             os.replace(beside, self.folder / "status.json")
 
     def flush(self) -> None:
@@ -200,27 +204,22 @@ def new_folder(parent: Path, name: str) -> Path:
 
     Raises `LaunchError` where nothing can be written there.
     """
-    try:
-        return _made(parent, name)
-    except OSError as error:
-        raise LaunchError(
-            f"What ranks write is kept in {parent}, and no folder can be made there: {error.strerror or error}. Name "
-            "another folder: --folder PATH, folder='PATH', or the variable ACCELERATE_NB_FOLDER."
-        ) from None
-
-
-def _made(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y-%m-%d_%H%M%S")
     label = "".join(char if char.isalnum() else "_" for char in name).strip("_")[:40] or "run"
-    for number in range(10_000):
-        folder = parent / (f"{stamp}_{label}" if number == 0 else f"{stamp}_{label}_{number}")
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(f"{parent} holds 10,000 runs of {label} that started at {stamp}.")
+    problem: OSError = FileExistsError(f"{parent} holds 10,000 runs of {label} that started at {stamp}.")
+    try:
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(10_000):
+            folder = parent / (f"{stamp}_{label}" if number == 0 else f"{stamp}_{label}_{number}")
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return folder
+    except OSError as error:
+        problem = error
+    raise LaunchError(
+        f"What ranks write is kept in {parent}, and no folder can be made there: {problem.strerror or problem}. Name "
+        "another folder: --folder PATH, folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+    )
 
 
 def prune(parent: Path) -> None:
@@ -242,39 +241,22 @@ def folders(parent: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- status
 
 
-class _Status(TypedDict, total=False):
-    """The types of what `status.json` holds, as far as somebody reads it."""
-
-    state: State
-    name: str
-    function: str
-    why: str
-    error: str | None
-    host: str
-    control: str
-    results: str
-    slurm_job: str
-    slurm_node: str
-    started: float
-    ended: float | None
-    time: float
-    process_began: float
-    stop_grace_period: float
-    pid: int
-    ranks: int
-    restarts: int
-    main_rank: int
-    detached: bool
-    devices: tuple[str, ...]
-    progress: tuple[str, float, float] | None
-    curve: tuple[str, str] | None
-    metrics: dict[str, float]
-    metrics_of: dict[str, str]
-    arguments: dict[str, str]
-    settings: dict[str, Any]
-
-
-_STATUS_TYPES = get_type_hints(_Status)
+# The types of what `status.json` holds, as far as somebody reads it.
+_STATUS_TYPES: dict[str, Any] = {
+    "state": State,
+    **dict.fromkeys(("name", "function", "why", "host", "control", "results", "slurm_job", "slurm_node"), str),
+    "error": str | None,
+    **dict.fromkeys(("started", "time", "process_began", "stop_grace_period"), float),
+    "ended": float | None,
+    **dict.fromkeys(("pid", "ranks", "restarts", "main_rank"), int),
+    "detached": bool,
+    "devices": tuple[str, ...],
+    "progress": tuple[str, float, float] | None,
+    "curve": tuple[str, str] | None,
+    "metrics": dict[str, float],
+    **dict.fromkeys(("metrics_of", "arguments"), dict[str, str]),
+    "settings": dict[str, Any],
+}
 # Bytes of a large machine, or seconds since 1970 with room.
 _LARGEST = 10**15
 _DEEPEST = 50
@@ -290,19 +272,12 @@ def status_of(folder: Path) -> dict[str, Any] | None:
         return {}
     if not isinstance(status, dict) or not is_drawable({**status, "metrics": 0}):
         return {}
-    return {
-        name: harmless_value(value, is_name=name not in {"why", "error"})
-        for name, value in status.items()
-        if _fits(value, _STATUS_TYPES.get(name, Any))
-    }
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    try:
-        msgspec.convert(value, hint)
-    except ValueError:
-        return False
-    return True
+    found = {}
+    for name, value in status.items():
+        with suppress(ValueError):
+            msgspec.convert(value, _STATUS_TYPES.get(name, Any))
+            found[name] = harmless_value(value, is_name=name not in {"why", "error"})
+    return found
 
 
 def is_drawable(value: Any, depth: int = 0) -> bool:
@@ -314,26 +289,24 @@ def is_drawable(value: Any, depth: int = 0) -> bool:
 
 
 def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:
-    """Whether the run of a folder, with this status, is over: its status is final, or the process that conducted it has gone."""
+    """Whether the run of a folder, with this status, is over: its status is final, or the process that wrote it has gone."""
     if status is None:
         # it is only about to begin
         return False
-    return status.get("state") not in GOING_ON or not is_conducted(folder, status)
-
-
-def is_conducted(folder: Path, status: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a status is still there; of another machine's nothing is known, and it is believed."""
+    if status.get("state") not in GOING_ON:
+        return True
+    if status.get("host") != socket.gethostname():
+        # of another machine's process nothing is known
+        return False
+    if status.get("detached"):
+        return not _is_locked(folder)
     import psutil
 
-    if status.get("host") != socket.gethostname():
-        return True
-    if status.get("detached"):
-        return _is_locked(folder)
     try:
         # numbers of processes are given again, but not with the same beginning
-        return bool(abs(psutil.Process(status["pid"]).create_time() - status["process_began"]) < 1)
+        return bool(abs(psutil.Process(status["pid"]).create_time() - status["process_began"]) >= 1)
     except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
+        return True
 
 
 def hold_lock(folder: Path) -> int:
@@ -363,10 +336,3 @@ def _is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def this_process() -> dict[str, Any]:
-    """The facts that identify this process in a run's status."""
-    import psutil
-
-    return {"pid": os.getpid(), "process_began": psutil.Process().create_time(), "host": socket.gethostname()}

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,7 +120,10 @@ def default_name(function: str, arguments: Mapping[str, str] | None, differing: 
     'train lr=0.1'
     """
     given = [name for name in differing if name in (arguments or {})]
-    parts = [f"{name.lstrip('-')}={_shortened(argument_text(arguments, name))}" for name in given]
+    texts = ((name.lstrip("-"), argument_text(arguments, name)) for name in given)
+    parts = [
+        f"{name}={text if len(text) <= _LONGEST_VALUE else f'{text[: _LONGEST_VALUE - 1]}…'}" for name, text in texts
+    ]
     return " ".join([function, *parts[:_MOST_NAMED], *(["…"] if len(parts) > _MOST_NAMED else [])])
 
 
@@ -137,10 +140,6 @@ def argument_text(arguments: Mapping[str, str] | None, name: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-
-
 def kept_run(folder: Path) -> SavedRun | None:
     """The run that a folder is of; `None` where nothing in it is of a run."""
     status = status_of(folder)
@@ -148,7 +147,16 @@ def kept_run(folder: Path) -> SavedRun | None:
         return None
     facts = status or {}
     began, name = _from_name(folder)
-    state, error = _state(folder, status), facts.get("error") or ""
+    is_known = facts.get("state") in get_args(State)
+    last_state = cast(State, facts["state"]) if is_known else "failed"
+    state: State = "failed" if last_state in GOING_ON and is_over(folder, status) else last_state
+    # a run of an earlier version has only the time of its status, which was written at its end
+    ended = _number(facts.get("ended", facts.get("time")), math.nan)
+    has_end = state == facts.get("state") and state not in GOING_ON and not math.isnan(ended)
+    error = facts.get("error") or ""
+    if not error and state == "failed" != facts.get("state"):
+        process = f" ({facts['pid']})" if "pid" in facts else ""
+        error = f"the process that launched it{process} has gone, and the run's end was not recorded"
     ranks = facts.get("ranks", -1)
     metrics = facts.get("metrics", {})
     return SavedRun(
@@ -157,12 +165,12 @@ def kept_run(folder: Path) -> SavedRun | None:
         why=facts.get("why", ""),
         state=state,
         started=_number(facts.get("started"), began),
-        ended=_end(facts, state),
+        ended=ended if has_end else None,
         ranks=ranks if 0 <= ranks <= MOST_RANKS else len(rank_logs(folder)),
-        error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
+        error=error,
         restarts=int(_number(facts.get("restarts"), 0)),
         is_detached=bool(facts.get("detached")),
-        last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
+        last_state=last_state,
         progress=tuple(facts["progress"]) if facts.get("progress") else None,
         metrics={name: value for name, value in metrics.items() if is_drawable(value) or isinstance(value, float)},
         metrics_of=facts.get("metrics_of", {}),
@@ -214,26 +222,28 @@ class RunFollower:
 
     def update(self) -> None:
         """Take in what was written since the last call."""
-        lines = self._events.new()
-        for start in range(0, len(lines), _LINES):
-            part = lines[start : start + _LINES]
-            events = [*_events(part)]
-            for event in events:
+        for line in self._events.new():
+            event = None
+            # cut off where its writer died, of a type that only a newer version knows, or with values that nobody can draw
+            with suppress(ValueError, RecursionError):
+                event = from_line(line)
+            if event is not None and _is_sound(event):
                 self.view.apply(event)
-            self.view.note_unread(len(part) - len(events))
+            else:
+                self.view.note_unread()
         logs = (rank_logs(folder) for folder in (*former_attempts(self._folder), self._folder))
         for rank in sorted({rank for found in logs for rank in found}):
             if rank not in self._logs:
                 self._logs[rank] = LogFollower(rank, self._folder, _LINES, from_first=True)
                 self._classifiers[rank] = LineClassifier()
-            self._apply_lines(rank, self._logs[rank])
+            lines = self._logs[rank].new()
+            if skipped := self._logs[rank].skipped:
+                self.view.note_earlier(rank, skipped)
+            self._apply_lines(rank, lines)
         # lines that come from now on are of now
         self._time = 0.0
 
-    def _apply_lines(self, rank: int, log: LogFollower) -> None:
-        lines = log.new()
-        if log.skipped:
-            self.view.note_earlier(rank, log.skipped)
+    def _apply_lines(self, rank: int, lines: list[str]) -> None:
         when, meaning_of = self._time or time.time(), self._classifiers[rank].of
         for line in lines:
             self.view.apply(LogLine(rank, "stdout", line, when, meaning=meaning_of(line)))
@@ -241,9 +251,7 @@ class RunFollower:
     def finish(self, run: SavedRun) -> None:
         """Take in the last line of each rank, which may not have ended, and the end of a run whose launcher could not record it."""
         for rank, log in self._logs.items():
-            for line in log.rest():
-                when = self._time or time.time()
-                self.view.apply(LogLine(rank, "stdout", line, when, meaning=self._classifiers[rank].of(line)))
+            self._apply_lines(rank, log.rest())
         if self.view.ended is None:
             ended = run.ended or _changed(run.folder) or run.started
             self.view.apply(StateChange(None, run.state, ended, run.error))
@@ -255,15 +263,8 @@ class _Tail:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
 
-    def new(self) -> list[bytes]:
-        """The whole lines since the last call."""
-        return self._read(whole=True)
-
-    def rest(self) -> list[bytes]:
-        """What came after the last whole line."""
-        return self._read(whole=False)
-
-    def _read(self, *, whole: bool) -> list[bytes]:
+    def new(self, *, whole: bool = True) -> list[bytes]:
+        """The whole lines since the last call, or what came after them, too."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -275,22 +276,6 @@ class _Tail:
         self.offset += len(came)
         lines = came.split(b"\n")
         return lines if lines[-1] else lines[:-1]
-
-
-def last_lines(path: Path, most: int) -> tuple[int, list[str], int]:
-    """The number of lines before the last whole ones of a rank's log, those as they are shown, and the offset behind them."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            start = max(0, size - _BYTES)
-            earlier = _newlines(file, start)
-            tail = file.read(size - start)
-    except OSError:
-        return 0, [], 0
-    end = tail.rfind(b"\n") + 1
-    lines = tail[:end].split(b"\n")[:-1]
-    cut = max(0, len(lines) - most)
-    return earlier + cut, shown_lines(lines[cut:]), start + end
 
 
 class LogFollower:
@@ -327,34 +312,24 @@ class LogFollower:
 
     def rest(self) -> list[str]:
         """What the rank wrote after its last whole line."""
-        return shown_lines(self._tail.rest())
+        return shown_lines(self._tail.new(whole=False))
 
     def _whole(self) -> list[str]:
         if self._tail.offset >= 0:
             return shown_lines(self._tail.new())
-        skipped, lines, self._tail.offset = last_lines(self._tail.path, self._wanted)
-        self.skipped += skipped
-        return lines
-
-
-def _newlines(file: Any, end: int) -> int:
-    """The number of lines that end before this offset; the file is left there."""
-    file.seek(0)
-    count, left = 0, end
-    while left > 0 and (part := file.read(min(_AT_ONCE, left))):
-        count += part.count(b"\n")
-        left -= len(part)
-    return count
-
-
-def _events(lines: list[bytes]) -> Iterator[Event]:
-    """The events of these lines; those that can't be read are left out."""
-    for line in lines:
-        # cut off where its writer died, of a type that only a newer version knows, or with values that nobody can draw
-        with suppress(ValueError, RecursionError):
-            event = from_line(line)
-            if _is_sound(event):
-                yield event
+        self._tail.offset = 0
+        # lines before the file's last part are only counted
+        with suppress(OSError), self._tail.path.open("rb") as file:
+            left = file.seek(0, 2) - _BYTES
+            file.seek(0)
+            while left > 0 and (part := file.read(min(_AT_ONCE, left))):
+                self.skipped += part.count(b"\n")
+                self._tail.offset += len(part)
+                left -= len(part)
+        lines = self._tail.new()
+        cut = max(0, len(lines) - self._wanted)
+        self.skipped += cut
+        return shown_lines(lines[cut:])
 
 
 def _is_sound(event: Event) -> bool:
@@ -400,28 +375,6 @@ def _changed(folder: Path) -> float | None:
         return None
 
 
-def _state(folder: Path, status: Mapping[str, Any] | None) -> State:
-    state = (status or {}).get("state")
-    if state not in get_args(State):
-        return "failed"
-    if state in GOING_ON and is_over(folder, status):
-        return "failed"
-    return cast(State, state)
-
-
-def _end(facts: Mapping[str, Any], state: State) -> float | None:
-    if state in GOING_ON or facts.get("state") != state:
-        return None
-    # a run of an earlier version has only the time of its status, which was written at its end
-    end = _number(facts.get("ended", facts.get("time")), math.nan)
-    return None if math.isnan(end) else end
-
-
-def _gone(facts: Mapping[str, Any]) -> str:
-    process = f" ({facts['pid']})" if "pid" in facts else ""
-    return f"the process that launched it{process} has gone, and the run's end was not recorded"
-
-
 def _number(value: object, otherwise: float) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else otherwise
 
@@ -441,7 +394,18 @@ def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
     chosen = chosen_of(text, every)
     if len(chosen) == 1:
         return chosen[0]
-    raise ConfigurationError(_which(text, every, chosen))
+    if chosen:
+        numbers = {item.folder: number for number, item in enumerate(every, 1)}
+        listed = "\n".join(f"  {numbers[item.folder]:>3}  {item.folder.name}" for item in chosen[:8])
+        raise ConfigurationError(
+            f"{text!r} may mean any of {len(chosen)} runs. Name one by its number or its full name:\n{listed}"
+        )
+    names = [name for item in every for name in (item.folder.name, item.name)]
+    near = difflib.get_close_matches(text, names, n=3, cutoff=0.5)
+    suggestion = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
+    raise ConfigurationError(
+        f"There is no run {text!r} among the {len(every)} that are kept. {suggestion}`accelerate-nb runs` lists them."
+    )
 
 
 def find_runs(words: Sequence[str | os.PathLike[str]], parent: Path, most: int) -> list[SavedRun]:
@@ -470,17 +434,3 @@ def chosen_of(word: str, every: Sequence[SavedRun]) -> list[SavedRun]:
         lambda item: item.folder.name.startswith(word) or item.name.startswith(word),
     )
     return next((found for means in ways if (found := [item for item in every if means(item)])), [])
-
-
-def _which(word: str, every: Sequence[SavedRun], chosen: Sequence[SavedRun]) -> str:
-    """The error text where a word means no run, or several."""
-    numbers = {item.folder: number for number, item in enumerate(every, 1)}
-    if chosen:
-        listed = "\n".join(f"  {numbers[item.folder]:>3}  {item.folder.name}" for item in chosen[:8])
-        return f"{word!r} may mean any of {len(chosen)} runs. Name one by its number or its full name:\n{listed}"
-    names = [name for item in every for name in (item.folder.name, item.name)]
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    suggestion = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
-    return (
-        f"There is no run {word!r} among the {len(every)} that are kept. {suggestion}`accelerate-nb runs` lists them."
-    )

@@ -194,10 +194,10 @@ class RunState:
             self._shown.count += lines
             self.line_count += lines
 
-    def note_unread(self, count: int) -> None:
-        """So many events of the run could not be read, and are left out; for a run that is read back."""
+    def note_unread(self) -> None:
+        """An event of the run could not be read, and is left out; for a run that is read back."""
         with self._lock:
-            self.unread += count
+            self.unread += 1
 
     def replace_open_lines(self, lines: Iterable[LogLine]) -> None:
         """Have these open lines and no others; for a run that another process conducts."""
@@ -304,16 +304,12 @@ class RunState:
     def since(self, cursor: int) -> NewOutput:
         """The output of ranks after `cursor`, over all ranks in the order in which it came; start with 0."""
         with self._lock:
-            came = self._shown.count - cursor
-            shown = self._shown.last(came)
-            return NewOutput(shown, skipped=came - len(shown), cursor=self._shown.count)
+            return NewOutput(*self._shown.since(cursor))
 
     def metrics_since(self, cursor: int) -> NewMetrics:
         """The metrics of all ranks after `cursor`, in the order in which they came; start with 0."""
         with self._lock:
-            came = self._metrics.count - cursor
-            metrics = self._metrics.last(came)
-            return NewMetrics(metrics, skipped=came - len(metrics), cursor=self._metrics.count)
+            return NewMetrics(*self._metrics.since(cursor))
 
     def glances(self) -> tuple[RankSummary, ...]:
         """All ranks at this moment, in order, without their lines and series: cheap enough for ten times a second."""

@@ -12,7 +12,7 @@ import pytest
 
 from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder, prune
-from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, last_lines, view_of
+from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
 
 EVENTS = [
@@ -67,8 +67,8 @@ def test_of_a_long_log_the_last_lines_are_read_and_the_others_counted(tmp_path):
 
 def test_a_log_larger_than_what_is_read_loses_no_count(tmp_path):
     (tmp_path / "rank_0.log").write_bytes(b"x" * 999 + b"\n" + b"y\n" * 2_500_000)
-    earlier, lines, _ = last_lines(tmp_path / "rank_0.log", 10)
-    assert (earlier, lines) == (2_500_001 - 10, ["y"] * 10)
+    log = LogFollower(0, tmp_path, lines=10)
+    assert (log.new(), log.skipped) == (["y"] * 10, 2_500_001 - 10)
 
 
 DAMAGE = {
