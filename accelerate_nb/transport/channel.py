@@ -14,9 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
@@ -121,8 +122,13 @@ class FrameReader:
 
     def next(self) -> tuple[Message, int] | None:
         """The next whole message, and how many descriptors come with it; `None` where more has to come first."""
-        if self._after_greeting and not self._skip_greeting():
-            return None
+        if self._after_greeting:
+            # what comes before the first message is dropped
+            at = self._data.find(_MAGIC)
+            self._after_greeting = at < 0 and len(self._data) < _LONGEST_GREETING
+            del self._data[: max(at, 0)]
+            if self._after_greeting:
+                return None
         if not _MAGIC.startswith(self._data[: len(_MAGIC)]):
             raise ProtocolError("malformed", "bytes that are no message have come")
         if len(self._data) < _HEAD.size:
@@ -148,39 +154,13 @@ class FrameReader:
         del self._data[: len(data)]
         return data
 
-    def _skip_greeting(self) -> bool:
-        """Drop what comes before the first message; whether that has begun."""
-        at = self._data.find(_MAGIC)
-        self._after_greeting = at < 0 and len(self._data) < _LONGEST_GREETING
-        del self._data[: max(at, 0)]
-        return not self._after_greeting
-
 
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
-class ByteStream(Protocol):
-    """The part of a socket that a channel over a connection without descriptors needs."""
-
-    def fileno(self) -> int:
-        """The descriptor that is read; -1 where it is closed."""
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """At most so many bytes, none at the end of the stream; the flags are 0 or `socket.MSG_DONTWAIT`."""
-
-    def sendmsg(self, buffers: Iterable[memoryview], ancillary: Iterable[Any] = (), /) -> int:
-        """Send some of the bytes; returns how many."""
-
-    def shutdown(self, how: int, /) -> None:
-        """End the connection."""
-
-    def close(self) -> None:
-        """Close the descriptors."""
-
-
 class StreamPair:
     """
-    A stream to read from and another to write to, which a `Channel` takes as one connection.
+    A stream to read from and another to write to, which a `Channel` takes as one connection, with a socket's methods.
 
     >>> Channel(StreamPair(0, 1))
     """
@@ -221,18 +201,6 @@ def is_readable(descriptor: int, timeout: float) -> bool:
     return bool(poll.poll(timeout * 1000))
 
 
-def is_writable(descriptor: int) -> bool:
-    """Whether a short message can be sent over a socket without waiting."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
-def is_unix_socket(sock: socket.socket | ByteStream) -> TypeGuard[socket.socket]:
-    """Whether a stream is a socket that passes descriptors."""
-    return isinstance(sock, socket.socket) and sock.family == getattr(socket, "AF_UNIX", None)
-
-
 # ------------------------------------------------------------------------------------------------------------ channels
 
 
@@ -258,20 +226,20 @@ class Channel:
 
     def __init__(
         self,
-        sock: socket.socket | ByteStream,
+        sock: socket.socket | StreamPair,
         size_limit: int = SIZE_LIMIT,
         *,
         passes_descriptors: bool = True,
         after_greeting: bool = False,
     ) -> None:
-        self._socket: ByteStream = sock
+        self._socket = sock
         self._size_limit = size_limit
         self._reader = FrameReader(size_limit, after_greeting=after_greeting)
         self._lock = threading.Lock()
         self._descriptors: deque[int] = deque()
         # whether descriptors arrive as they are, rather than as the contents of their files
-        self._unix_socket = sock if passes_descriptors and is_unix_socket(sock) else None
-        self.passes_descriptors = self._unix_socket is not None
+        is_unix = isinstance(sock, socket.socket) and sock.family == getattr(socket, "AF_UNIX", None)
+        self.passes_descriptors = passes_descriptors and is_unix
         # a file that is still arriving: the bytes of its part that are to come, and whether that is the last
         self._file: int | None = None
         self._missing, self._is_last_part = 0, False
@@ -304,17 +272,15 @@ class Channel:
     def close(self) -> None:
         """Close this end, and the descriptors that nobody has received."""
         self._socket.close()
-        self._drop_descriptors(len(self._descriptors))
+        self._drop_descriptors()
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def shutdown(self) -> None:
         """End the connection for both ends; this one is still to be closed."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     # ------------------------------------------------------------------------------------------------------ sending
 
@@ -373,11 +339,12 @@ class Channel:
         """Send a short message over a socket, unless it would have to wait: for another one, or until the other end reads."""
         if self._lock.acquire(blocking=False):
             try:
-                if is_writable(self.fileno()):
-                    self._send_whole(memoryview(frame(message)))
-            except OSError:
-                # who reads finds it
-                return
+                poll = select.poll()
+                poll.register(self.fileno(), select.POLLOUT)
+                # who reads finds an error
+                with suppress(OSError):
+                    if poll.poll(0):
+                        self._send_whole(memoryview(frame(message)))
             finally:
                 self._lock.release()
 
@@ -448,7 +415,7 @@ class Channel:
             return self._next_message() if self.error is None else None
         except ProtocolError as error:
             self.error, self.is_ended = error, True
-            self._drop_descriptors(len(self._descriptors))
+            self._drop_descriptors()
             return None
 
     def _next_message(self) -> ReceivedMessage | None:
@@ -483,32 +450,30 @@ class Channel:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def _drop_descriptors(self, count: int) -> None:
-        for _ in range(count):
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
             os.close(self._descriptors.popleft())
 
     def _read(self, flags: int) -> None:
         """Read some bytes, and the descriptors that came with them."""
-        sock = self._unix_socket
         if self._missing:
             data = self._socket.recv(min(self._missing, _FILE_READ_AT_ONCE), flags)
             self.is_ended = not data
             self._write_file(data)
             return
-        data = self._socket.recv(_READ_AT_ONCE, flags) if sock is None else self._read_with_descriptors(sock, flags)
+        if isinstance(self._socket, StreamPair) or not self.passes_descriptors:
+            data = self._socket.recv(_READ_AT_ONCE, flags)
+        else:
+            arrived = array.array("i")
+            space = socket.CMSG_SPACE(MOST_DESCRIPTORS * arrived.itemsize)
+            data, ancillary, found, _ = self._socket.recvmsg(_READ_AT_ONCE, space, flags)
+            for level, kind, held in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    arrived.frombytes(held[: len(held) - len(held) % arrived.itemsize])
+            for descriptor in arrived:
+                os.set_inheritable(descriptor, False)
+            self._descriptors += arrived
+            if found & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, "not all descriptors of a message arrived: too many are open here")
         self.is_ended = not data
         self._reader.feed(data)
-
-    def _read_with_descriptors(self, sock: socket.socket, flags: int) -> bytes:
-        space = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, found, _ = sock.recvmsg(_READ_AT_ONCE, space, flags)
-        arrived = array.array("i")
-        for level, kind, held in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                arrived.frombytes(held[: len(held) - len(held) % arrived.itemsize])
-        for descriptor in arrived:
-            os.set_inheritable(descriptor, False)
-        self._descriptors += arrived
-        if found & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "not all descriptors of a message arrived: too many are open here")
-        return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from traceback import FrameSummary, extract_tb
 from types import CodeType, FunctionType, TracebackType
@@ -74,9 +75,13 @@ def restored(links: Sequence[ExceptionLink]) -> BaseException:
 
     def error_at(index: int) -> BaseException:
         if index not in errors:
+            link = links[index]
             # what it holds may refer to it
-            errors[index] = _stand_in(links[index], "is unpickled already")
-            errors[index] = _unpickled(links[index], error_at)
+            errors[index] = _stand_in(link, "is unpickled already" if link.pickled else link.reason)
+            try:
+                errors[index] = load(link.pickled, error_at) if link.pickled else errors[index]
+            except Exception as failure:  # noqa: BLE001 - unpickling runs anybody's code
+                errors[index] = _stand_in(link, f"could not be unpickled: {type(failure).__name__}: {failure}")
         return errors[index]
 
     for index, link in enumerate(links):
@@ -90,7 +95,15 @@ def traceback_of(calls: Sequence[TracebackCall]) -> TracebackType | None:
     """A traceback through these calls, outermost first."""
     trace = None
     for call in reversed(calls):
-        code = _raising(call)
+        # the code of a generator that would raise where the call was
+        tree = ast.parse("def generator():\n    raise ZeroDivisionError\n    yield")
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.stmt, ast.expr)):
+                node.lineno, node.end_lineno = call.line, call.end_line
+                node.col_offset, node.end_col_offset = call.column, call.end_column
+        module = compile(tree, call.filename, "exec")
+        code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
+        code = code.replace(co_name=call.name)
         raising = next(step.offset for step in dis.get_instructions(code) if "RAISE" in step.opname)
         # the frame of a generator that never began refers to no caller, which would stay in memory with all its variables
         frame = FunctionType(code, {})().gi_frame
@@ -110,44 +123,28 @@ def _link(
         load(entries, chain.__getitem__)
         return entries
 
-    entries, reason = _pickled(error, pickled)
+    entries: tuple[bytes, ...] = ()
+    reason = ""
+    try:
+        entries = pickled(error)
+    except Exception as failure:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        reason = f"{type(failure).__name__}: {failure}"
+    for args in () if entries else (error.args, (message_of(error),)):
+        # anybody's code, as above; an exception group wants its exceptions
+        with suppress(Exception):
+            notes = [*getattr(error, "__notes__", ()), f"Its attributes stayed in the worker ({reason})."]
+            entries = pickled(rebuilt_exception(type(error), args, {"__notes__": notes}))
+            break
     return ExceptionLink(
         type=type(error).__qualname__,
         message=message_of(error),
         pickled=entries,
-        reason=reason,
-        calls=tuple(_call(frame) for frame in without_middle(below_ours(extract_tb(error.__traceback__)))),
+        reason=f"could not be pickled: {reason}",
+        calls=tuple(map(_call, without_middle(below_ours(extract_tb(error.__traceback__))))),
         cause=positions.get(id(error.__cause__)),
         context=positions.get(id(error.__context__)),
         suppress_context=error.__suppress_context__,
     )
-
-
-def _pickled(
-    error: BaseException, pickled: Callable[[BaseException], tuple[bytes, ...]]
-) -> tuple[tuple[bytes, ...], str]:
-    """An exception with as much of it as can be pickled, or why nothing can."""
-    try:
-        return pickled(error), ""
-    except Exception as failure:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-        reason = f"{type(failure).__name__}: {failure}"
-    for args in (error.args, (message_of(error),)):
-        try:
-            notes = [*getattr(error, "__notes__", ()), f"Its attributes stayed in the worker ({reason})."]
-            return pickled(rebuilt_exception(type(error), args, {"__notes__": notes})), ""
-        except Exception:  # noqa: BLE001 - anybody's code, as above; an exception group wants its exceptions
-            continue
-    return (), f"could not be pickled: {reason}"
-
-
-def _unpickled(link: ExceptionLink, error_at: Callable[[int], BaseException]) -> BaseException:
-    if not link.pickled:
-        return _stand_in(link, link.reason)
-    try:
-        error: BaseException = load(link.pickled, error_at)
-    except Exception as failure:  # noqa: BLE001 - unpickling runs anybody's code
-        return _stand_in(link, f"could not be unpickled: {type(failure).__name__}: {failure}")
-    return error
 
 
 def _stand_in(link: ExceptionLink, reason: str) -> UnpicklableError:
@@ -158,15 +155,3 @@ def _call(frame: FrameSummary) -> TracebackCall:
     line, column = frame.lineno or 1, getattr(frame, "colno", None) or 0
     end_line, end_column = getattr(frame, "end_lineno", None) or line, getattr(frame, "end_colno", None) or column
     return TracebackCall(frame.filename, frame.name, line, end_line, column, end_column)
-
-
-def _raising(call: TracebackCall) -> CodeType:
-    """The code of a generator that would raise where the call was."""
-    tree = ast.parse("def generator():\n    raise ZeroDivisionError\n    yield")
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr)):
-            node.lineno, node.end_lineno = call.line, call.end_line
-            node.col_offset, node.end_col_offset = call.column, call.end_column
-    module = compile(tree, call.filename, "exec")
-    code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
-    return code.replace(co_name=call.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -14,14 +13,7 @@ from accelerate_nb.transport.serializer import dump, load
 
 Pickled: TypeAlias = "tuple[bytes, ...]"
 StreamName = Literal["stdout", "stderr"]
-_LEVELS = {
-    logging.CRITICAL: "CRITICAL",
-    logging.ERROR: "ERROR",
-    logging.WARNING: "WARNING",
-    logging.INFO: "INFO",
-    logging.DEBUG: "DEBUG",
-    logging.NOTSET: "NOTSET",
-}
+_LEVELS = {getattr(logging, name): name for name in ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")}
 # What a handler of Python's own is made of, besides its lock and its stream.
 _ATTRIBUTES = ("level", "formatter", "filters", "terminator", "_name")
 # They give each of some fifty loggers a handler, in every process.
@@ -112,9 +104,27 @@ class LoggingState:
 
 def current_logging() -> LoggingState:
     """The configuration of this process."""
-    names = logging._levelToName
+    names, loggers = logging._levelToName, []
+    for name, logger in [("", logging.root), *list(logging.root.manager.loggerDict.items())]:
+        if not isinstance(logger, logging.Logger):
+            continue
+        package = name.partition(".")[0]
+        has_handlers = package not in _OWN_HANDLERS
+        is_configured = logger.level != logging.NOTSET or logger.filters or logger.disabled
+        if is_configured or (has_handlers and (logger.handlers or not logger.propagate)):
+            loggers.append(
+                LoggerState(
+                    name,
+                    logger.level,
+                    logger.propagate,
+                    logger.disabled,
+                    tuple(filter(None, map(_handler, logger.handlers))) if has_handlers else None,
+                    tuple(filter(None, map(_pickled, logger.filters))),
+                    package if package in sys.modules and package != "__main__" else None,
+                )
+            )
     return LoggingState(
-        loggers=tuple(_loggers()),
+        loggers=tuple(loggers),
         level_names={level: name for level, name in names.items() if _LEVELS.get(level) != name},
         disabled_up_to=logging.root.manager.disable,
         captures_warnings=getattr(logging, "_warnings_showwarning", None) is not None,
@@ -129,25 +139,6 @@ def stream_name(stream: Any) -> StreamName | None:
     if stream in (sys.stderr, sys.__stderr__) or (name == "stderr" and hasattr(stream, "pub_thread")):
         return "stderr"
     return None
-
-
-def _loggers() -> Iterator[LoggerState]:
-    for name, logger in [("", logging.root), *list(logging.root.manager.loggerDict.items())]:
-        if not isinstance(logger, logging.Logger):
-            continue
-        package = name.partition(".")[0]
-        has_handlers = package not in _OWN_HANDLERS
-        is_configured = logger.level != logging.NOTSET or logger.filters or logger.disabled
-        if is_configured or (has_handlers and (logger.handlers or not logger.propagate)):
-            yield LoggerState(
-                name,
-                logger.level,
-                logger.propagate,
-                logger.disabled,
-                tuple(filter(None, map(_handler, logger.handlers))) if has_handlers else None,
-                tuple(filter(None, map(_pickled, logger.filters))),
-                package if package in sys.modules and package != "__main__" else None,
-            )
 
 
 def _handler(handler: logging.Handler) -> HandlerState | None:

@@ -60,7 +60,13 @@ def read_entries(descriptor: int) -> list[bytearray]:
     if len(head) < _COUNT.size or not (count := _COUNT.unpack(head)[0]):
         return []
     table = os.pread(descriptor, _COUNT.size + _ENTRY.size * count, 0)
-    return [_read_at(descriptor, offset, length) for offset, length in _table(memoryview(table), count)]
+    entries = []
+    for offset, length in _table(memoryview(table), count):
+        entries.append(bytearray(length))
+        rest = memoryview(entries[-1])
+        while rest and (size := os.preadv(descriptor, [rest[:_MOST_AT_ONCE]], offset)):
+            rest, offset = rest[size:], offset + size  # noqa: PLW2901 - it is where the next part begins
+    return entries
 
 
 def _table(whole: memoryview, count: int) -> list[tuple[int, int]]:
@@ -77,14 +83,3 @@ def _write_at(descriptor: int, offset: int, entry: Bytes) -> None:
     while rest:
         written = os.pwrite(descriptor, rest[:_MOST_AT_ONCE], offset)
         rest, offset = rest[written:], offset + written
-
-
-def _read_at(descriptor: int, offset: int, length: int) -> bytearray:
-    data = bytearray(length)
-    rest = memoryview(data)
-    while rest:
-        count = os.preadv(descriptor, [rest[:_MOST_AT_ONCE]], offset)
-        if count == 0:
-            break
-        rest, offset = rest[count:], offset + count
-    return data

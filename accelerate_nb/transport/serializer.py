@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -70,16 +72,9 @@ def load(entries: Sequence[Bytes], referred: Callable[[Any], Any] | None = None)
     """The value that `dump` was given; its arrays and tensors use the entries' own memory. `referred` resolves references."""
     if referred is None:
         return pickle.loads(entries[0], buffers=entries[1:])
-    return _PayloadUnpickler(io.BytesIO(entries[0]), entries[1:], referred).load()
-
-
-class _PayloadUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[Bytes], referred: Callable[[Any], Any]) -> None:
-        super().__init__(file, buffers=buffers)
-        self._referred = referred
-
-    def persistent_load(self, reference: Any) -> Any:
-        return self._referred(reference)
+    unpickler = pickle.Unpickler(io.BytesIO(entries[0]), buffers=entries[1:])
+    unpickler.persistent_load = referred  # type: ignore[method-assign]  # it is there to be set
+    return unpickler.load()
 
 
 class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -97,14 +92,16 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return _code_of_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.storage.TypedStorage):
-            return _typed_storage, (obj._untyped_storage, obj.dtype)
+            facts = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
+            return partial(torch.storage.TypedStorage, **facts), ()
         if torch is not None and isinstance(obj, torch.UntypedStorage):
             return _reduce_storage(obj)
         if torch is not None and type(obj) is torch.Tensor and obj.dtype in torch.storage._new_dtypes():
             return _reduce_as_integers(obj)
-        if "IPython" in sys.modules and isinstance(obj, _shell_class()):
+        shells = sys.modules.get("IPython.core.interactiveshell")
+        if shells is not None and isinstance(obj, shells.InteractiveShell):
             # a function that mentions get_ipython would drag the whole shell along, its history's database first
-            return _no_shell, ()
+            return type(None), ()
         if isinstance(obj, BaseException) and (apart := exception_reduction(obj)) is not None:
             return apart
         if (handle := _reduce_handle(obj)) is not None:
@@ -230,21 +227,11 @@ def _reduce_handle(obj: Any) -> Any:
     return None if reduce is None or reduce.__module__.startswith("torch") else reduce(obj)
 
 
-def _shell_class() -> type:
-    from IPython.core.interactiveshell import InteractiveShell
-
-    return InteractiveShell
-
-
-def _no_shell() -> None:
-    return None
-
-
 def _reduce_storage(storage: Any) -> Any:
     import torch
 
     if storage.device.type == "meta":
-        return _meta_storage, (storage.nbytes(),)
+        return partial(torch.UntypedStorage, device="meta"), (storage.nbytes(),)
     if storage.is_shared() and storage.device.type == "cpu" and get_spawning_popen() is not None:
         # it stays the same memory on the other side, where descriptors can travel along
         from torch.multiprocessing.reductions import reduce_storage
@@ -271,30 +258,11 @@ def _storage(memory: Any, device: str) -> Any:
     import torch
 
     held = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-    return held.untyped_storage() if device == "cpu" else held.to(_worker_device(device)).untyped_storage()
-
-
-def _worker_device(device: str) -> Any:
-    """The worker's own device of a kind; where there is none, the value stays on the CPU."""
-    import os
-
-    import torch
-
-    kind = getattr(torch, device, None)
-    count = kind.device_count() if kind is not None and kind.is_available() else 0
-    return torch.device(device, int(os.environ.get("LOCAL_RANK", "0")) % count) if count else torch.device("cpu")
-
-
-def _meta_storage(size: int) -> Any:
-    import torch
-
-    return torch.UntypedStorage(size, device="meta")
-
-
-def _typed_storage(untyped: Any, dtype: Any) -> Any:
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+    kind = getattr(torch, device, None) if device != "cpu" else None
+    if kind is not None and kind.is_available() and (count := kind.device_count()):
+        # the worker's own device of the kind; where there is none, the value stays on the CPU
+        held = held.to(torch.device(device, int(os.environ.get("LOCAL_RANK", "0")) % count))
+    return held.untyped_storage()
 
 
 # --------------------------------------------------------------------------------------------- the __main__ of a worker
@@ -345,14 +313,14 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
             f"The function or its arguments can't be sent to the workers: {type(error).__name__}: {error}. "
             "Make what can't travel inside the function."
         )
-    value_type = type(unpicklable_value.value)
+    value_type, owner = type(unpicklable_value.value), unpicklable_value.owner
     kind = f"{value_type.__module__}.{value_type.__qualname__}".removeprefix("builtins.")
     name = unpicklable_value.path[-1]
     name = name[2:-2] if name.startswith("['") else name
+    where = f" by {owner.co_name!r} in {sources.location(owner.co_filename, owner.co_firstlineno)}" if owner else ""
     return PayloadError(
         f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(unpicklable_value.path)}"
-        f"{_where(unpicklable_value, sources)} ({type(error).__name__}: {error}). "
-        f"Make {name!r} inside the function, or pass what it is made from."
+        f"{where} ({type(error).__name__}: {error}). Make {name!r} inside the function, or pass what it is made from."
     )
 
 
@@ -371,13 +339,6 @@ def unpicklable_part(value: Any, name: str, dump_value: Callable[[Any], object])
     return f"{name}{path} is {'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
-def _where(unpicklable_value: UnpicklableValue, sources: CellSources) -> str:
-    owner = unpicklable_value.owner
-    if owner is None:
-        return ""
-    return f" by {owner.co_name!r} in {sources.location(owner.co_filename, owner.co_firstlineno)}"
-
-
 def _search(
     value: Any,
     path: tuple[str, ...],
@@ -387,24 +348,21 @@ def _search(
     dump_value: Callable[[Any], object],
 ) -> UnpicklableValue | None:
     """The innermost thing that fails, depth first; `None` where all parts can travel."""
-    if id(value) in seen or depth > _DEEPEST or _travels(value, dump_value):
+    if id(value) in seen or depth > _DEEPEST:
+        return None
+    with suppress(Exception):  # a pickler calls anybody's code, which may raise anything
+        dump_value(value)
         return None
     seen.add(id(value))
     if _refuses(value):
         return UnpicklableValue(value, path, owner)
-    for name, part, holder in _parts(value):
+    is_function = isinstance(value, (types.FunctionType, types.MethodType))
+    holder = getattr(value, "__code__", None) if is_function else None
+    for name, part in _parts(value):
         found = _search(part, (*path, name), holder or owner, seen, depth + 1, dump_value)
         if found is not None:
             return found
     return UnpicklableValue(value, path, owner)
-
-
-def _travels(value: Any, dump_value: Callable[[Any], object]) -> bool:
-    try:
-        dump_value(value)
-    except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-        return False
-    return True
 
 
 def _refuses(value: Any) -> bool:
@@ -420,53 +378,36 @@ def _refuses(value: Any) -> bool:
     return False
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:
-    """The parts of a value: the name of each, the part, and the code that captures it."""
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """The parts of a value, each with its name."""
     match value:
         case types.FunctionType():
-            return ((name, part, value.__code__) for name, part in _captured(value))
+            return _captured(value)
         case types.MethodType():
-            return iter([("self", value.__self__, getattr(value.__func__, "__code__", None))])
+            return [("self", value.__self__)]
         case partial():
-            held = {"func": value.func, **dict(_numbered(value.args, "args")), **value.keywords}
-            return _named(held.items())
+            return [("func", value.func), *_numbered(value.args, "args"), *value.keywords.items()]
         case Mapping():
-            return _named((f"[{key!r}]", part) for key, part in value.items())
+            return ((f"[{key!r}]", part) for key, part in value.items())
         case list() | tuple() | set() | frozenset():
-            return _named(_numbered(value, ""))
+            return _numbered(value, "")
         case type():
-            return _named(_members(value))
+            members = ((name, getattr(part, "__func__", part)) for name, part in vars(value).items())
+            kept = ((name, part) for name, part in members if name[:2] != "__" or isinstance(part, types.FunctionType))
+            return ((f"{value.__name__}.{name}", part) for name, part in kept)
         case _:
-            return _named(_attributes(value))
-
-
-def _named(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, types.CodeType | None]]:
-    return ((name, part, None) for name, part in parts)
+            names = (*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ()))
+            return [(type(value).__name__, type(value)), *((f".{name}", getattr(value, name, None)) for name in names)]
 
 
 def _numbered(parts: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
     return ((f"{name}[{index}]", part) for index, part in enumerate(parts))
 
 
-def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    for name, part in vars(kind).items():
-        if not name.startswith("__") or isinstance(part, (types.FunctionType, staticmethod, classmethod)):
-            yield f"{kind.__name__}.{name}", getattr(part, "__func__", part)
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield type(value).__name__, type(value)
-    for name in (*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())):
-        yield f".{name}", getattr(value, name, None)
-
-
 def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # of a variable that is not set yet
             yield name, cell.cell_contents
-        except ValueError:
-            # a variable that is not set yet
-            continue
     for name in sorted(_global_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
