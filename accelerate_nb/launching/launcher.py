@@ -32,7 +32,7 @@ from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, ch
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment, on_loopback
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment, on_interface
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -273,7 +273,7 @@ def _engine(choice: Placement, payload: Payload, launching_config: LaunchingConf
 def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str, str]:
     """The variables that workers get beside those of this process; variables that the user has set stay."""
     # the interface between several nodes is known once they have found each other
-    interface = {} if config.launching.is_on_each_node else on_loopback()
+    interface = {} if config.launching.is_on_each_node else on_interface()
     defaults = {**interface, "OMP_NUM_THREADS": str(threads)}
     missing = {name: value for name, value in defaults.items() if name not in os.environ}
     given = config.launching.num_cpu_threads_per_process is not None

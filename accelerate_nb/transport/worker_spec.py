@@ -68,13 +68,8 @@ class RankInfo:
         }
 
 
-def on_loopback() -> dict[str, str]:
-    """The variables that keep collectives on one machine off every other network; what the person set stays."""
-    return on_interface(LOOPBACK_INTERFACE)
-
-
-def on_interface(name: str) -> dict[str, str]:
-    """The variables that have collectives go through one network interface."""
+def on_interface(name: str = LOOPBACK_INTERFACE) -> dict[str, str]:
+    """The variables that have collectives go through one network interface, by default through none that leaves the machine."""
     return dict.fromkeys(INTERFACE_VARIABLES, name)
 
 

@@ -42,7 +42,7 @@ from accelerate_nb.transport.messages import (
     ToRank,
 )
 from accelerate_nb.transport.payload import FunctionCall, pack
-from accelerate_nb.transport.worker_spec import current_environment, on_loopback
+from accelerate_nb.transport.worker_spec import current_environment, on_interface
 from tests.failures.test_hang_report import waits
 
 pytestmark = pytest.mark.timeout(60)
@@ -213,7 +213,7 @@ def conducted(scenario: Scenario, folder: Path) -> tuple[Conductor, list[GroupRu
     placement = Placement("supervisor", 2, True, "2 ranks by a script")
     folder.mkdir()
     plan = LaunchPlan(
-        pack(FunctionCall(print, ())), 2, current_environment(on_loopback(), 1), run="a", node_sizes=scenario.nodes
+        pack(FunctionCall(print, ())), 2, current_environment(on_interface(), 1), run="a", node_sizes=scenario.nodes
     )
     groups: list[GroupRunner] = []
 

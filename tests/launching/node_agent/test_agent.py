@@ -40,7 +40,7 @@ from accelerate_nb.transport.messages import (
 )
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.session_tasks import PullNames, PushNames
-from accelerate_nb.transport.worker_spec import current_environment, on_loopback
+from accelerate_nb.transport.worker_spec import current_environment, on_interface
 from accelerate_nb.worker.session import task_loop
 from tests.waiting import until
 
@@ -137,7 +137,7 @@ class Group:
         self.record = RunRecorder(new_folder(folder, "agent"))
         self.context = RunContext(self.view, self.record, CellSources({}, {}), None, 2.0, on_event=self.on_event)
         self.payload = payload = pack(call)
-        environment = current_environment(on_loopback(), 1)
+        environment = current_environment(on_interface(), 1)
         plan = LaunchPlan(payload, sum(sizes), environment, run="agent", node_sizes=sizes)
         factories: list[AgentFactory] = [
             partial(NodeAgent, SupervisorEngine()) if channel is None else partial(RemoteAgent, channel)
