@@ -59,11 +59,11 @@ class ComparedRuns:
         identity = "\0".join(f"{run.folder}\0{run.state}" for run in self.comparison.runs)
         charts_id = "accelerate-nb-runs-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
         if self.comparison.metrics and _shows_widgets():
-            from accelerate_nb.notebook.display.run_browser import ComparisonCharts
+            from accelerate_nb.notebook.display.run_browser import ComparisonWidget
 
             rows = list(series_rows(self.comparison.overlay, MOST_POINTS))
             message = {"seq": 1, "reset": True, "names": list(self.comparison.labels), "metrics": rows}
-            frontend_state().keep(ComparisonCharts(charts_id, message))
+            frontend_state().keep(ComparisonWidget(charts=charts_id, message=message))
         return comparison_html(self.comparison, charts_id)
 
 

@@ -172,7 +172,10 @@ def board_lines(run: Run, ranks: Sequence[RankSummary], *, columns: int, rows: i
             of_nodes = (sorted(members, key=state) for _, members in ranks_of_nodes(ranks, nodes))
             groups = [list(group) for members in of_nodes for _, group in groupby(members, key=state)]
             made = [*_rank_lines(groups, names, columns)]
-    lines = [_head(run, ranks), *made][:rows]
+    parts = [narrowed(plain(run.name), 60), counted(len(ranks), "rank"), time_text(time.time() - run.started)]
+    if (host := run.view.host) is not None:
+        parts += [f"CPU {host.cpu:.0f}%", f"memory {bytes_text(*host.memory)}"]
+    lines = [Text("  ".join(parts), style="dim"), *made][:rows]
     for text in lines:
         text.truncate(max(columns - 1, 1), overflow="ellipsis")
     return lines
@@ -183,13 +186,6 @@ def _rank_lines(groups: Iterable[Sequence[RankSummary]], names: Sequence[str], c
         style = [*_RANKS][group[0].rank % len(_RANKS)] if len(group) == 1 else "bold"
         label = Text(f"[{named(item.rank for item in group)}] ", style=style)
         yield from _wrapped(label, [*_parts(group[0].state, row_of(group, names), names)], columns - 1)
-
-
-def _head(run: Run, ranks: Sequence[RankSummary]) -> Text:
-    parts = [narrowed(plain(run.name), 60), counted(len(ranks), "rank"), time_text(time.time() - run.started)]
-    if (host := run.view.host) is not None:
-        parts += [f"CPU {host.cpu:.0f}%", f"memory {bytes_text(*host.memory)}"]
-    return Text("  ".join(parts), style="dim")
 
 
 def _parts(state: str, row: SummaryRow, names: Sequence[str]) -> Iterator[Text]:

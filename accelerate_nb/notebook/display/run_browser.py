@@ -65,7 +65,9 @@ class RunBrowser:
         """Show a run under its row, or none, unless another one was opened meanwhile."""
         if output is self._shown:
             content = {} if bundle is None else {"data": dict(bundle.data), "metadata": dict(bundle.metadata)}
-            self._widget.send({"show": output.number, "parts": output.take_parts(), **content})
+            # the table above and below it is sent once: they stay as they are
+            parts, output.parts = output.parts, None
+            self._widget.send({"show": output.number, "parts": parts, **content})
 
     def _receive(self, content: Message) -> None:
         """Open a run in a thread of its own: its folder may hold a day of metrics."""
@@ -101,12 +103,7 @@ class _OutputBelow:
     def __init__(self, browser: RunBrowser, number: int | None) -> None:
         self.number = number
         self._browser = browser
-        self._parts: tuple[str, str] | None = browser.parts(number)
-
-    def take_parts(self) -> tuple[str, str] | None:
-        """The table above and below the output, once: they stay as they are."""
-        parts, self._parts = self._parts, None
-        return parts
+        self.parts: tuple[str, str] | None = browser.parts(number)
 
     def shown(self, bundle: MimeBundle) -> _OutputBelow:
         """Show this; returns the output."""
@@ -118,26 +115,15 @@ class _OutputBelow:
 
 
 class ComparisonWidget(anywidget.AnyWidget):
-    """A widget without a view of its own: the page has it draw charts of `message` in the place of the element `charts`."""
+    """
+    A widget without a view of its own: the page has it draw the panel's charts of compared runs in the place of an element.
+
+    >>> ComparisonWidget(charts="accelerate-nb-runs-1f", message={"seq": 1, "names": ["A", "B"], "metrics": rows})
+    """
+
+    is_delivered = True
 
     _esm = joining.module("comparison")
     _css = joining.style()
     charts: Any = traitlets.Unicode("").tag(sync=True)
     message: Any = traitlets.Dict().tag(sync=True)
-
-
-class ComparisonCharts:
-    """
-    The panel's charts of compared runs, in the place of the pictures in the element `charts_id`.
-
-    >>> ComparisonCharts("accelerate-nb-runs-1f", {"seq": 1, "names": ["A", "B"], "metrics": rows})
-    """
-
-    is_delivered = True
-
-    def __init__(self, charts_id: str, message: Message) -> None:
-        self._widget = ComparisonWidget(charts=charts_id, message=message)
-
-    def close(self) -> None:
-        """Take the charts away."""
-        self._widget.close()

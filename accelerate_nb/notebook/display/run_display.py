@@ -163,24 +163,20 @@ class RunDisplay:
             return
         self._run = run
         try:
-            self._put(run, background=background)
+            with self._lock:
+                self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
+                # one that a cell waits for is ended by `closed`, however soon it was over
+                self._is_over = background and run.done
+                if self._live:
+                    from accelerate_nb.notebook.display.panel import LivePanel
+
+                    self._panel = LivePanel(run, self._host, self._kernel_comm, background=background)
+                    self._reply_deadline = self._clock() + self._frontend.timeout()
+                    if self._is_over:
+                        self._frontend.keep(self._panel)
+                self._outputs.append(self._new_output(self._bundle()))
         except Exception as error:  # noqa: BLE001 - a run is not lost because it can't be shown
             self._give_up(error)
-
-    def _put(self, run: Run, *, background: bool) -> None:
-        """Put the card into the cell that runs at this moment."""
-        with self._lock:
-            self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
-            # one that a cell waits for is ended by `closed`, however soon it was over
-            self._is_over = background and run.done
-            if self._live:
-                from accelerate_nb.notebook.display.panel import LivePanel
-
-                self._panel = LivePanel(run, self._host, self._kernel_comm, background=background)
-                self._reply_deadline = self._clock() + self._frontend.timeout()
-                if self._is_over:
-                    self._frontend.keep(self._panel)
-            self._outputs.append(self._new_output(self._bundle()))
 
     def _go_on(self, run: Run) -> None:
         with self._lock:

@@ -49,10 +49,19 @@ def joined(modules: Mapping[str, str], entry: str) -> str:
     order = _order(modules, entry, ())
     owners: dict[str, str] = {}
     for name in order:
-        _check(modules, name)
+        # every import is of a name that the other module exports, in the one form that is read here
+        if strange := _STRANGE.search(_IMPORT.sub("", modules[name])):
+            raise ValueError(
+                f"{name}.js has the line {strange[0]!r}. Write imports as 'import {{ a, b }} from \"./module.js\";', "
+                "exports and names at the top as 'export const a = …'."
+            )
+        for names, other in _IMPORT.findall(modules[name]):
+            if unknown := {*re.findall(r"[^\s,]+", names)} - {*_EXPORT.findall(modules[other])}:
+                missing = ", ".join(sorted(unknown))
+                raise ValueError(f"{name}.js imports {missing} from {other}.js, which does not export it.")
         for item in _NAME.findall(modules[name]):
-            if (other := owners.setdefault(item, name)) != name:
-                both = f"{other}.js and {name}.js both have {item} at their top"
+            if (owner := owners.setdefault(item, name)) != name:
+                both = f"{owner}.js and {name}.js both have {item} at their top"
                 raise ValueError(f"{both}. Give one of them another name.")
     exports = [element for name in order for element in _EXPORT.findall(modules[name])]
     parts = [_EXPORT.sub("", _IMPORT.sub("", modules[name])).strip() for name in order]
@@ -70,16 +79,3 @@ def _order(modules: Mapping[str, str], name: str, above: tuple[str, ...]) -> lis
     for _, other in _IMPORT.findall(modules[name]):
         found.update(dict.fromkeys(_order(modules, other, (*above, name))))
     return [*found, name]
-
-
-def _check(modules: Mapping[str, str], name: str) -> None:
-    """Every import is of a name that the other module exports, in the one form that is read here."""
-    if strange := _STRANGE.search(_IMPORT.sub("", modules[name])):
-        raise ValueError(
-            f"{name}.js has the line {strange[0]!r}. Write imports as 'import {{ a, b }} from \"./module.js\";', "
-            "exports and names at the top as 'export const a = …'."
-        )
-    for names, other in _IMPORT.findall(modules[name]):
-        if unknown := {*re.findall(r"[^\s,]+", names)} - {*_EXPORT.findall(modules[other])}:
-            missing = ", ".join(sorted(unknown))
-            raise ValueError(f"{name}.js imports {missing} from {other}.js, which does not export it.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class ConfigPicker:
         self._begin_from(self._beginning)
         self.set(**settings)
         for field in self._fields.values():
-            field.on_change(self._typed)
+            field.control.observe(partial(self._typed, field.setting), names="value")
 
     @property
     def value(self) -> RunConfig:
@@ -159,14 +160,14 @@ class ConfigPicker:
         finally:
             self._is_filling = False
 
-    def _typed(self, setting: Setting) -> None:
+    def _typed(self, setting: Setting, _change: Any) -> None:
         if not self._is_filling:
             self._marks[setting.name] = "by you"
             self._appraise()
 
     def _appraise(self) -> None:
         """Update all remarks of the form."""
-        typed = {name: field.typed for name, field in self._fields.items()}
+        typed = {name: field.control.value for name, field in self._fields.items()}
         self._appraisal = found = appraise(typed, self._devices, self._beginning.settings, can_fork=hasattr(os, "fork"))
         for name, field in self._fields.items():
             field.remark(found.wrong.get(name), found.advice.get(name))

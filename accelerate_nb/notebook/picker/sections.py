@@ -51,11 +51,6 @@ class SettingField:
         about = ipywidgets.HTML(html.help_line(setting.help, _default(setting), setting.unsupported))
         self.box = ipywidgets.VBox([self.control, self._remark, self._origin, about]).add_class("acc-field")
 
-    @property
-    def typed(self) -> Any:
-        """The value of the control."""
-        return self.control.value
-
     def show(self, value: Any) -> None:
         """Put a setting's value into the control."""
         self.control.value = _as_typed(self.setting, value)
@@ -63,7 +58,7 @@ class SettingField:
     @property
     def is_default(self) -> bool:
         """Whether the control shows the setting's default."""
-        return bool(self.typed == _as_typed(self.setting, self.setting.default))
+        return bool(self.control.value == _as_typed(self.setting, self.setting.default))
 
     def mark(self, origin: str) -> None:
         """Show the source of the value."""
@@ -73,10 +68,6 @@ class SettingField:
         """Show an error of the value, or advice."""
         self._remark.value = html.remark(wrong or advice or "", grave=wrong is not None)
         (self.box.add_class if wrong else self.box.remove_class)("acc-is-wrong")
-
-    def on_change(self, changed: Callable[[Setting], None]) -> None:
-        """Call `changed` after each change of the control's value."""
-        self.control.observe(lambda _: changed(self.setting), names="value")
 
 
 def _control(setting: Setting) -> Any:
