@@ -6,12 +6,11 @@ import math
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from io import BytesIO
 from itertools import chain, islice
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,12 +46,8 @@ class BatchMessageType(IntEnum):
     FAILED = 3  # why the main process could not read on: a second row follows
 
 
-@dataclass(frozen=True, slots=True)
-class BatchMessage:
-    """A batch for all processes, and whether it is the last."""
-
-    batch: Any
-    is_last: bool
+# A batch for all processes, and whether it is the last.
+BatchMessage: TypeAlias = tuple[Any, bool]
 
 
 class BatchTransfer:
@@ -70,32 +65,25 @@ class BatchTransfer:
         self._structure = b""
         self._buffers = 0
 
-    def start_check(self) -> CallCheck:
-        """
-        Report that this process waits for the next batch; `finish` waits for the others, and raises if one does something else.
-
-        A process that left the loader alone, or makes a call of its own inside of it, would leave the others waiting for ever.
-        """
-        return CallCheck(self.world, _NEXT)
-
     def send(self, message: BatchMessage | None) -> None:
         """Send a batch, or with `None` the end of the epoch; called by the main process."""
         if message is None:
             self._send_frame(BatchMessageType.END)
             return
+        batch, is_last = message
         try:
             file = BytesIO()
             pickler = _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-            pickler.dump(message.batch)
+            pickler.dump(batch)
             structure, parts = file.getvalue(), [as_bytes(tensor) for tensor in pickler.tensors]
         except Exception as error:
             self.fail(error)
             raise
         if structure == self._structure:
-            self._send_frame(BatchMessageType.SAME, message.is_last, parts)
+            self._send_frame(BatchMessageType.SAME, is_last, parts)
             return
         encoded = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-        self._send_frame(BatchMessageType.NEW, message.is_last, second=(encoded.numel(), _places([encoded, *parts])[1]))
+        self._send_frame(BatchMessageType.NEW, is_last, second=(encoded.numel(), _places([encoded, *parts])[1]))
         self._broadcast(self._row([encoded, *parts]))
         self._structure, self._buffers = structure, _places(parts)[1]
 
@@ -111,7 +99,7 @@ class BatchTransfer:
         self._broadcast(frame)
         message_type, is_last, encoded_length, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
         if message_type == BatchMessageType.SAME:
-            return BatchMessage(self._opened(frame[_HEAD:]), bool(is_last))
+            return _TensorUnpickler(self._structure, frame[_HEAD:]).load(), bool(is_last)
         if message_type == BatchMessageType.END:
             return None
         second = torch.empty(length, dtype=torch.uint8, device=self._sending_world.device)
@@ -121,7 +109,7 @@ class BatchTransfer:
             raise OperationError(f"The main process could not read the next batch: {encoded_bytes.decode()}")
         row = second[_aligned(encoded_length) :]
         self._structure, self._buffers = encoded_bytes, row.numel()
-        return BatchMessage(self._opened(row), bool(is_last))
+        return _TensorUnpickler(self._structure, row).load(), bool(is_last)
 
     def _send_frame(
         self,
@@ -142,9 +130,6 @@ class BatchTransfer:
         for offset, part in zip(offsets, parts, strict=True):
             row[offset : offset + part.numel()] = part
         return row
-
-    def _opened(self, row: Tensor) -> Any:
-        return _TensorUnpickler(self._structure, row).load()
 
     def _broadcast(self, row: Tensor) -> None:
         self._sending_world.group.broadcast(row, 0).wait()
@@ -257,12 +242,12 @@ class DataLoaderDispatcher(PreparedLoader):
             filling = None  # samples that can fill up the last batch
             if first is not None and world.size > 1:
                 parts = self._replica(world)[1]
-                filling = self._slice(first.batch, slice(0, parts), size_of(first.batch), world)
+                filling = self._slice(first[0], slice(0, parts), size_of(first[0]), world)
             # what is skipped is read, since the last batch may need samples of the first
             waiting = _after(first, messages, skip)
-        for message in waiting:
+        for batch, is_last in waiting:
             self._course.batches += 1
-            share = self._share(message, filling, world)
+            share = self._share(batch, filling, world, is_last=is_last)
             if world.exchange_world is world:
                 yield share
             else:  # it came to the host and was cut there
@@ -276,18 +261,23 @@ class DataLoaderDispatcher(PreparedLoader):
     def leads(self) -> bool:
         return current_world().is_main
 
-    def _share(self, message: BatchMessage, filling: Any, world: World) -> Any:
+    def _share(self, batch: Any, filling: Any, world: World, *, is_last: bool) -> Any:
         """This process's part of a batch."""
-        batch = message.batch
         index, parts = self._replica(world)
+        if is_last:
+            self._ends()
         if parts == 1 and self.slice_fn is None:
-            return self._all_of(message)
+            # it is the only part: what can't be cut need not be
+            with suppress(DataError):
+                if is_last:
+                    self.remainder = size_of(batch)
+                    self._last_step = LastStep(self.remainder, self.remainder)
+            return batch
         observed = size_of(batch)
         size, left = divmod(observed, parts)
-        if message.is_last:
-            self._ends()
+        if is_last:
             self.remainder = observed
-        if left and message.is_last and not self._drop_last:
+        if left and is_last and not self._drop_last:
             size += 1
             rounds = -(-(size * parts - observed) // size_of(filling))
             batch = joined([batch, *[filling] * rounds])
@@ -296,20 +286,11 @@ class DataLoaderDispatcher(PreparedLoader):
                 f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among "
                 f"{parts} processes. Use batches whose size is a multiple of that."
             )
-        if message.is_last and size > 0:
+        if is_last and size > 0:
             dealt = size * parts
             self._last_step = LastStep(min(observed, dealt), dealt)
         part = slice(index * size, (index + 1) * size)
         return self._slice(batch, part, size_of(batch), world)
-
-    def _all_of(self, message: BatchMessage) -> Any:
-        """The batch as it is, where it is the only part: what can't be cut need not be."""
-        if message.is_last:
-            self._ends()
-            with suppress(DataError):
-                self.remainder = size_of(message.batch)
-                self._last_step = LastStep(self.remainder, self.remainder)
-        return message.batch
 
     def _slice(self, batch: Any, part: slice, size: int, world: World) -> Any:
         if self.slice_fn is None:
@@ -327,13 +308,15 @@ class DataLoaderDispatcher(PreparedLoader):
             if message is None:
                 return
             yield message
-            if message.is_last:
+            if message[1]:
                 return
 
     def _sent(self, transfer: BatchTransfer, world: World) -> Iterator[BatchMessage | None]:
         messages = self._read(world)
         while True:
-            check = transfer.start_check()  # the others' checks come in while this process reads
+            # it reports that this process reads, and waits for the others: one that left the loader alone, or makes a call of its own
+            # inside of it, would leave them waiting for ever; their checks come in while this process reads
+            check = CallCheck(world, _NEXT)
             try:
                 message = next(messages, None)
             except Exception as error:
@@ -350,13 +333,13 @@ class DataLoaderDispatcher(PreparedLoader):
         elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while True:
-            transfer.start_check().finish()
+            CallCheck(transfer.world, _NEXT).finish()
             yield transfer.receive()
 
     def _read(self, world: World) -> Iterator[BatchMessage]:
         """The main process's batches where they are sent from, each with whether it is the last."""
         for batch, is_last in self._ahead(self._joined(self._begun(), world)):
-            yield BatchMessage(placed(batch, world.exchange_world.device, self._non_blocking), is_last)
+            yield placed(batch, world.exchange_world.device, self._non_blocking), is_last
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
         """The batches of each step as one, of which all but the last can be cut into equal parts."""

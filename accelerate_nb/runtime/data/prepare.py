@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,8 +70,14 @@ def prepare_data_loader(
         size = dataloader.batch_size or getattr(index_source(dataloader), "batch_size", None)
         check_divides(size, processes)
 
-    sampler = get_sampler(dataloader)
-    seedable = _seedable(sampler, data_seed) if use_seedable_sampler and isinstance(sampler, RandomSampler) else None
+    seedable: SeedableRandomSampler | None = None
+    if use_seedable_sampler and isinstance(sampler := get_sampler(dataloader), RandomSampler):
+        drawn_by = {
+            "replacement": sampler.replacement,
+            "num_samples": sampler._num_samples,
+            "generator": sampler.generator,
+        }
+        seedable = SeedableRandomSampler(sampler.data_source, **drawn_by, data_seed=data_seed)
     options: dict[str, Any] = {
         **loader_arguments(dataloader),
         "use_stateful_dataloader": use_stateful_dataloader,
@@ -91,11 +96,8 @@ def prepare_data_loader(
             **options,
         )
     else:
-        share = _ProcessShare(processes, index, split_batches, even_batches)
-        dataset, loader_options = (
-            share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_indices(dataloader))
-        )
-        generator = share.synchronized_generator(dataloader, sampler, seedable=seedable is not None)
+        dataset, loader_options = _share(dataloader, processes, index, split_batches, even_batches)
+        generator = None if seedable is not None else _synchronized_generator(dataloader, processes, split_batches)
         if rng_types is not None and generator is None:
             rng_types = [rng_type for rng_type in rng_types if named(rng_type) != "generator"]
         prepared = DataLoaderShard(
@@ -112,58 +114,42 @@ def prepare_data_loader(
     return prepared
 
 
-@dataclass(frozen=True, slots=True)
-class _ProcessShare:
-    """The share of one process in a loader that every process reads."""
+def _share(
+    dataloader: DataLoader[Any], processes: int, index: int, split_batches: bool, even_batches: bool
+) -> tuple[Any, dict[str, Any]]:
+    """One process's share of the data that every process reads, with the arguments for their order and for its batches."""
+    dataset, size, options = dataloader.dataset, dataloader.batch_size, _loader_options(dataloader)
+    if processes == 1:
+        return dataset, options
+    if not isinstance(dataset, IterableDataset):
+        name = "batch_sampler" if "batch_sampler" in options else "sampler"
+        options[name] = BatchSamplerShard(options[name], processes, index, split_batches, even_batches)
+        return dataset, options
+    if not split_batches and _parts(dataset) >= processes:
+        sharded: Any = dataset
+        return sharded.shard(num_shards=processes, index=index), options
+    if split_batches and size is not None:
+        options["batch_size"] = size // processes
+    return IterableDatasetShard(dataset, size, dataloader.drop_last, processes, index, split_batches), options
 
-    processes: int
-    index: int
-    split_batches: bool
-    even_batches: bool
 
-    def of_indices(self, dataloader: DataLoader[Any]) -> dict[str, Any]:
-        """The arguments for the order in which a share of a data set with indices is read."""
-        loader_options = _loader_options(dataloader)
-        if self.processes == 1:
-            return loader_options
-        name = "batch_sampler" if "batch_sampler" in loader_options else "sampler"
-        shard = BatchSamplerShard(
-            loader_options[name], self.processes, self.index, self.split_batches, self.even_batches
-        )
-        return {**loader_options, name: shard}
-
-    def of_data(self, dataloader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
-        """A share of an iterable data set, with the arguments that cut it into batches."""
-        dataset: Any = dataloader.dataset
-        size = dataloader.batch_size
-        loader_options = _loader_options(dataloader)
-        if self.processes == 1:
-            return dataset, loader_options
-        if not self.split_batches and _parts(dataset) >= self.processes:
-            return dataset.shard(num_shards=self.processes, index=self.index), loader_options
-        shard = IterableDatasetShard(
-            dataset, size, dataloader.drop_last, self.processes, self.index, self.split_batches
-        )
-        if self.split_batches and size is not None:
-            loader_options["batch_size"] = size // self.processes
-        return shard, loader_options
-
-    def synchronized_generator(self, dataloader: DataLoader[Any], sampler: Any, *, seedable: bool) -> Any:
-        """The generator that has to be equal on all processes, if there is one."""
-        if self.processes == 1:
-            return None
-        dataset: Any = dataloader.dataset
-        if isinstance(dataset, IterableDataset):
-            sharded_by_itself = not self.split_batches and _parts(dataset) >= self.processes
-            return None if sharded_by_itself else _torch_generator(dataset)
-        sampler = dataloader.sampler if sampler is None else sampler
-        if seedable or not hasattr(sampler, "generator"):
-            return None
-        if sampler.generator is None:
-            # drawn here, from torch's global generator, whatever is drawn later depends on the same seed on every process
-            sampler.generator = new_generator()
-            sampler.generator.manual_seed(drawn_seed())
-        return _torch_generator(sampler)
+def _synchronized_generator(dataloader: DataLoader[Any], processes: int, split_batches: bool) -> torch.Generator | None:
+    """The generator that has to be equal on all processes, if there is one."""
+    if processes == 1:
+        return None
+    dataset: Any = dataloader.dataset
+    if isinstance(dataset, IterableDataset):
+        sharded_by_itself = not split_batches and _parts(dataset) >= processes
+        return None if sharded_by_itself else _torch_generator(dataset)
+    found = get_sampler(dataloader)
+    sampler: Any = dataloader.sampler if found is None else found
+    if not hasattr(sampler, "generator"):
+        return None
+    if sampler.generator is None:
+        # drawn here, from torch's global generator, whatever is drawn later depends on the same seed on every process
+        sampler.generator = new_generator()
+        sampler.generator.manual_seed(drawn_seed())
+    return _torch_generator(sampler)
 
 
 def _torch_generator(owner: Any) -> torch.Generator | None:
@@ -179,16 +165,6 @@ def _loader_options(dataloader: DataLoader[Any]) -> dict[str, Any]:
     if dataloader.batch_sampler is None:
         return {"sampler": dataloader.sampler, "batch_size": None}
     return {"batch_sampler": dataloader.batch_sampler}
-
-
-def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
-    return SeedableRandomSampler(
-        data_source=sampler.data_source,
-        replacement=sampler.replacement,
-        num_samples=sampler._num_samples,
-        generator=sampler.generator,
-        data_seed=data_seed,
-    )
 
 
 def _parts(dataset: Any) -> int:

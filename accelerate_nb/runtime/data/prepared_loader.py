@@ -131,8 +131,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.set_epoch(self.iteration)
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
             batches = self._batches(self._to_skip(done), pending)
-            shown = batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches)
-            cut = shown if self.cut is None else _each(shown, self.cut)
+            if self.bar is not None:
+                rest = length_of(self)
+                total = None if rest is None else rest + self.skip_batches
+                label = f"epoch {self.iteration}" + (f", loader {self.bar + 1}" if self.bar else "")
+                batches = ProgressReporter(f"loader {self.bar}", label, total, done).through(batches)
+            cut = batches if self.cut is None else _each(batches, self.cut)
             counted = cut if self.step_metrics is None else self.step_metrics.through(self, cut)
             yield from (counted if self.between is None else _with_breaks(counted, self.between))
             if self.gradient_state.training_calls == training_calls:
@@ -141,12 +145,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         finally:
             self._course.end()
             self.end()
-
-    def _bar_of_epoch(self, number: int, done: int) -> ProgressReporter:
-        rest = length_of(self)
-        total = None if rest is None else rest + self.skip_batches
-        suffix = "" if number == 0 else f", loader {number + 1}"
-        return ProgressReporter(f"loader {number}", f"epoch {self.iteration}{suffix}", total, done)
 
     def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
         """This process's batches after the first `skip`, in the order of an epoch that was `begun` before, at that position."""
@@ -159,17 +157,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self._running and not began_running:
             drawn_seed(loader.generator)  # workers that run already don't draw a seed, and these did
         elif began_running and not self._running:
-            return loader._started_beside()
+            # workers that start now get a seed of their own
+            generator, loader.generator = loader.generator, new_generator()
+            loader.generator.manual_seed(torch.initial_seed() + loader.iteration)
+            try:
+                return super(PreparedLoader, loader).__iter__()
+            finally:
+                loader.generator = generator
         return super(PreparedLoader, loader).__iter__()
-
-    def _started_beside(self) -> Iterator[Any]:
-        """Torch's iterator, whose workers get a seed of their own."""
-        generator, self.generator = self.generator, new_generator()
-        self.generator.manual_seed(torch.initial_seed() + self.iteration)
-        try:
-            return super().__iter__()
-        finally:
-            self.generator = generator
 
     @property
     def _running(self) -> bool:

@@ -161,13 +161,12 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
 
 def movable_ahead(batch: Any) -> bool:
     """Whether everything in the batch is known: plain tensors in the host's memory, and what isn't moved at all."""
-    return all(_is_plain(leaf) for leaf in leaves_of(batch, is_column, records=True))
-
-
-def _is_plain(leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_nested
-    return isinstance(leaf, _PLAIN)
+    return all(
+        leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_nested
+        if isinstance(leaf, Tensor)
+        else isinstance(leaf, _PLAIN)
+        for leaf in leaves_of(batch, is_column, records=True)
+    )
 
 
 # Copies a batch in two steps, `begin` and `finish`, between which others can run.
@@ -320,7 +319,14 @@ class DataLoaderShard(PreparedLoader):
         if self._dealt_by_workers:
             return self._step
         dealer = self._dealer
-        return dealer.last_step if hasattr(dealer, "last_step") else self._undealt_last_step()
+        if hasattr(dealer, "last_step"):
+            return dealer.last_step  # type: ignore[no-any-return]  # a share's own
+        # the last batch of the one process there is; processes that share no data don't know of each other's
+        if current_world().size > 1:
+            return None
+        last = None if self._source is None else self._source.current.last
+        size = len(last) if isinstance(last, Sized) else self.remainder
+        return LastStep(size, size) if size > 0 else None
 
     @property
     def filled_step(self) -> LastStep | None:
@@ -337,14 +343,6 @@ class DataLoaderShard(PreparedLoader):
     def _dealt_by_workers(self) -> bool:
         """Whether what deals out the data are copies in other processes, each of which fills up its own last step."""
         return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
-
-    def _undealt_last_step(self) -> LastStep | None:
-        """The last batch of the one process there is; processes that share no data don't know of each other's."""
-        if current_world().size > 1:
-            return None
-        last = None if self._source is None else self._source.current.last
-        size = len(last) if isinstance(last, Sized) else self.remainder
-        return LastStep(size, size) if size > 0 else None
 
     @property
     def leads(self) -> bool:

@@ -86,19 +86,17 @@ class BatchSamplerShard(BatchSampler):
 
     def __len__(self) -> int:
         if self.split_batches:
-            return self.total_length - self._has_no_part_of_last()
+            sampler = getattr(self.batch_sampler, "sampler", None)
+            if self.even_batches or self.drop_last or not isinstance(sampler, Sized):
+                return self.total_length
+            # the last batch may be known to be too short for all processes, and this one may get nothing of it
+            last = len(sampler) % self.batch_size
+            has_none = 0 < last <= self.process_index * (self.batch_size // self.num_processes)
+            return self.total_length - int(has_none)
         whole, left = divmod(self.total_length, self.num_processes)
         if left == 0 or self.drop_last:
             return whole
         return whole + (self.even_batches or self.process_index < left)
-
-    def _has_no_part_of_last(self) -> bool:
-        """Whether the last batch is known to be too short for all processes, and this is one that gets nothing of it."""
-        sampler = getattr(self.batch_sampler, "sampler", None)
-        if self.even_batches or self.drop_last or not isinstance(sampler, Sized):
-            return False
-        last = len(sampler) % self.batch_size
-        return bool(0 < last <= self.process_index * (self.batch_size // self.num_processes))
 
     def __iter__(self) -> Iterator[Any]:
         return self.dealt(self.batch_sampler)
@@ -133,16 +131,14 @@ class BatchSamplerShard(BatchSampler):
             first = first or round_
             if waiting:
                 yield waiting[self.process_index]
-            waiting = [] if self._is_full(round_) else round_
-            if not waiting:
+            has_all = len(round_) == self.num_processes
+            if has_all and (self.batch_size is None or len(round_[-1]) == self.batch_size):
+                waiting = []
                 yield round_[self.process_index]
+            else:
+                waiting = round_
         if waiting and not self.drop_last:
             yield from self._from_last_round(waiting, first)
-
-    def _is_full(self, round_: list[Any]) -> bool:
-        if len(round_) < self.num_processes:
-            return False
-        return self.batch_size is None or len(round_[-1]) == self.batch_size
 
     def _from_last_round(self, round_: list[Any], first: list[Any]) -> Iterator[Any]:
         if not self.even_batches:
@@ -402,7 +398,14 @@ class IndexSource:
         """The epoch's order for all ranks; the first step of the iteration draws and compares it."""
         indices = iter(sampler if self.order is None else self.order)
         if self.longest is not None:
-            first = _beginning(indices)
+            # the first batches, as many as are compared
+            first: list[Any] = []
+            count = 0
+            for item in indices:
+                first.append(item)
+                count += len(item) if isinstance(item, Sized) else 1
+                if len(first) >= _COMPARED_BATCHES and count >= _COMPARED_INDICES:
+                    break
             call = CollectiveCall("iter", f"a loader with a {type(_drawing(sampler)).__name__}")
             digest = torch.frombuffer(
                 bytearray(blake2b(repr(first).encode(), digest_size=16).digest()), dtype=torch.uint8
@@ -440,15 +443,3 @@ class IndexSource:
 def _drawing(sampler: Any) -> Any:
     """The sampler that draws an order: the one inside, where batches are torch's own."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
-
-
-def _beginning(indices: Iterator[Any]) -> list[Any]:
-    """The first batches of an order, as many as are compared."""
-    first: list[Any] = []
-    count = 0
-    for item in indices:
-        first.append(item)
-        count += len(item) if isinstance(item, Sized) else 1
-        if len(first) >= _COMPARED_BATCHES and count >= _COMPARED_INDICES:
-            break
-    return first

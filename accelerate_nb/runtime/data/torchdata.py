@@ -60,16 +60,13 @@ class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc] 
 
     def _begun(self) -> Iterator[Any]:
         if self.next_iter_state is not None and self.next_iter_state.get(_FINISHED):
-            self._read_what_is_finished()
+            # torchdata's iterator of an epoch that is at its end, which it makes before the next one's, is to draw nothing
+            current = self._states()
+            StatefulDataLoader.state_dict(self)
+            torch.set_rng_state(current["random"])
+            for name, generator in self._generators().items():
+                generator.set_state(current["generators"][name])
         return super()._begun()
-
-    def _read_what_is_finished(self) -> None:
-        """Have torchdata's iterator of an epoch that is at its end, which it makes before the next one's, draw nothing."""
-        current = self._states()
-        StatefulDataLoader.state_dict(self)
-        torch.set_rng_state(current["random"])
-        for name, generator in self._generators().items():
-            generator.set_state(current["generators"][name])
 
     def skipping(self, batches: int) -> PreparedLoader:
         twin = super().skipping(batches)
