@@ -85,13 +85,6 @@ class _Inbox:
 _inbox = _Inbox()
 
 
-def connect(inbox: ControlChannel | None) -> None:
-    """Make this the process's inbox; processes that it forks have none, since the thread stays here."""
-    _inbox.channel = inbox
-    if inbox is not None:
-        os.register_at_fork(after_in_child=lambda: connect(None))
-
-
 def current_inbox() -> ControlChannel | None:
     """The process's inbox; `None` where there is no kernel."""
     return _inbox.channel
@@ -108,14 +101,19 @@ _PEERS = {
 }
 
 
-def install(channel: ControlChannel) -> None:
-    """Reply to the kernel's messages from now on; a stop request inherited by a fork is forgotten."""
+def open_inbox(sock: socket.socket) -> ControlChannel:
+    """Make this socket's channel the process's inbox, and reply to the kernel's messages from now on."""
+    _inbox.channel = channel = ControlChannel(sock)
+    # processes that it forks have none, since the thread stays here
+    os.register_at_fork(after_in_child=lambda: setattr(_inbox, "channel", None))
+    # a stop request inherited by a fork
     current_step_hold().reset()
     channel.on(HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
     channel.on(StopAt, lambda message, _: current_step_hold().stop_at(message.point))
     channel.on(ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
     channel.on(QueryCollectives, _collectives)
     channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
+    return channel
 
 
 def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:

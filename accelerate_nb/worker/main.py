@@ -27,7 +27,8 @@ from accelerate_nb.transport.outcome import failure_of, write_result
 from accelerate_nb.transport.payload import Payload, received_payload
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import control_channel, logging_hooks, stdio, tqdm_hook
+from accelerate_nb.worker import logging_hooks, stdio, tqdm_hook
+from accelerate_nb.worker.control_channel import open_inbox
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
 
@@ -108,9 +109,7 @@ class RankConnection:
         sock = socket.socket(fileno=worker.descriptors.events)
         self._sender = EventSender(sock, worker.rank)
         connect(self._sender)
-        self.channel = control_channel.ControlChannel(sock)
-        control_channel.connect(self.channel)
-        control_channel.install(self.channel)
+        self.channel = open_inbox(sock)
         # from here on it dumps its stack at the signal
         self._send_state("starting")
 

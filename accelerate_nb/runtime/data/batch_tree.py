@@ -82,15 +82,13 @@ def _joined_leaf(leaves: tuple[Any, ...]) -> Any:
         return torch.cat(leaves)
     if is_column(first):
         return type(first)([item for leaf in leaves for item in leaf])
-    if len(leaves) == 1 or all(_same(first, leaf) for leaf in leaves[1:]):
+    if isinstance(first, Tensor):
+        are_same = all(isinstance(leaf, Tensor) and torch.equal(first, leaf) for leaf in leaves[1:])
+    else:
+        are_same = all(type(leaf) is type(first) and bool(leaf == first) for leaf in leaves[1:])
+    if are_same:
         return first
     raise DataError(
         f"Batches can't be joined: one holds a {type(first).__name__} that is not the same in all, and no row a sample. "
         "Leave it out of the batches, or pass dispatch_batches=False."
     )
-
-
-def _same(item: Any, other: Any) -> bool:
-    if isinstance(item, Tensor) and isinstance(other, Tensor):
-        return torch.equal(item, other)
-    return type(item) is type(other) and bool(item == other)

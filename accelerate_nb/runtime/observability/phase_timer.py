@@ -48,6 +48,7 @@ class PhaseTimer:
         self._stack: list[Phase] = []
         self._block = _Block(self)
         self._marks: list[tuple[Phase, Mark]] = []
+        self._pending: deque[tuple[int, list[tuple[Phase, Mark]]]] = deque(maxlen=_MOST_PENDING)
         self._measured_at = self._sent_at = 0.0
         self._step = 0
         self._workers: int | None = None
@@ -124,9 +125,13 @@ class PhaseTimer:
         if self._marks and len(self._marks) < _MOST_MARKS:
             self._stack.clear()
             self._mark("idle")
-            self._clock.keep(self._step, self._marks)
+            self._pending.append((self._step, self._marks))
             self._marks = []
-        for step, seconds in self._clock.finished():
+        while self._pending and self._clock.is_past(self._pending[0][1][-1][1]):
+            step, marks = self._pending.popleft()
+            seconds = dict.fromkeys(_PHASES, 0.0)
+            for (phase, since), (_, until) in pairwise(marks):
+                seconds[phase] += self._clock.seconds(since, until)
             self._take(step, seconds)
         return self.restart()
 
@@ -193,22 +198,14 @@ class _HostClock:
     pause = 0.0
     now = staticmethod(time.perf_counter)
 
-    @staticmethod
-    def is_stopped() -> bool:
+    def is_stopped(self) -> bool:
         return False
 
-    def __init__(self) -> None:
-        self._last: list[tuple[int, dict[Phase, float]]] = []
+    def is_past(self, mark: Mark) -> bool:
+        return True
 
-    def keep(self, step: int, marks: list[tuple[Phase, Mark]]) -> None:
-        seconds = dict.fromkeys(_PHASES, 0.0)
-        for (phase, since), (_, until) in pairwise(marks):
-            seconds[phase] += until - since
-        self._last = [(step, seconds)]
-
-    def finished(self) -> list[tuple[int, dict[Phase, float]]]:
-        last, self._last = self._last, []
-        return last
+    def seconds(self, since: Mark, until: Mark) -> float:
+        return float(until - since)
 
 
 class _GpuClock:
@@ -218,10 +215,8 @@ class _GpuClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pending: deque[tuple[int, list[tuple[Phase, Mark]]]] = deque(maxlen=_MOST_PENDING)
 
-    @staticmethod
-    def is_stopped() -> bool:
+    def is_stopped(self) -> bool:
         """Whether work is captured for a graph: an event would become a part of it, and a look at one would break it off."""
         return torch.cuda.is_current_stream_capturing()
 
@@ -230,16 +225,11 @@ class _GpuClock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def keep(self, step: int, marks: list[tuple[Phase, Mark]]) -> None:
-        self._pending.append((step, marks))
+    def is_past(self, mark: Mark) -> bool:
+        return bool(mark.query())
 
-    def finished(self) -> Iterator[tuple[int, dict[Phase, float]]]:
-        while self._pending and self._pending[0][1][-1][1].query():
-            step, marks = self._pending.popleft()
-            seconds = dict.fromkeys(_PHASES, 0.0)
-            for (phase, since), (_, until) in pairwise(marks):
-                seconds[phase] += since.elapsed_time(until) / 1000
-            yield step, seconds
+    def seconds(self, since: Mark, until: Mark) -> float:
+        return float(since.elapsed_time(until)) / 1000
 
 
 class _ForwardHook:

@@ -6,7 +6,7 @@ import functools
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,14 +31,8 @@ def combined(reduction: str, rows: Iterable[Tensor]) -> Tensor:
     return functools.reduce(_COMBINE[reduction], rows)
 
 
-class _RowTransfer(Protocol):
-    """A collective over one row of numbers: made ready while the calls are compared, then begun by `start`, which returns what to wait for."""
-
-    rows: Tensor  # of (processes or 1, length), when it is done
-
-    def start(self) -> Any: ...
-
-    def values(self, rows: Tensor) -> Tensor: ...
+# Each is a collective over one row of numbers: made ready while the calls are compared, then begun by `start`, which returns what to
+# wait for; `rows` are of (processes or 1, length) when it is done, and `values` makes the result of them.
 
 
 class _Gather:
@@ -82,6 +76,9 @@ class _Broadcast:
 
     def values(self, rows: Tensor) -> Tensor:
         return rows[0]
+
+
+_RowTransfer: TypeAlias = _Gather | _Reduce | _Broadcast
 
 
 class TensorMover:

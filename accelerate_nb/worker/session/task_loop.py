@@ -234,7 +234,7 @@ class TaskLoop:
         return {name: main_names[name] for name in names}
 
     def _failed(self, error: BaseException) -> TaskReply:
-        sources = self._sources()
+        sources = sources_of(self._shell.compile._filename_map)
         if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
             # it holds a file name of its own
             error.filename = sources.name(error.filename)
@@ -247,9 +247,6 @@ class TaskLoop:
         if in_collective and self._gone and not failure.advice:
             failure = structs.replace(failure, advice=_GONE)
         return TaskReply(0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective)
-
-    def _sources(self) -> CellSources:
-        return sources_of(self._shell.compile._filename_map)
 
     def _leave(self, due: _PendingTask, reply: TaskReply) -> None:
         """Leave the reply in the kernel's file, and report it after all that was written."""
@@ -268,7 +265,7 @@ class TaskLoop:
             if reply.value is not None and RETURNED in reply.value:
                 left_out = why_left_out(reply.value[RETURNED], error, self._known)
                 return dump_homeward(replace(reply, value={RETURNED: None}, left_out=left_out), self._known)
-            failed = self._failed(explain(reply.value or {}, error, self._sources()))
+            failed = self._failed(explain(reply.value or {}, error, sources_of(self._shell.compile._filename_map)))
             failed_reply = replace(failed, seconds=reply.seconds, groups=reply.groups, names=reply.names)
             return dump_homeward(failed_reply, self._known)
 
