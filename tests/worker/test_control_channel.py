@@ -9,10 +9,7 @@ from pathlib import Path
 from accelerate_nb import launch
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.transport.channel import message_of
-from accelerate_nb.transport.messages import (
-    CollectivesReply,
-    QueryCollectives,
-)
+from accelerate_nb.transport.messages import CollectivesReply, QueryCollectives
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 

@@ -237,16 +237,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complet
     folder = tmp_path_factory.mktemp("script")
     file = folder / "script.py"
     file.write_text(HEAD + CALLS + RUNS + BEFORE + LAST)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(file),
-        str(folder),
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
+    command = [*torchrun, str(file), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, cwd=ROOT, check=False)
     files = [folder / f"{rank}.json" for rank in (0, 1)]
     assert all(item.exists() for item in files), done.stderr
@@ -268,6 +261,40 @@ def both(found: list[Any], name: str) -> Any:
 # --------------------------------------------------------------------------------------------------------------- calls
 
 
+# What both ranks find, by the names under which the script keeps it.
+FOUND = {
+    "every process gets rank 0's result, its tensors on the CPU": {"main": {"rank": 0, "tensor": [[2.0, 2.0], False]}},
+    "a call leaves nothing behind": {"leftover": [False, False]},
+    "Accelerate's own Accelerator begins anew in each call": {"theirs": [[2, "bf16", [0, 1]], [2, "no", [0, 1]]]},
+    "Accelerate's own Accelerator of the script is the function's": {
+        "theirs inside": [2, "no", [0, 1]],
+        "theirs after": ["no", 2, [0, 1]],
+    },
+    "groups that a function makes by itself meet in each call": {"plain": [2.0, 2.0]},
+    "large results come whole": {"large": 3_000_000.0},
+    "a function that ends its group has a result, too": {"ended": [2.0, [2.0, 2.0]]},
+    "the debug launcher starts no processes inside of processes": {"debug": "true"},
+    "an exit in good order is a return": {"exit": None},
+    "a function draws no random numbers of the script's": {"random": True},
+    "a launcher inside of a launched function calls its function, too": {"nested": [[0, 2.0], [0, 2.0]]},
+    "a function shares the script's Accelerator": {"around calls": [["no", 2, True]] * 2},
+    "a group that the script made goes on after a call": {"around plain": 2, "around total": 2.0},
+    "a function may end the script's own group": {"around ended": [None, False, 2]},
+    "a launch gives a run that is over": {
+        "run done": True,
+        "run state": "finished",
+        "run wait": 0,
+        "run results": [0, 1],
+        "run awaited": [0, 1],
+    },
+}
+
+
+@pytest.mark.parametrize("promise", FOUND)
+def test_both_ranks_find_alike_that(promise, found):
+    assert {name: both(found, name) for name in FOUND[promise]} == FOUND[promise]
+
+
 def test_every_process_gets_the_results_of_all(found):
     for entry in both(found, "several"):
         assert [item["rank"] for item in entry] == [0, 1]
@@ -277,10 +304,6 @@ def test_every_process_gets_the_results_of_all(found):
 
 def test_the_function_runs_in_the_processes_that_are_there(found):
     assert found[0]["debug pid"] == found[0]["pid"] == found[0]["several"][0][0]["pid"]
-
-
-def test_every_process_gets_rank_0s_result_with_its_tensors_on_the_cpu(found):
-    assert both(found, "main") == {"rank": 0, "tensor": [[2.0, 2.0], False]}
 
 
 def test_each_of_several_calls_has_what_was_set_for_it(found):
@@ -295,57 +318,16 @@ def test_ranks_of_each_call_train_together(found):
         assert entry[0]["weight"] == entry[1]["weight"]
 
 
-def test_a_call_leaves_nothing_behind(found):
-    assert both(found, "leftover") == [False, False]
-
-
-def test_accelerates_own_accelerator_begins_anew_in_each_call(found):
-    assert both(found, "theirs") == [[2, "bf16", [0, 1]], [2, "no", [0, 1]]]
-
-
-def test_accelerates_own_accelerator_of_the_script_is_the_functions(found):
-    assert both(found, "theirs inside") == [2, "no", [0, 1]]
-    assert both(found, "theirs after") == ["no", 2, [0, 1]]
-
-
-def test_groups_that_a_function_makes_by_itself_meet_in_each_call(found):
-    assert both(found, "plain") == [2.0, 2.0]
-
-
-def test_large_results_come_whole(found):
-    assert both(found, "large") == 3_000_000.0
-
-
 def test_a_result_that_cant_be_pickled_is_none_on_every_process_with_a_warning_on_the_main_one(found):
     assert both(found, "kept") == [None, [3, None]]
     assert [len(item["kept warnings"]) for item in found] == [2, 0]
     assert "The result of the function on rank 0 stays in its process: result is a Kept" in found[0]["kept warnings"][0]
 
 
-def test_a_function_that_ends_its_group_has_a_result_too(found):
-    assert both(found, "ended") == [2.0, [2.0, 2.0]]
-
-
 def test_another_number_of_processes_is_reported_once(found):
     assert [len(item["size notices"]) for item in found] == [1, 0]
     assert "num_processes=3" in found[0]["size notices"][0]
     assert "runs on these 2" in found[0]["size notices"][0]
-
-
-def test_the_debug_launcher_starts_no_processes_inside_of_processes(found):
-    assert both(found, "debug") == "true"
-
-
-def test_an_exit_in_good_order_is_a_return(found):
-    assert both(found, "exit") is None
-
-
-def test_a_function_draws_no_random_numbers_of_the_scripts(found):
-    assert both(found, "random")
-
-
-def test_a_launcher_inside_of_a_launched_function_calls_its_function_too(found):
-    assert both(found, "nested") == [[0, 2.0], [0, 2.0]]
 
 
 # -------------------------------------------------------------------------------------------------- around the calls
@@ -360,21 +342,8 @@ def test_what_the_script_has_joined_and_prepared_goes_on_after_calls(found):
     assert both(found, "around gathered") == [0, 1]
 
 
-def test_a_function_shares_the_scripts_accelerator(found):
-    assert both(found, "around calls") == [["no", 2, True]] * 2
-
-
-def test_a_group_that_the_script_made_goes_on_after_a_call(found):
-    assert both(found, "around plain") == 2
-    assert both(found, "around total") == 2.0
-
-
 def test_each_rank_raises_its_own_exception(found):
     assert [item["around failed"] for item in found] == [["KeyError", f"'of rank {rank}'"] for rank in (0, 1)]
-
-
-def test_a_function_may_end_the_scripts_own_group(found):
-    assert both(found, "around ended") == [None, False, 2]
 
 
 def test_processes_that_have_made_different_numbers_of_calls_get_no_result_of_another_call(found):
@@ -392,13 +361,6 @@ def test_a_failure_that_nobody_catches_ends_the_script_with_its_traceback(script
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-
-
-def test_a_launch_gives_a_run_that_is_over(found):
-    assert both(found, "run done") is True
-    assert both(found, "run state") == "finished"
-    assert (both(found, "run wait"), both(found, "run results")) == (0, [0, 1])
-    assert both(found, "run awaited") == [0, 1]
 
 
 def test_every_process_knows_what_each_rank_logged_and_wrote(found):

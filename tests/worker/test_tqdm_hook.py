@@ -103,12 +103,8 @@ def short_ways():
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_short_ways_are_bars_too():
-    assert [(item.done, item.closed) for item in progress_of(short_ways)] == [
-        (0, False),
-        (1, False),
-        (2, False),
-        (2, True),
-    ] * 4
+    each = [(0, False), (1, False), (2, False), (2, True)]
+    assert [(item.done, item.closed) for item in progress_of(short_ways)] == each * 4
 
 
 @pytest.mark.parametrize("start_method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -223,12 +219,12 @@ def test_numbers_are_those_that_the_bar_shows():
     assert (second.done, second.total, second.unit, second.label) == (10, None, "B", "read")
 
 
-def draws(disable):
+def draws():
     import sys
 
     from tqdm.auto import tqdm
 
-    bar = tqdm(total=2, desc="drawn", disable=disable, bar_format="{desc}{n}/{total}", mininterval=0)
+    bar = tqdm(total=2, desc="drawn", bar_format="{desc}{n}/{total}", mininterval=0)
     bar.update()
     bar.update()
     bar.close()
@@ -236,7 +232,7 @@ def draws(disable):
 
 
 def test_a_finished_bar_leaves_one_line_in_the_rank_s_log_as_it_draws_itself(tmp_path):
-    run = launch(draws, (False,), folder=str(tmp_path), **SETTINGS)
+    run = launch(draws, folder=str(tmp_path), **SETTINGS)
     run.wait(60)
     assert run.logs(0) == "drawn2/2\ndone\n"
     assert [line.text for line in run.view.tail(0, 100)] == ["drawn2/2", "done"]
@@ -390,31 +386,20 @@ def trains(folder):
             loss = self.layer(x).square().mean()
             return {"loss": loss, "logits": x}
 
-    data = [{"x": torch.ones(2), "labels": torch.ones(1)} for _ in range(16)]
+    data = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 16
     arguments = TrainingArguments(
-        output_dir=folder,
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=2,
-        per_device_train_batch_size=2,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-    )
+        output_dir=folder, max_steps=4, eval_strategy="steps", eval_steps=2, per_device_train_batch_size=2,
+        report_to=[], save_strategy="no", use_cpu=True,
+    )  # fmt: skip
     Trainer(Model(), arguments, train_dataset=data, eval_dataset=data).train()
 
 
 @pytest.mark.slow
-def test_the_bars_of_transformers_trainer_are_the_rank_s_bars(tmp_path):
-    progress = progress_of(trains, str(tmp_path), timeout=100)
+def test_the_bars_of_transformers_trainer_are_the_rank_s_and_one_is_left_among_what_it_logs(tmp_path):
+    run = launch(listening, (trains, str(tmp_path)), **{**SETTINGS, "timeout": 100})
+    progress = run.wait(100)
     assert (progress[0].done, progress[0].total) == (0, 4)
     assert (progress[-1].done, progress[-1].closed) == (4, True)
-
-
-@pytest.mark.slow
-def test_transformers_trainer_with_its_evaluations_leaves_one_bar_among_what_it_logs(tmp_path):
-    run = launch(trains, (str(tmp_path),), **{**SETTINGS, "timeout": 100})
-    run.wait(100)
     lines = run.logs(0).splitlines()
     assert len([line for line in lines if "%|" in line]) == 1
     assert not any("\r" in line or "\x1b[A" in line for line in lines)
