@@ -88,10 +88,15 @@ def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = 
     Like `IPython.display.display`, whose other options (`display_id`, `transient`, ...) have no meaning across processes
     and are passed over.
     """
-    rank = getattr(outlet(), "rank", 0)
     for shown in objects:
         data, about = (shown, {}) if raw else _formatted(shown)
-        emit(Display(rank=rank, data=as_plain(data), metadata={**about, **(metadata or {})}, time=time.time()))
+        show(data, {**about, **(metadata or {})})
+
+
+def show(data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
+    """Send a MIME bundle to the notebook."""
+    rank = getattr(outlet(), "rank", 0)
+    emit(Display(rank, as_plain(data), metadata, time.time(), name, update))
 
 
 def _formatted(shown: Any) -> tuple[dict[str, Any], dict[str, Any]]:

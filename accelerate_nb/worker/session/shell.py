@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from types import ModuleType
 from typing import Any
@@ -18,11 +17,9 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.events.model import Display
-from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.sources.cells import name_in_warnings
 from accelerate_nb.transport.session_tasks import RunCell
-from accelerate_nb.worker.stdio import as_plain
+from accelerate_nb.worker.stdio import as_plain, show
 
 _FIGURES = "module://matplotlib_inline.backend_inline"
 
@@ -43,17 +40,16 @@ class ResultHook(DisplayHook):
 
     bundle: tuple[dict[str, Any], dict[str, Any]] | None = None
 
-    def write_output_prompt(self) -> None:
-        """The notebook writes its own."""
+    def _write_nothing(self) -> None:
+        """The notebook writes its own prompt, and what is not written is not flushed."""
+
+    write_output_prompt = finish_displayhook = _write_nothing
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         """Keep a result."""
         if self.bundle is not None:
             show(*self.bundle)
         self.bundle = (format_dict, md_dict or {})
-
-    def finish_displayhook(self) -> None:
-        """Nothing is written, so nothing is flushed."""
 
 
 class RankDisplayPublisher(DisplayPublisher):
@@ -81,32 +77,21 @@ class WorkerShell(InteractiveShell):
         self.profile_dir = ProfileDir()
         self._db: Any = {}
 
-    def init_pdb(self) -> None:
-        """A worker has no keyboard."""
-
-    def enable_gui(self, gui: str | None = None) -> None:
-        """A worker has no windows, whatever `%matplotlib` requests."""
-
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
         above = raw_cell[: len(raw_cell) - len(raw_cell.lstrip())].count("\n")
         python: str = super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]  # IPython's own
         return "\n" * above + python
 
-    def _show_nothing(self, *_: Any, **__: Any) -> None:
-        """The kernel shows the failure."""
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        """The kernel shows failures. A worker has no keyboard and no windows, has opened nothing, and no `exit` ends its session."""
 
-    showtraceback = showsyntaxerror = showindentationerror = show_usage_error = _show_nothing
+    showtraceback = showsyntaxerror = showindentationerror = show_usage_error = _do_nothing
+    init_pdb = enable_gui = ask_exit = atexit_operations = _do_nothing
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
         # IPython's own reads and colours the sources of every frame, for a history that nobody reads: seconds, in torch
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
-
-    def ask_exit(self) -> None:
-        """`exit` ends a cell's run nowhere; the session is ended in the notebook."""
-
-    def atexit_operations(self) -> None:
-        """Nothing was opened."""
 
     def run(self, cell: RunCell) -> tuple[dict[str, Any] | None, dict[str, Any], BaseException | None]:
         """The MIME bundle of a cell's last expression, what goes with it, and what the cell raised."""
@@ -149,9 +134,3 @@ def new_shell(main: ModuleType) -> WorkerShell:
         if name in sys.modules:
             sys.modules[name].display = interactiveshell.display  # type: ignore[attr-defined]
     return shell
-
-
-def show(data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
-    """Send a MIME bundle to the notebook."""
-    rank = getattr(outlet(), "rank", 0)
-    emit(Display(rank, as_plain(data), metadata, time.time(), name, update))

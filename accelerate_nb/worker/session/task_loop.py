@@ -313,7 +313,7 @@ class DetachedCell:
         return (SourcePart("function", self.__name__, self.cell.source.lstrip("\n")),)
 
     def __call__(self) -> None:
-        from accelerate_nb.worker.session.shell import new_shell, show
+        from accelerate_nb.worker.session.shell import new_shell
 
         main = sys.modules["__main__"]
         if not isinstance(main, ModuleType):
@@ -327,4 +327,4 @@ class DetachedCell:
             raise error.with_traceback(below(error.__traceback__, sources_of(shell.compile._filename_map)))
         background_tasks.finish()
         if bundle is not None and vars(main)["rank"] == 0:
-            show(bundle, metadata)
+            stdio.show(bundle, metadata)
