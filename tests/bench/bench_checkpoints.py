@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
+import os
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.rows import Row, compared, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 LAYERS, WIDTH = 20, 1024
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to save or load: milliseconds (median of the rounds), and how many times what Accelerate takes."""
-
-    name: str
-    processes: int
-    milliseconds: float
-    ratio: float
-
-
 def main() -> None:
     """Measure with one process and with two, and print what was found."""
-    arguments = read_arguments()
+    flags = {
+        "single": {"action": "store_true", "help": "one process only"},
+        "folder": {"default": tempfile.gettempdir(), "help": "where the checkpoints are written"},
+    }
+    arguments, load = read_arguments(__doc__, rounds=9, **flags), os.getloadavg()[0]
     rows = measure(arguments.rounds, arguments.folder)
     if not arguments.single:
         rows += run_on_ranks(measure, 2, arguments.rounds, arguments.folder, limit=120 + 20 * arguments.rounds)[0]
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    print(
-        f"a model of {LAYERS * WIDTH * WIDTH * 4 / 1e6:.0f} MB with AdamW; ours is on the disk when it returns, theirs is not"
-    )
-    print(f"{'processes':>9}  {'what':<34} {'ms':>8} {'ratio':>6}")
-    for row in rows:
-        print(f"{row.processes:>9}  {row.name:<34} {row.milliseconds:>8.1f} {row.ratio:>6.2f}")
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="how often each way is taken; they take turns")
-    parser.add_argument("--single", action="store_true", help="one process only")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the checkpoints are written")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
+    size = LAYERS * WIDTH * WIDTH * 4 / 1e6
+    about = f"a model of {size:.0f} MB with AdamW; ours is on the disk when it returns, theirs is not"
+    print_rows(rows, load, as_json=arguments.json, about=about, decimals=1)
 
 
 def measure(rounds: int, folder: str) -> list[Row]:
@@ -83,11 +60,8 @@ def measure(rounds: int, folder: str) -> list[Row]:
     for turn in range(rounds + 1):
         for number, (name, way) in enumerate(ways.items()):
             path = fixed.get(name, home / f"{turn}-{number}")
-            together()
-            begin = time.perf_counter()
-            way(path)
-            together()  # what one process waits for is waited for by all
-            took = (time.perf_counter() - begin) * 1000
+            # what one process waits for is waited for by all
+            took = timed(partial(way, path), before=together, after=together)
             if turn > 0:  # the first turn allocates
                 taken[name].append(took)
             ours.wait_for_checkpoint()
@@ -98,14 +72,11 @@ def measure(rounds: int, folder: str) -> list[Row]:
     together()
     if world.is_main:
         shutil.rmtree(home)
-    return [row(name, world.size, taken) for name in ways]
-
-
-def row(name: str, size: int, taken: dict[str, list[float]]) -> Row:
-    """A way's median, and the median of its ratios to Accelerate's of the same turn."""
-    against = "load_state, Accelerate" if name.startswith("load") else "save_state, Accelerate"
-    ratio = statistics.median(mine / other for mine, other in zip(taken[name], taken[against], strict=True))
-    return Row(name, size, statistics.median(taken[name]), ratio)
+    rows = []
+    for action in ("save_state", "load_state"):
+        of_action = {name: times for name, times in taken.items() if name.startswith(action)}
+        rows += compared(of_action, f"{action}, Accelerate", "ms", f"{counted(world.size, 'rank')}: {{}}", 1e3)
+    return rows
 
 
 def together() -> None:

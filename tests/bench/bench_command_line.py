@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -11,9 +10,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments
 
 RANKS = 2
 # It imports what every training script does, connects the ranks, and says so.
@@ -45,21 +45,12 @@ class Cost:
 
 def main() -> None:
     """Measure, and print what was found."""
-    arguments = read_arguments()
-    load = os.getloadavg()[0]
+    arguments, load = read_arguments(__doc__, rounds=7), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ACCELERATE_NB_FOLDER"] = str(Path(folder, "runs"))
         os.environ["HF_HOME"] = folder
         rows = [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
     print_rows(rows, load, as_json=arguments.json)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each command is run; they take turns")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 def launches(rounds: int, folder: Path) -> list[Row]:
@@ -73,17 +64,14 @@ def launches(rounds: int, folder: Path) -> list[Row]:
         "accelerate-nb launch, 1 process": ([*OURS, "-n", "1", str(alone)], 1),
         "accelerate launch, 1 process": ([*THEIRS, str(alone)], 1),
     }
-    costs: dict[str, list[Cost]] = {name: [] for name in commands}
-    for turn in range(rounds + 1):
-        for name, (words, ranks) in commands.items():
-            cost = launched(words, ranks)
-            if turn:  # the first round fills the disk's cache
-                costs[name].append(cost)
+    ways = {name: partial(launched, words, ranks) for name, (words, ranks) in commands.items()}
+    in_turns(ways, 1)  # fills the disk's cache
+    costs = in_turns(ways, rounds)
     pairs = [("2 ranks", "torchrun, 2 ranks"), ("1 process", "accelerate launch, 1 process")]
-    return [row for what, other in pairs for row in compared(f"accelerate-nb launch, {what}", other, costs)]
+    return [row for what, other in pairs for row in beside(f"accelerate-nb launch, {what}", other, costs)]
 
 
-def compared(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
+def beside(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
     """Medians of the one command beside those of the other."""
     rows = []
     for field, label in (
@@ -114,16 +102,9 @@ def launched(words: Sequence[str], ranks: int) -> Cost:
 
 def helps(rounds: int) -> list[Row]:
     """CPU seconds of `launch --help`."""
-    ours, theirs = ([*command, "--help"] for command in (OURS[:4], THEIRS[:4]))
-    taken: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(rounds):
-        taken["ours"].append(cpu_of(ours))
-        taken["theirs"].append(cpu_of(theirs))
-    mine, peer = (statistics.median(found) for found in taken.values())
-    return [
-        Row("accelerate launch --help: CPU", peer, "s"),
-        Row("accelerate-nb launch --help: CPU", mine, "s", mine / peer, "accelerate launch --help"),
-    ]
+    commands = {"accelerate launch": THEIRS[:4], "accelerate-nb launch": OURS[:4]}
+    taken = in_turns({name: partial(cpu_of, [*words, "--help"]) for name, words in commands.items()}, rounds)
+    return compared(taken, "accelerate launch", "s", "{} --help: CPU")
 
 
 def cpu_of(words: Sequence[str]) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
 from accelerate_nb.utils import DeepSpeedPlugin
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 BATCH = 8
@@ -25,7 +23,8 @@ Step = Callable[[], None]
 
 def main() -> None:
     """Measure on two processes, and print what was found."""
-    arguments = read_arguments()
+    width = {"type": int, "default": 512, "help": "the width of the network"}
+    arguments = read_arguments(__doc__, rounds=15, width=width)
     if find_spec("deepspeed") is None:
         print("DeepSpeed is not installed here: `make test-scale` makes an environment that has it")
         return
@@ -38,35 +37,14 @@ def main() -> None:
     print_rows(rows, load, as_json=arguments.json)
 
 
-def read_arguments() -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each way has its turn")
-    parser.add_argument("--width", type=int, default=512, help="the width of the network")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
-
-
 def steps(stage: int, rounds: int, width: int) -> list[Row]:
-    """The median time of five steps of each way, and the median of the ratios in the same round."""
+    """The median time of a step of each way, and the median of the ratios in the same round."""
     torch.set_num_threads(1)
     ways = {"ours": ours(stage, width), "hand-written": by_hand(stage, width)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for step in ways.values():
         step()
-    for turn in range(rounds):
-        # each goes first in every other round
-        for name in sorted(ways, reverse=bool(turn % 2)):
-            began = time.perf_counter()
-            for _ in range(5):
-                ways[name]()
-            seconds[name].append((time.perf_counter() - began) / 5)
-    ratio = statistics.median(mine / hand for mine, hand in zip(*seconds.values(), strict=True))
-    hand, mine = (1000 * statistics.median(seconds[name]) for name in ("hand-written", "ours"))
-    return [
-        Row(f"2 ranks, ZeRO {stage}, a step: hand-written", hand, "ms"),
-        Row(f"2 ranks, ZeRO {stage}, a step: ours", mine, "ms", ratio, "hand-written"),
-    ]
+    taken = in_turns({name: partial(timed, step, 5) for name, step in ways.items()}, rounds)
+    return compared(taken, "hand-written", "ms", f"2 ranks, ZeRO {stage}, a step: {{}}", 1e3)
 
 
 def net(width: int) -> nn.Module:

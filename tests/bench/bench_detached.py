@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from accelerate_nb import attach, launch
 from accelerate_nb.events.model import Metric
 from accelerate_nb.events.run_folder import RunRecorder
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, print_rows, read_arguments
 
 LINES = 50_000  # of each of two ranks
 SECONDS = 86_400  # a day, with a number of each name every second
@@ -21,7 +20,7 @@ NAMES = ("loss", "learning_rate", "accuracy")
 
 def main() -> None:
     """Measure what was asked for, and print what was found."""
-    arguments = read_arguments()
+    arguments = read_arguments(__doc__, rounds=10)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -35,14 +34,6 @@ def main() -> None:
         Row(f"attach to {2 * LINES:,} lines and {SECONDS * len(NAMES):,} numbers", statistics.median(back), "s"),
     ]
     print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="how often each launch is made")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 def launching(folder: str, *, detach: bool) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import resource
@@ -10,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 BATCH, LENGTH = 4, 64
@@ -27,8 +27,12 @@ Step = Callable[[], None]
 
 def main() -> None:
     """Measure on two processes, and print what was found."""
-    arguments = read_arguments()
-    load = os.getloadavg()[0]
+    flags = {
+        "width": {"type": int, "default": 256, "help": "the width of the transformer"},
+        "blocks": {"type": int, "default": 6, "help": "how many blocks it has"},
+        "megabytes": {"type": int, "default": 256, "help": "how much a process saves"},
+    }
+    arguments, load = read_arguments(__doc__, rounds=15, **flags), os.getloadavg()[0]
     sizes = (arguments.width, arguments.blocks)
     rows = run_on_ranks(steps, 2, arguments.rounds, *sizes, limit=1800)[0]
     hand = 0.0
@@ -40,17 +44,6 @@ def main() -> None:
     print_rows(rows, load, as_json=arguments.json)
 
 
-def read_arguments() -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each way has its turn")
-    parser.add_argument("--width", type=int, default=256, help="the width of the transformer")
-    parser.add_argument("--blocks", type=int, default=6, help="how many blocks it has")
-    parser.add_argument("--megabytes", type=int, default=256, help="how much a process saves")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
-
-
 def steps(rounds: int, width: int, blocks: int) -> list[Row]:
     """The median time of a step of each way, and the median of its ratios to the hand-written one in the same round."""
     torch.set_num_threads(1)
@@ -58,29 +51,11 @@ def steps(rounds: int, width: int, blocks: int) -> list[Row]:
     ways = {name: make(width, blocks) for name, make in WAYS.items()}
     for step in ways.values():
         step()
-    taken: dict[str, list[float]] = {name: [] for name in ways}
     gc.collect()
     gc.disable()
-    names = list(ways)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            dist.barrier()
-            begun = time.perf_counter()
-            for _ in range(3):
-                ways[name]()
-            taken[name].append((time.perf_counter() - begun) / 3)
+    taken = in_turns({name: partial(timed, step, 3, before=dist.barrier) for name, step in ways.items()}, rounds)
     gc.enable()
-    hand = taken[names[0]]
-    return [
-        Row(
-            f"2 ranks, step: {name}",
-            statistics.median(times) * 1e3,
-            "ms",
-            statistics.median(time / other for time, other in zip(times, hand, strict=True)),
-            names[0],
-        )
-        for name, times in taken.items()
-    ]
+    return compared(taken, "hand-written", "ms", "2 ranks, step: {}", 1e3)
 
 
 def memory(way: str, width: int, blocks: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 
 Epoch = Callable[[], None]
 
@@ -81,22 +80,14 @@ class GPT(nn.Module):
 
 def main() -> None:
     """Measure on the first GPU and print what was found, or that there is none."""
-    arguments = read_arguments()
+    tiny = {"action": "store_true", "help": "a tiny model on whatever device there is"}
+    arguments = read_arguments(__doc__, rounds=6, tiny=tiny)
     if not arguments.tiny and not torch.cuda.is_available():
         print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
         return
     load = os.getloadavg()[0]
     shape = TINY if arguments.tiny else Shape()
     print_rows(measure(shape, arguments.rounds), load, as_json=arguments.json, decimals=0)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6, help="how often each loop runs; the loops take turns")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on whatever device there is")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
@@ -112,33 +103,14 @@ def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
         "accelerate_nb": ours(shape),
         "Accelerate": hugging_face(shape, device),
     }
-    names = list(loops)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
-        loops[name]()
-    for turn in range(rounds):
-        if turn > 1 and time.monotonic() > until:
-            break
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            _finish(device)
-            begin = time.perf_counter()
-            loops[name]()
-            _finish(device)
-            taken[name].append(time.perf_counter() - begin)
+    for epoch in loops.values():
+        epoch()
+    finish = torch.cuda.synchronize if device.type == "cuda" else int
+    ways = {name: partial(timed, epoch, before=finish, after=finish) for name, epoch in loops.items()}
+    taken = in_turns(ways, rounds, until=until)
     tokens = shape.steps * shape.batch * shape.context
-    hand = taken[names[0]]
-    rows = []
-    for name in names:
-        share = statistics.median(by_hand / elapsed for by_hand, elapsed in zip(hand, taken[name], strict=True))
-        speed = tokens / statistics.median(taken[name])
-        compared = (None, "") if name == names[0] else (share, names[0])
-        rows.append(Row(f"a GPT in bf16: {name}", speed, "tokens/s", *compared))
-    return rows
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    speeds = {name: [tokens / seconds for seconds in times] for name, times in taken.items()}
+    return compared(speeds, "hand-written", "tokens/s", "a GPT in bf16: {}")
 
 
 def parts(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:

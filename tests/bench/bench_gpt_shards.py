@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+import gc
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.utils import release_memory
 from tests.bench.bench_gpt import GPT, TINY, Shape
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 Step = Callable[[Tensor], None]
@@ -52,21 +53,12 @@ def measured(size: str, shape: Shape, rounds: int, seconds: float) -> list[Row]:
             milliseconds, peak = _turn(name, shape, device)
             taken[name].append(milliseconds)
             peaks[name] = peak
-    hand, *_ = WAYS
     name_of = f"a sharded GPT of {size} in bf16"
-    rows = [
-        Row(
-            f"{name_of}, step: {name}",
-            statistics.median(times),
-            "ms",
-            statistics.median(a / b for a, b in zip(times, taken[hand], strict=True)),
-            hand,
-        )
-        for name, times in taken.items()
-    ]
+    rows = compared(taken, "hand-written", "ms", f"{name_of}, step: {{}}")
     if device.type == "cuda":
+        hand = peaks["hand-written"]
         rows += [
-            Row(f"{name_of}, peak memory: {name}", peak / 2**30, "GiB", peak / peaks[hand], hand)
+            Row(f"{name_of}, peak memory: {name}", peak / 2**30, "GiB", peak / hand, "hand-written")
             for name, peak in peaks.items()
         ]
     return rows
@@ -82,28 +74,15 @@ def _turn(name: str, shape: Shape, device: torch.device) -> tuple[float, float]:
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    dist.barrier()
-    begun = time.perf_counter()
+    finish = torch.cuda.synchronize if device.type == "cuda" else int
     count = 3 if shape is TINY else 5
-    for _ in range(count):
-        step(tokens)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    passed = (time.perf_counter() - begun) / count
+    passed = timed(partial(step, tokens), count, before=dist.barrier, after=finish)
     peak = float(torch.cuda.max_memory_allocated()) if device.type == "cuda" else math.nan
+    # what a way has made is gone before the next one begins
     del step
-    _forget()
-    return passed * 1e3, peak
-
-
-def _forget() -> None:
-    """Let go of what a way has made."""
-    import gc
-
-    from accelerate_nb.utils import release_memory
-
     release_memory()
     gc.collect()
+    return passed * 1e3, peak
 
 
 def _all_agree(value: bool) -> bool:
@@ -186,15 +165,13 @@ WAYS: dict[str, Callable[[Shape], Step]] = {
 
 def main() -> None:
     """Measure on all GPUs and print what was found, or that there is none."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6, help="how often each way has its turn")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on two ranks of the CPU")
-    arguments = parser.parse_args()
+    tiny = {"action": "store_true", "help": "a tiny model on two ranks of the CPU"}
+    arguments = read_arguments(__doc__, rounds=6, tiny=tiny)
     if not arguments.tiny and not torch.cuda.is_available():
         print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
         return
     load, count = os.getloadavg()[0], 2 if arguments.tiny else torch.cuda.device_count()
-    print_rows(list(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny)), load, as_json=False)
+    print_rows(list(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny)), load, as_json=arguments.json)
 
 
 if __name__ == "__main__":

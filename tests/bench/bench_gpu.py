@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tests.bench import bench_checkpoints, bench_gpt, bench_gpt_shards, bench_operations, bench_step
-from tests.bench.rows import Row, json_of, markdown_of, print_rows
+from tests.bench.rows import Row, compared, in_turns, json_of, markdown_of, print_rows, timed
 from tests.ranks import run_on_ranks
 
 # The part of the time that a section may take; one that is not over by then is left out, and said to be.
@@ -223,26 +224,9 @@ def checking(tiny: bool, rounds: int) -> list[Row]:
         "bare all-gather of 16 KB, read by the host": bare,
         "the check before a call": lambda: agree(world, CollectiveCall("gather", "a tensor")),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
-        for name, way in ways.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(20):
-                way()
-            if turn:
-                taken[name].append((time.perf_counter() - begin) / 20 * 1e6)
-    plain = next(iter(ways))
-    return [
-        Row(
-            name,
-            statistics.median(found),
-            "µs",
-            None if name == plain else statistics.median(a / b for a, b in zip(found, taken[plain], strict=True)),
-            "" if name == plain else "bare",
-        )
-        for name, found in taken.items()
-    ]
+    calls = {name: partial(timed, way, 20, before=dist.barrier) for name, way in ways.items()}
+    in_turns(calls, 1)  # the first turn allocates
+    return compared(in_turns(calls, rounds), next(iter(ways)), "µs", scale=1e6)
 
 
 # ------------------------------------------------------------------------------------------------- steps and checkpoints
@@ -251,28 +235,17 @@ def checking(tiny: bool, rounds: int) -> list[Row]:
 def stepping(tiny: bool, seconds: float) -> list[Row]:
     """What a step of a tiny model takes: on one GPU, and on all of them."""
     rounds = 1 if tiny else 9
-    found = in_one_process(bench_step.measure, rounds, limit=seconds / 2)
+    rows: list[Row] = in_one_process(bench_step.measure, rounds, limit=seconds / 2)
     if ranks(tiny) > 1:
-        found += run_on_ranks(bench_step.measure, ranks(tiny), rounds, limit=seconds / 2)[0]
-    return [
-        Row(
-            f"a step of a tiny model on {row.processes} rank{'s' if row.processes > 1 else ''}: {row.name}",
-            row.microseconds,
-            "µs",
-            *((row.ratio, "hand-written") if row.name != "hand-written" else ()),
-        )
-        for row in found
-    ]
+        rows += run_on_ranks(bench_step.measure, ranks(tiny), rounds, limit=seconds / 2)[0]
+    return rows
 
 
 def saving(tiny: bool, seconds: float) -> list[Row]:
     """How long a checkpoint of a model of 84 MB with AdamW keeps the training."""
     with tempfile.TemporaryDirectory() as folder:
-        found = in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
-    return [
-        Row(row.name, row.milliseconds, "ms", *((row.ratio, "Accelerate") if "Accelerate" not in row.name else ()))
-        for row in found
-    ]
+        rows: list[Row] = in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
+    return rows
 
 
 SECTIONS: dict[str, Callable[[bool, float], Iterable[Row]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import socket
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, print_rows, read_arguments
 
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
@@ -31,10 +30,6 @@ MANY = 128  # ranks
 
 def main() -> None:
     """Measure what was asked for, and print what was found."""
-    arguments = read_arguments()
-    # what is measured is a launch, not the threads of one
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
     wanted: dict[str, Callable[[int], list[Row]]] = {
         "import": importing,
         "launch": launching,
@@ -42,23 +37,18 @@ def main() -> None:
         "captured": capturing,
         "lines": writing,
     }
+    resident = {"type": int, "default": 0, "help": "MiB of data that this process holds, as a notebook does"}
+    arguments = read_arguments(__doc__, rounds=15, resident=resident, only={"nargs": "+", "choices": list(wanted)})
+    # what is measured is a launch, not the threads of one
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
     held = torch.ones(arguments.resident << 18)  # in small pages, as Python's own objects are
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
-    resident = held.nbytes >> 20
-    print_rows(rows, load, as_json=arguments.json, about=f"{resident} MiB of data held", decimals=1, resident=resident)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each launch is made; they take turns")
-    parser.add_argument(
-        "--resident", type=int, default=0, help="MiB of data that this process holds, as a notebook does"
+    held_size = held.nbytes >> 20
+    print_rows(
+        rows, load, as_json=arguments.json, about=f"{held_size} MiB of data held", decimals=1, resident=held_size
     )
-    parser.add_argument("--only", nargs="+", choices=["import", "launch", "many", "captured", "lines"])
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 # -------------------------------------------------------------------------------------------------------------- import

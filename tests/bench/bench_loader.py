@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import statistics
-import time
+import os
 import warnings
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 BATCHES = 300
 SIZE = 8
 Epoch = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to read: microseconds a batch (median of the rounds), and what it adds to the hand-written way."""
-
-    way: str
-    name: str
-    processes: int
-    microseconds: float
-    added: float
-    ratio: float
 
 
 class Stream(IterableDataset[Any]):
@@ -48,22 +36,12 @@ class Stream(IterableDataset[Any]):
 
 def main() -> None:
     """Measure with one process and with two, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="how often each loader is read; they take turns")
-    parser.add_argument("--single", action="store_true", help="one process only")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    arguments = parser.parse_args()
+    single = {"action": "store_true", "help": "one process only"}
+    arguments, load = read_arguments(__doc__, rounds=9, single=single), os.getloadavg()[0]
     rows = measure(arguments.rounds)
     if not arguments.single:
         rows += run_on_ranks(measure, 2, arguments.rounds, limit=120 + 20 * arguments.rounds)[0]
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    print(f"{'processes':>9}  {'read':<14} {'loader':<14} {'µs a batch':>10} {'added µs':>9} {'ratio':>6}")
-    for row in rows:
-        print(
-            f"{row.processes:>9}  {row.way:<14} {row.name:<14} {row.microseconds:>10.1f} {row.added:>9.1f} {row.ratio:>6.2f}"
-        )
+    print_rows(rows, load, as_json=arguments.json)
 
 
 def measure(rounds: int) -> list[Row]:
@@ -75,39 +53,18 @@ def measure(rounds: int) -> list[Row]:
 
 
 def of_way(way: str, rounds: int) -> list[Row]:
-    """The rows of one way of reading; the loaders take turns, so that all meet the same noise."""
+    """The rows of one way of reading: microseconds a batch."""
     loaders = {"hand-written": hand_written(way), "accelerate_nb": ours(way), "Accelerate": hugging_face(way)}
-    names = list(loaders)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
-        read(loaders[name])
+    for loader in loaders.values():
+        assert sum(1 for _ in loader) == BATCHES
     gc.collect()
     gc.disable()
-    for turn in range(rounds):
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            if dist.is_initialized():
-                dist.barrier()
-            begin = time.perf_counter()
-            count = read(loaders[name])
-            taken[name].append((time.perf_counter() - begin) / count * 1e6)
+    meet = dist.barrier if dist.is_initialized() else int
+    taken = in_turns(
+        {name: partial(timed, partial(deque, loader, 0), before=meet) for name, loader in loaders.items()}, rounds
+    )
     gc.enable()
-    hand = taken[names[0]]
-    return [
-        Row(
-            way,
-            name,
-            processes(),
-            statistics.median(taken[name]),
-            statistics.median(mine - other for mine, other in zip(taken[name], hand, strict=True)),
-            statistics.median(mine / other for mine, other in zip(taken[name], hand, strict=True)),
-        )
-        for name in names
-    ]
-
-
-def read(loader: Any) -> int:
-    """How many batches there are, once all have been read."""
-    return sum(1 for _ in loader)
+    return compared(taken, "hand-written", "µs", f"{counted(processes(), 'rank')}, {way}: {{}}", 1e6 / BATCHES)
 
 
 def processes() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -20,7 +19,7 @@ from accelerate_nb import launch
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.nodes import node_pool
 from tests.bench.node_peers import ray_cluster, ray_train, torchrun
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments
 from tests.nodes.hosts import Hosts, made_hosts
 
 RANKS = 4
@@ -30,10 +29,7 @@ _ROUNDS_OF_PEERS = 3
 
 def main() -> None:
     """Measure the ways that this machine allows, in turns, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each launch is made; they take turns")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__, rounds=15)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
     with ExitStack() as made:
@@ -84,17 +80,11 @@ def measure(ways: dict[str, Callable[[], TimedLaunch]], rounds: int) -> list[Row
     cold = {name: way().reduced for name, way in ways.items()}
     for way in ways.values():
         way()
-    taken: dict[str, list[TimedLaunch]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken[name].append(ways[name]())
-    middle = {name: statistics.median(launch.reduced for launch in found) for name, found in taken.items()}
+    taken = in_turns(ways, rounds)
+    reduced = {name: [launch.reduced for launch in found] for name, found in taken.items()}
     rows = []
-    for name in names:
-        rows.append(
-            Row(f"warm launch: {name}", middle[name], "ms", middle[name] / middle["one machine"], "one machine")
-        )
+    for name, row in zip(taken, compared(reduced, "one machine", "ms", "warm launch: {}"), strict=True):
+        rows.append(row)
         rows.append(Row("  until it has returned", statistics.median(found.returned for found in taken[name]), "ms"))
         rows.append(Row("  first launch", cold[name], "ms"))
     return rows
@@ -102,13 +92,8 @@ def measure(ways: dict[str, Callable[[], TimedLaunch]], rounds: int) -> list[Row
 
 def measure_peers(ways: dict[str, Callable[[], float]], one_machine: Callable[[], float]) -> list[Row]:
     """The median of a few launches of each peer, which take seconds, and its ratio to ours between them."""
-    taken: dict[str, list[float]] = {name: [] for name in ("ours", *ways)}
-    for _ in range(_ROUNDS_OF_PEERS):
-        for name, found in taken.items():
-            found.append((one_machine if name == "ours" else ways[name])())
-    ours = statistics.median(taken["ours"])
-    middle = {name: statistics.median(taken[name]) for name in ways}
-    return [Row(f"launch: {name}", value, "ms", value / ours, "one machine") for name, value in middle.items()]
+    taken = in_turns({"one machine": one_machine, **ways}, _ROUNDS_OF_PEERS)
+    return compared(taken, "one machine", "ms", "launch: {}")[1:]
 
 
 def way(settings: dict[str, object], folder: Path) -> Callable[[], TimedLaunch]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 Call = Callable[[], object]
@@ -26,22 +24,15 @@ OURS, THEIRS, BARE = "accelerate_nb", "Accelerate", "bare"
 
 def main() -> None:
     """Measure on as many processes as asked for, and print what was found."""
-    arguments = read_arguments()
-    load = os.getloadavg()[0]
+    flags = {
+        "processes": {"type": int, "nargs": "+", "default": [2, 4]},
+        "only": {"default": "", "help": "operations whose name holds this"},
+    }
+    arguments, load = read_arguments(__doc__, rounds=40, **flags), os.getloadavg()[0]
     rows: list[Row] = []
     for processes in arguments.processes:
         rows += run_on_ranks(measure, processes, arguments.rounds, arguments.only, limit=3600)[0]
     print_rows(rows, load, as_json=arguments.json)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="how often each way has its turn")
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--only", default="", help="operations whose name holds this")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 def measure(rounds: int, only: str) -> list[Row]:
@@ -63,39 +54,17 @@ def measure(rounds: int, only: str) -> list[Row]:
     }
     gc.collect()
     gc.disable()
-    rows = [
-        row
-        for operation in packages[THEIRS]
-        if only in operation
-        for row in compared(operation, {way: calls[operation] for way, calls in packages.items()}, rounds)
-    ]
-    gc.enable()
-    return rows
-
-
-def compared(operation: str, ways: dict[str, Call], rounds: int) -> list[Row]:
-    """One operation, all ways in turn."""
-    names = list(ways)
-    for name in names:
-        ways[name]()
-    count = agreed_count(ways[BARE])
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            call = ways[name]
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(count):
-                call()
-            finish()
-            taken[name].append((time.perf_counter() - begin) / count * 1e6)
     rows = []
-    for name in names:
-        # a turn is compared with that of Accelerate in the same round: what slows the machine for a while slows both
-        ratio = statistics.median(mine / other for mine, other in zip(taken[name], taken[THEIRS], strict=True))
-        label = f"{dist.get_world_size()} ranks, {operation}: {name}"
-        beside = () if name == THEIRS else (ratio, THEIRS)
-        rows.append(Row(label, statistics.median(taken[name]), "µs", *beside))
+    for operation in packages[THEIRS]:
+        if only in operation:
+            calls = {way: several[operation] for way, several in packages.items()}
+            for call in calls.values():
+                call()
+            count = agreed_count(calls[BARE])
+            ways_ = {way: partial(timed, call, count, before=dist.barrier, after=finish) for way, call in calls.items()}
+            what = f"{dist.get_world_size()} ranks, {operation}: {{}}"
+            rows += compared(in_turns(ways_, rounds), THEIRS, "µs", what, 1e6)
+    gc.enable()
     return rows
 
 
@@ -107,32 +76,40 @@ def finish() -> None:
 
 def agreed_count(call: Call) -> int:
     """How many calls make a turn, the same number on every process."""
-    begin = time.perf_counter()
-    for _ in range(3):
-        call()
-    finish()
-    count = torch.tensor(max(1, int(TURN / ((time.perf_counter() - begin) / 3 * 1e6))), device=current_world().device)
+    microseconds = timed(call, 3, after=finish) * 1e6
+    count = torch.tensor(max(1, int(TURN / microseconds)), device=current_world().device)
     dist.broadcast(count, 0)
     return int(count)
 
 
-def ways(accelerator: Any, operations: Any, device: torch.device) -> dict[str, Call]:
-    """The calls that both packages know."""
+def calls_of(device: torch.device, operations: dict[str, Callable[[Any], object]]) -> dict[str, Call]:
+    """Each operation with a tensor, texts or a tensor of another length on every rank, in each size."""
     calls: dict[str, Call] = {}
     for name, count in SIZES.items():
         tensor = torch.ones(count, device=device)
-        text = ["x" * 4 * count]
-        # every rank has another length
-        ragged = torch.ones(count - accelerator.process_index, device=device)
-        calls[f"gather {name}"] = lambda tensor=tensor: accelerator.gather(tensor)
-        calls[f"reduce {name}"] = lambda tensor=tensor: accelerator.reduce(tensor, "mean")
-        calls[f"broadcast {name}"] = lambda tensor=tensor: operations.broadcast(tensor)
-        calls[f"gather_object {name}"] = lambda text=text: operations.gather_object(text)
-        calls[f"broadcast_object_list {name}"] = lambda text=text: operations.broadcast_object_list(text)
-        calls[f"pad_across_processes {name}"] = lambda ragged=ragged: accelerator.pad_across_processes(ragged)
+        given: dict[str, Any] = {
+            "gather": tensor,
+            "reduce": tensor,
+            "broadcast": tensor,
+            "gather_object": ["x" * 4 * count],
+            "broadcast_object_list": ["x" * 4 * count],
+            "pad_across_processes": torch.ones(count - dist.get_rank(), device=device),
+        }
+        calls |= {f"{operation} {name}": partial(operations[operation], value) for operation, value in given.items()}
     metrics = (torch.ones(32, 10, device=device), torch.ones(32, dtype=torch.int64, device=device))
-    calls["gather_for_metrics"] = lambda: accelerator.gather_for_metrics(metrics)
+    calls["gather_for_metrics"] = partial(operations["gather_for_metrics"], metrics)
     return calls
+
+
+def ways(accelerator: Any, package: Any, device: torch.device) -> dict[str, Call]:
+    """The calls that both packages know."""
+    of_package = {name: getattr(package, name) for name in ("broadcast", "gather_object", "broadcast_object_list")}
+    of_accelerator = {
+        name: getattr(accelerator, name) for name in ("gather", "pad_across_processes", "gather_for_metrics")
+    }
+    return calls_of(
+        device, {**of_package, **of_accelerator, "reduce": lambda tensor: accelerator.reduce(tensor, "mean")}
+    )
 
 
 def bare(device: torch.device) -> dict[str, Call]:
@@ -158,20 +135,16 @@ def bare(device: torch.device) -> dict[str, Call]:
         longest = int(gather(torch.tensor([len(tensor)], device=device)).max())
         return torch.nn.functional.pad(tensor, (0, longest - len(tensor)))
 
-    calls: dict[str, Call] = {}
-    for name, count in SIZES.items():
-        tensor = torch.ones(count, device=device)
-        text = ["x" * 4 * count]
-        ragged = torch.ones(count - dist.get_rank(), device=device)
-        calls[f"gather {name}"] = lambda tensor=tensor: gather(tensor)
-        calls[f"reduce {name}"] = lambda tensor=tensor: mean(tensor)
-        calls[f"broadcast {name}"] = lambda tensor=tensor: broadcast(tensor)
-        calls[f"gather_object {name}"] = lambda text=text: dist.all_gather_object([None] * size, text)
-        calls[f"broadcast_object_list {name}"] = lambda text=text: dist.broadcast_object_list(text, 0)
-        calls[f"pad_across_processes {name}"] = lambda ragged=ragged: pad(ragged)
-    metrics = (torch.ones(32, 10, device=device), torch.ones(32, dtype=torch.int64, device=device))
-    calls["gather_for_metrics"] = lambda: [gather(metric) for metric in metrics]
-    return calls
+    operations: dict[str, Callable[[Any], object]] = {
+        "gather": gather,
+        "reduce": mean,
+        "broadcast": broadcast,
+        "gather_object": lambda text: dist.all_gather_object([None] * size, text),
+        "broadcast_object_list": lambda text: dist.broadcast_object_list(text, 0),
+        "pad_across_processes": pad,
+        "gather_for_metrics": lambda metrics: [gather(metric) for metric in metrics],
+    }
+    return calls_of(device, operations)
 
 
 if __name__ == "__main__":

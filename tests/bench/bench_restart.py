@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
@@ -15,7 +14,7 @@ from torch import nn
 
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.launch import LaunchingConfig
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, print_rows, read_arguments
 
 # What torchft publishes for a replica that is killed and joins again, in seconds.
 TORCHFT = 1.05
@@ -23,7 +22,7 @@ TORCHFT = 1.05
 
 def main() -> None:
     """Measure what was asked for, and print what was found."""
-    arguments = read_arguments()
+    arguments = read_arguments(__doc__, rounds=15)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -38,14 +37,6 @@ def main() -> None:
         Row("of which restart_delay", delay, "s"),
     ]
     print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often a rank is killed")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
 
 
 def restart(folder: Path) -> float:

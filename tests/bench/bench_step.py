@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
+import os
 import socket
 import statistics
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,91 +19,60 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 STEPS = 200
 Epoch = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to write the loop: microseconds a step (median of the rounds), and what it adds to the hand-written one."""
-
-    name: str
-    processes: int
-    microseconds: float
-    added: float
-    ratio: float
-
-
 def main() -> None:
     """Measure with one process and with two, and print what was found."""
-    arguments = read_arguments()
+    single = {"action": "store_true", "help": "one process only"}
+    arguments, load = read_arguments(__doc__, rounds=15, single=single), os.getloadavg()[0]
     rows = measure(arguments.rounds)
     if not arguments.single:
         rows += run_on_ranks(measure, 2, arguments.rounds, limit=60 + 4 * arguments.rounds)[0]
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    print(f"{'processes':>9}  {'loop':<14} {'µs a step':>10} {'added µs':>9} {'ratio':>6}")
-    for row in rows:
-        print(f"{row.processes:>9}  {row.name:<14} {row.microseconds:>10.1f} {row.added:>9.1f} {row.ratio:>6.3f}")
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each loop runs; the loops take turns")
-    parser.add_argument("--single", action="store_true", help="one process only")
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
+    print_rows(rows, load, as_json=arguments.json)
 
 
 def measure(rounds: int) -> list[Row]:
-    """The median time of a step of each loop; the loops take turns, so that all meet the same noise."""
+    """The median time of a step of each loop, and what it adds to that of the hand-written one."""
     torch.set_num_threads(1)
     # connects the processes, which all three loops then find connected
-    device = current_world().device
+    world = current_world()
     loops: dict[str, Epoch] = {
-        "hand-written": hand_written(device),
+        "hand-written": hand_written(world.device),
         "accelerate_nb": ours(),
         "with autolog": watched(),
-        "Accelerate": hugging_face(device),
+        "Accelerate": hugging_face(world.device),
     }
-    names = list(loops)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
-        loops[name]()
+    for epoch in loops.values():
+        epoch()
+
+    def finish() -> None:
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+
+    def meet() -> None:
+        if dist.is_initialized():
+            dist.barrier()
+        finish()
+
     gc.collect()
     gc.disable()
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if dist.is_initialized():
-                dist.barrier()
-            finish(device)
-            begin = time.perf_counter()
-            loops[name]()
-            finish(device)
-            taken[name].append((time.perf_counter() - begin) / STEPS * 1e6)
+    ways = {name: partial(timed, epoch, before=meet, after=finish) for name, epoch in loops.items()}
+    taken = in_turns(ways, rounds)
     gc.enable()
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    # A loop is compared with the hand-written one of the same turn: what slows the machine for a while slows both.
-    added = {
-        name: statistics.median(mine - hand for mine, hand in zip(taken[name], taken[names[0]], strict=True))
-        for name in names
-    }
-    ratio = {
-        name: statistics.median(mine / hand for mine, hand in zip(taken[name], taken[names[0]], strict=True))
-        for name in names
-    }
-    return [Row(name, size, statistics.median(taken[name]), added[name], ratio[name]) for name in names]
-
-
-def finish(device: torch.device) -> None:
-    """Wait until a GPU has computed everything."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    ranks = counted(world.size, "rank")
+    rows = compared(taken, "hand-written", "µs", f"a step of a tiny model on {ranks}: {{}}", 1e6 / STEPS)
+    hand = taken["hand-written"]
+    for name, times in taken.items():
+        added = statistics.median(mine - other for mine, other in zip(times, hand, strict=True))
+        rows += [Row(f"  added: {name}", added * 1e6 / STEPS, "µs")] if times is not hand else []
+    return rows
 
 
 def parts(size: int) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:

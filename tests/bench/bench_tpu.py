@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, print_rows
+from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 
 STEPS, ACCUMULATION = 20, 4
 Epoch = Callable[[], None]
@@ -26,7 +25,13 @@ Epoch = Callable[[], None]
 
 def main() -> None:
     """Measure what was asked for, and print what was found."""
-    arguments = read_arguments()
+    wanted: dict[str, Callable[[int], list[Row]]] = {
+        "step": stepping,
+        "programs": compiling,
+        "launch": launching,
+        "print": printing,
+    }
+    arguments = read_arguments(__doc__, rounds=9, only={"nargs": "+", "choices": list(wanted)})
     missing = [name for name in ("torch_xla", "accelerate") if find_spec(name) is None]
     if missing:
         print(
@@ -35,52 +40,9 @@ def main() -> None:
         return
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    wanted: dict[str, Callable[[int], list[Row]]] = {
-        "step": stepping,
-        "programs": compiling,
-        "launch": launching,
-        "print": printing,
-    }
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
     print_rows(rows, load, as_json=arguments.json, about="one device of torch_xla's CPU backend")
-
-
-def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="how often each way is taken; they take turns")
-    parser.add_argument("--only", nargs="+", choices=["step", "programs", "launch", "print"])
-    parser.add_argument("--json", action="store_true", help="print numbers for a program")
-    return parser.parse_args()
-
-
-def compared(taken: dict[str, list[float]], beside: str, unit: str, what: str) -> list[Row]:
-    """A row for each way; a way is compared with that of the same turn: what slows the machine for a while slows both."""
-    rows = []
-    for name, found in taken.items():
-        ratio = statistics.median(mine / other for mine, other in zip(found, taken[beside], strict=True))
-        is_reference = name == beside
-        rows.append(
-            Row(
-                f"{what}: {name}",
-                statistics.median(found),
-                unit,
-                None if is_reference else ratio,
-                "" if is_reference else beside,
-            )
-        )
-    return rows
-
-
-def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each way gives in each round; the way that comes first changes."""
-    names = list(ways)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken[name].append(ways[name]())
-    return taken
 
 
 def on_device(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -96,7 +58,7 @@ def on_device(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def stepping(rounds: int) -> list[Row]:
     """Milliseconds of a training step of a small MLP with AdamW, everything that the device was given having been computed."""
-    return compared(on_device(steps_in_turns, rounds), "hand-written", "ms", "a step of an MLP with AdamW")
+    return compared(on_device(steps_in_turns, rounds), "hand-written", "ms", "a step of an MLP with AdamW: {}")
 
 
 def steps_in_turns(rounds: int) -> dict[str, list[float]]:
@@ -105,18 +67,14 @@ def steps_in_turns(rounds: int) -> dict[str, list[float]]:
     epochs = {name: way(1, 64) for name, way in WRITTEN.items()}
     for epoch in epochs.values():
         epoch()  # compiles
-    return in_turns({name: lambda epoch=epoch: timed(epoch) for name, epoch in epochs.items()}, rounds)  # type: ignore[misc]  # bound now
+    return in_turns({name: partial(step_of, epoch) for name, epoch in epochs.items()}, rounds)
 
 
-def timed(epoch: Epoch) -> float:
+def step_of(epoch: Epoch) -> float:
     """Milliseconds of one step, on average over an epoch."""
     import torch_xla.core.xla_model as xm
 
-    xm.wait_device_ops()
-    begin = time.perf_counter()
-    epoch()
-    xm.wait_device_ops()
-    return (time.perf_counter() - begin) / STEPS * 1e3
+    return timed(epoch, before=xm.wait_device_ops, after=xm.wait_device_ops) / STEPS * 1e3
 
 
 def parts(
@@ -223,7 +181,7 @@ def programs_of(name: str) -> tuple[int, float]:
 
     epoch = WRITTEN[name](ACCUMULATION, 64)
     before = metrics.metric_data("CompileTime") or (0, 0.0)
-    timed(epoch)
+    step_of(epoch)
     metric = metrics.metric_data("CompileTime")
     assert metric is not None
     return metric[0] - before[0], (metric[1] - before[1]) / 1e9
@@ -237,22 +195,16 @@ def launching(rounds: int) -> list[Row]:
     import torch_xla  # noqa: F401 - as a notebook that has used it would be; the runtime stays asleep
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
-        "xmp.spawn, fork": lambda: torch_xla_s("fork"),
-        "xmp.spawn, spawn": lambda: torch_xla_s("spawn"),
+        "xmp.spawn, fork": partial(torch_xla_s, "fork"),
+        "xmp.spawn, spawn": partial(torch_xla_s, "spawn"),
         "accelerate_nb": own_launch,
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     own_launch()  # warm from here on
-    names = list(ways)
-    for turn in range(rounds):
-        for name in names[turn % 3 :] + names[: turn % 3]:
-            found[name].append(ways[name]())
+    found = in_turns(ways, rounds)
     rows = []
-    for number, what in enumerate(
-        ("warm launch to the first line", "warm launch to a number that the device computed")
-    ):
-        taken = {name: [1e3 * run[number] for run in times] for name, times in found.items()}
-        rows += compared(taken, "xmp.spawn, fork", "ms", what)
+    for number, what in enumerate(("the first line", "a number that the device computed")):
+        taken = {name: [run[number] for run in times] for name, times in found.items()}
+        rows += compared(taken, "xmp.spawn, fork", "ms", f"warm launch to {what}: {{}}", 1e3)
     return rows
 
 
@@ -294,7 +246,7 @@ def torch_xla_s(method: str) -> tuple[float, float]:
 
 def printing(rounds: int) -> list[Row]:
     """What it costs to print the loss in every step."""
-    return compared(on_device(prints_in_turns, rounds), "no print", "ms", "a step of ours that tells its loss")
+    return compared(on_device(prints_in_turns, rounds), "no print", "ms", "a step of ours that tells its loss: {}")
 
 
 def prints_in_turns(rounds: int) -> dict[str, list[float]]:
@@ -310,18 +262,11 @@ def prints_in_turns(rounds: int) -> dict[str, list[float]]:
         "accelerator.log": lambda loss: accelerator.log({"loss": loss}),
     }
     epochs = {name: prepared(accelerator, 1, 64, print_loss) for name, print_loss in printers.items()}
-    with no_output():
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
         for epoch in epochs.values():
             epoch()  # compiles
             epoch()
-        return in_turns({name: lambda epoch=epoch: timed(epoch) for name, epoch in epochs.items()}, rounds)  # type: ignore[misc]  # bound now
-
-
-@contextmanager
-def no_output() -> Iterator[None]:
-    """A block in which nothing that is printed is seen."""
-    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        yield
+        return in_turns({name: partial(step_of, epoch) for name, epoch in epochs.items()}, rounds)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
-"""What a benchmark measured, and how it is told: to a person, or to a program."""
+"""What a benchmark measures in turns, and how it is told: to a person, or to a program."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,65 @@ class Row:
     unit: str
     ratio: float | None = None
     beside: str = ""
+
+
+def read_arguments(about: str | None, rounds: int, **flags: Mapping[str, Any]) -> argparse.Namespace:
+    """What the command line says: how many rounds, whether a program reads the numbers, and further flags."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    for name, details in flags.items():
+        parser.add_argument(f"--{name}", **details)
+    return parser.parse_args()
+
+
+def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int, *, until: float = math.inf) -> dict[str, list[T]]:
+    """
+    What each way gives in each round; the way that comes first changes, so that all meet the same noise.
+
+    After that moment of the monotonic clock no further round begins, once there are two.
+    """
+    names = list(ways)
+    taken: dict[str, list[T]] = {name: [] for name in names}
+    for turn in range(rounds):
+        if turn > 1 and time.monotonic() > until:
+            break
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name].append(ways[name]())
+    return taken
+
+
+def timed(
+    act: Callable[[], object],
+    count: int = 1,
+    *,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds of one call, on average over so many."""
+    before()
+    begin = time.perf_counter()
+    for _ in range(count):
+        act()
+    after()
+    return (time.perf_counter() - begin) / count
+
+
+def ratio_of(taken: Mapping[str, Sequence[float]], name: str, beside: str) -> float:
+    """The median of the ratios of the same turn: what slows the machine for a while slows both."""
+    return statistics.median(mine / other for mine, other in zip(taken[name], taken[beside], strict=True))
+
+
+def compared(
+    taken: Mapping[str, Sequence[float]], beside: str, unit: str, what: str = "{}", scale: float = 1
+) -> list[Row]:
+    """A row for each way, whose name stands in `what`, beside one of them; `scale` makes the unit of what was taken."""
+    rows = []
+    for name, found in taken.items():
+        ratio = () if name == beside else (ratio_of(taken, name, beside), beside)
+        rows.append(Row(what.format(name), scale * statistics.median(found), unit, *ratio))
+    return rows
 
 
 def json_of(rows: Sequence[Row], load: float, **more: Any) -> str:
