@@ -149,32 +149,26 @@ def test_a_process_bound_to_one_core_has_one():
     assert done.stdout.strip() == "1"
 
 
-def control_groups(folder, membership, **files):
-    (folder / "membership").write_text(membership)
-    for name, text in files.items():
-        path = folder / name.replace("__", "/").replace("_DOT_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return cpu.cgroup_quota(folder, folder / "membership")
-
-
-def test_a_quota_of_version_2_counts(tmp_path):
-    assert control_groups(tmp_path, "0::/\n", cpu_DOT_max="150000 100000\n") == 1.5
-
-
-def test_a_quota_of_a_parent_counts(tmp_path):
-    quota = control_groups(
-        tmp_path, "0::/pod/box\n", pod__cpu_DOT_max="200000 100000\n", pod__box__cpu_DOT_max="max 100000\n"
-    )
-    assert quota == 2.0
-
-
-def test_a_quota_of_version_1_counts(tmp_path):
-    files = {"cpu__box__cpu_DOT_cfs_quota_us": "300000\n", "cpu__box__cpu_DOT_cfs_period_us": "100000\n"}
-    assert control_groups(tmp_path, "3:cpu,cpuacct:/box\n2:memory:/\n", **files) == 3.0
-
-
-def test_no_quota_is_no_limit(tmp_path):
-    files = {"cpu__cpu_DOT_cfs_quota_us": "-1\n", "cpu__cpu_DOT_cfs_period_us": "100000\n"}
-    assert control_groups(tmp_path, "0::/\n", cpu_DOT_max="max 100000\n", **files) is None
-    assert cpu.cgroup_quota(tmp_path / "none", tmp_path / "none") is None
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/pod/box\n", {"pod/cpu.max": "200000 100000\n", "pod/box/cpu.max": "max 100000\n"}, 2.0),
+        (
+            "3:cpu,cpuacct:/box\n2:memory:/\n",
+            {"cpu/box/cpu.cfs_quota_us": "300000\n", "cpu/box/cpu.cfs_period_us": "100000\n"},
+            3.0,
+        ),
+        (
+            "0::/\n",
+            {"cpu.max": "max 100000\n", "cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        ("", {}, None),
+    ],
+)
+def test_the_quota_of_a_control_group_or_of_one_above_it_counts(tmp_path, membership, files, cores):
+    for name, text in {"membership": membership, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu.cgroup_quota(tmp_path, tmp_path / "membership") == cores

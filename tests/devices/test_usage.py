@@ -48,35 +48,37 @@ def groups(folder: Path, membership: str, files: dict[str, str]) -> HostGauge:
     return HostGauge([], folder / "cgroup", folder / "membership")
 
 
-def test_a_container_has_the_memory_of_its_group(tmp_path):
-    files = {
-        "box/memory.max": f"{2 * GIB}\n",
-        "box/memory.current": f"{GIB}\n",
-        "box/memory.stat": f"anon 5\ninactive_file {GIB // 4}\n",
-        "memory.max": "max\n",
-    }
-    assert groups(tmp_path, "0::/box\n", files).memory() == (GIB - GIB // 4, 2 * GIB)
+IN_VERSION_2 = {
+    "box/memory.max": f"{2 * GIB}\n",
+    "box/memory.current": f"{GIB}\n",
+    "box/memory.stat": f"anon 5\ninactive_file {GIB // 4}\n",
+    "memory.max": "max\n",
+}
+IN_VERSION_1 = {
+    "memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+    "memory/memory.usage_in_bytes": f"{GIB}\n",
+    "memory/memory.stat": f"total_inactive_file {GIB // 2}\n",
+}
+# of both limits, that of the group above is nearer
+NEARER_ABOVE = {
+    **IN_VERSION_2,
+    "box/memory.current": "0",
+    "memory.max": f"{3 * GIB}",
+    "memory.current": f"{2 * GIB}",
+    "memory.stat": "",
+}
 
 
-def test_a_container_of_the_first_kind_has_the_memory_of_its_group(tmp_path):
-    files = {
-        "memory/memory.limit_in_bytes": f"{2 * GIB}\n",
-        "memory/memory.usage_in_bytes": f"{GIB}\n",
-        "memory/memory.stat": f"total_inactive_file {GIB // 2}\n",
-    }
-    assert groups(tmp_path, "4:memory:/box\n", files).memory() == (GIB // 2, 2 * GIB)
-
-
-def test_of_several_limits_the_one_that_is_nearest_counts(tmp_path):
-    files = {
-        "box/memory.max": f"{2 * GIB}",
-        "box/memory.current": "0",
-        "memory.max": f"{3 * GIB}",
-        "memory.current": f"{2 * GIB}",
-        "box/memory.stat": "",
-        "memory.stat": "",
-    }
-    assert groups(tmp_path, "0::/box\n", files).memory() == (2 * GIB, 3 * GIB)
+@pytest.mark.parametrize(
+    ("membership", "files", "memory"),
+    [
+        ("0::/box\n", IN_VERSION_2, (GIB - GIB // 4, 2 * GIB)),
+        ("4:memory:/box\n", IN_VERSION_1, (GIB // 2, 2 * GIB)),
+        ("0::/box\n", NEARER_ABOVE, (2 * GIB, 3 * GIB)),
+    ],
+)
+def test_a_container_has_the_memory_of_its_group_by_the_nearest_limit(tmp_path, membership, files, memory):
+    assert groups(tmp_path, membership, files).memory() == memory
 
 
 def test_no_limit_is_the_machine_itself(tmp_path):

@@ -11,68 +11,45 @@ from typing import get_args
 
 import pytest
 
+from accelerate_nb.events import model
 from accelerate_nb.events.event_codec import from_line, to_line
-from accelerate_nb.events.model import (
-    DeviceSample,
-    Display,
-    Event,
-    Failure,
-    FirstStep,
-    Frame,
-    Hang,
-    HeldAt,
-    HostSample,
-    IdleWarning,
-    KnobValue,
-    LogLine,
-    MemoryUse,
-    MeshCoordinates,
-    Metric,
-    NodeRanks,
-    PrecisionChoice,
-    ProfiledOperation,
-    ProfileRequested,
-    Progress,
-    Restart,
-    StateChange,
-    StepBreakdown,
-    StepProfile,
-    TaskDone,
-    cause,
-)
 
 EVENTS = [
-    LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
-    Metric(3, "loss/train", -1e-300, 12, 2.0),
-    Metric(3, "loss", math.inf, None, 2.0),
-    Progress(1, "epoch", 3.0, None, 0.0),
-    HostSample(12.5, (1, 2), None, (3, 4), 0.0),
-    HostSample(12.5, (1, 2), None, None, 0.0, node=3),
-    IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
-    Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
-    DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
-    StateChange(None, "failed", 7.25, "why"),
-    StateChange(0, "running", 0.0),
-    Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
-    Failure(0, "E", "m", "t", 1.0, frames=(Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."),
-    Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
-    TaskDone(1, 7),
-    FirstStep(1, 2.5),
-    NodeRanks(1, "gpu-b", 4, 7),
-    Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
-    MeshCoordinates(1, {"dp_shard": 0, "tp": 1}, 11.0),
-    PrecisionChoice(0, "bf16", 11.0),
-    StepBreakdown(1, 7, 0.1, 0.2, 0.3, 0.0, 0.4, 0.0, 11.0, workers=2, compiled=True),
-    MemoryUse(1, 2**40, 3, 4, None, 11.0),
-    KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
-    ProfileRequested(1, 2, 10, 11.0),
-    StepProfile(1, 2, 9, 0.5, (ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),), "/runs/1/profile.json.gz", 11.0),
+    model.LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
+    model.Metric(3, "loss/train", -1e-300, 12, 2.0),
+    model.Metric(3, "loss", math.inf, None, 2.0),
+    model.Progress(1, "epoch", 3.0, None, 0.0),
+    model.HostSample(12.5, (1, 2), None, (3, 4), 0.0),
+    model.HostSample(12.5, (1, 2), None, None, 0.0, node=3),
+    model.IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
+    model.Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
+    model.DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
+    model.StateChange(None, "failed", 7.25, "why"),
+    model.StateChange(0, "running", 0.0),
+    model.Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
+    model.Failure(
+        0, "E", "m", "t", 1.0, frames=(model.Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."
+    ),
+    model.Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
+    model.TaskDone(1, 7),
+    model.FirstStep(1, 2.5),
+    model.NodeRanks(1, "gpu-b", 4, 7),
+    model.Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
+    model.MeshCoordinates(1, {"dp_shard": 0, "tp": 1}, 11.0),
+    model.PrecisionChoice(0, "bf16", 11.0),
+    model.StepBreakdown(1, 7, 0.1, 0.2, 0.3, 0.0, 0.4, 0.0, 11.0, workers=2, compiled=True),
+    model.MemoryUse(1, 2**40, 3, 4, None, 11.0),
+    model.KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
+    model.ProfileRequested(1, 2, 10, 11.0),
+    model.StepProfile(
+        1, 2, 9, 0.5, (model.ProfiledOperation("aten::mm", 18, 0.25, 0.5, "cpu"),), "/runs/1/profile.json.gz", 11.0
+    ),
     # what JSON has no numbers or no text for
-    Metric(0, "loss", math.nan, 2**70, 2.0),
-    Metric(0, "loss", -math.inf, 3, 2.0),
-    Metric(0, "steps", 7.0, 3, 2.0),
-    Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
-    Display(
+    model.Metric(0, "loss", math.nan, 2**70, 2.0),
+    model.Metric(0, "loss", -math.inf, 3, 2.0),
+    model.Metric(0, "steps", 7.0, 3, 2.0),
+    model.Progress(0, "epoch", math.inf, math.nan, 1.0, math.nan, "it", True, "a", "\udc80"),
+    model.Display(
         0,
         {"text/plain": "\ud800", "application/json": {"a": [10**40, math.nan, -math.inf]}},
         {},
@@ -80,9 +57,9 @@ EVENTS = [
         "id",
         update=True,
     ),
-    Failure(1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)),
-    HeldAt(1, 2, None),
-    HeldAt(1, 0, 7, 0.25, True, True, 3),
+    model.Failure(1, "OSError", "no such file: '\udcff\udcfe'", "\x1b[31mred\x1b[0m \u2028", 1.0, None, ("\udcff",)),
+    model.HeldAt(1, 2, None),
+    model.HeldAt(1, 0, 7, 0.25, True, True, 3),
 ]
 
 
@@ -105,11 +82,11 @@ def test_an_event_survives_its_line(event):
     ],
 )
 def test_a_node_s_label_has_its_number_once(name, label):
-    assert NodeRanks(1, name, 4, 7).label == label
+    assert model.NodeRanks(1, name, 4, 7).label == label
 
 
 def test_every_kind_is_tried():
-    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(event) for event in EVENTS} == set(get_args(model.Event))
 
 
 def test_a_type_that_is_not_known_is_named():
@@ -126,13 +103,13 @@ def test_a_file_of_before_msgspec_wrote_it_is_read():
 
 
 FORMER = {
-    b'{"event": "LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false}': LogLine(
+    b'{"event": "LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false}': model.LogLine(
         0, "stdout", "a", 1.0
     ),
-    b'{"event": "Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0}': Failure(
+    b'{"event": "Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0}': model.Failure(
         1, "KeyError", "m", "t", 1.0
     ),
-    b'{"event": "Answered", "rank": 1, "number": 7}': TaskDone(1, 7),
+    b'{"event": "Answered", "rank": 1, "number": 7}': model.TaskDone(1, 7),
 }
 
 
@@ -142,7 +119,7 @@ def test_a_folder_of_before_the_type_tags_is_read(line):
 
 
 def test_a_line_keeps_its_type_and_the_exceptions_apart():
-    failure = json.loads(to_line(Failure(1, "KeyError", "m", "t", 1.0)))
+    failure = json.loads(to_line(model.Failure(1, "KeyError", "m", "t", 1.0)))
     assert failure["type"] == "failure"
     assert failure["exception"] == "KeyError"
 
@@ -153,7 +130,7 @@ def test_fields_of_a_later_version_are_passed_over():
 
 
 def failure(rank, time, **more):
-    return Failure(rank, "E", "", "", time, **more)
+    return model.Failure(rank, "E", "", "", time, **more)
 
 
 @pytest.mark.parametrize(
@@ -177,4 +154,4 @@ def failure(rank, time, **more):
 )
 def test_the_cause_leads_in_whatever_order_failures_come(failures, leads):
     for order in itertools.permutations(failures):
-        assert cause(order).rank == leads
+        assert model.cause(order).rank == leads

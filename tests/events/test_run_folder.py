@@ -40,13 +40,6 @@ def test_what_comes_every_moment_of_a_long_run_is_not_kept(tmp_path):
     assert [from_line(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [ends]
 
 
-def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
-    with RunRecorder(tmp_path) as record:
-        record.output(0, b"one\n")
-        record.flush()
-        assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
-
-
 def test_output_of_many_ranks_is_written_together_and_at_once_after_a_pause_and_before_a_failure(tmp_path):
     with RunRecorder(tmp_path) as record:
         record.add_output(0, b"one\n")

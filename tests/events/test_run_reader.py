@@ -136,10 +136,28 @@ def test_runs_come_newest_first(tmp_path):
 RUNNING = {"state": "running", "ended": None, "error": None}
 
 
-def test_a_run_goes_on_while_the_process_that_launched_it_does(tmp_path):
-    run = kept_run(kept(tmp_path / "run", EVENTS[:10], **RUNNING))
-    assert (run.state, run.is_over, run.ended) == ("running", False, None)
-    assert view_of(run).state == "running"
+def change_status(folder, **facts):
+    status = json.loads((folder / "status.json").read_text())
+    assert status["pid"] == os.getpid()
+    (folder / "status.json").write_text(json.dumps({**status, **facts}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, "running"),
+        # another process with the launcher's number is not the launcher
+        ({"process_began": 7.0}, "failed"),
+        # of a process of another machine nothing is known
+        ({"host": "elsewhere", "pid": 2**22 + 1}, "running"),
+    ],
+)
+def test_a_run_goes_on_while_the_process_that_launched_it_does(tmp_path, changed, state):
+    folder = kept(tmp_path / "run", EVENTS[:10], **RUNNING)
+    change_status(folder, **changed)
+    run = kept_run(folder)
+    assert (run.state, run.is_over, run.ended) == (state, state == "failed", None)
+    assert view_of(run).state == state
 
 
 def test_a_run_whose_launcher_died_has_failed_and_reports_it(tmp_path):
@@ -155,26 +173,10 @@ def test_a_run_whose_launcher_died_has_failed_and_reports_it(tmp_path):
     assert (view.state, view.detail) == ("failed", run.error)
 
 
-def test_another_process_with_the_launchers_number_is_not_the_launcher(tmp_path):
-    folder = kept(tmp_path / "run", EVENTS[:10], **RUNNING)
-    status = json.loads((folder / "status.json").read_text())
-    assert status["pid"] == os.getpid()
-    (folder / "status.json").write_text(json.dumps({**status, "process_began": status["process_began"] - 3600}))
-    assert kept_run(folder).state == "failed"
-
-
-def test_of_a_process_of_another_machine_nothing_is_known(tmp_path):
-    folder = kept(tmp_path / "run", EVENTS[:10], **RUNNING)
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "host": "elsewhere", "pid": 2**22 + 1}))
-    assert kept_run(folder).state == "running"
-
-
 def test_what_goes_on_is_not_removed_and_what_died_is(tmp_path):
     alive = kept(tmp_path / "2020-01-01_000000_alive", [], **RUNNING)
     dead = kept(tmp_path / "2020-01-01_000001_dead", [], **RUNNING)
-    status = json.loads((dead / "status.json").read_text())
-    (dead / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))
+    change_status(dead, process_began=0.0)
     for number in range(60):
         (tmp_path / f"2021-01-01_{number:06}_train").mkdir()
     prune(tmp_path)

@@ -113,18 +113,19 @@ def test_a_recursion_is_folded():
     assert len(lines) < 20
     assert any("the same call" in line and "times more" in line for line in lines)
     assert lines[-1].startswith("RecursionError")
+    assert len(calls(lambda: deeper(0))) < 10
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end(cell):
-    text = (
-        "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(50)) + "def f50():\n    raise OSError('end')\n"
-    )
-    names, sources = cell(text)
+    calling = "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(90))
+    names, sources = cell(calling + "def f90():\n    raise OSError('end')\n")
     lines = lines_of(names["f0"], sources)
     assert len(lines) < 20
     assert lines[0] == "  Cell In[4], line 2, in f0"
     assert lines[-2:] == ["    raise OSError('end')", "OSError: end"]
     assert any("lines more …" in line for line in lines)
+    functions = [frame.function for frame in calls(names["f0"], sources)]
+    assert (functions[0], functions[-1], len(functions)) == ("f0", "f90", 60)
 
 
 def test_a_message_of_a_megabyte_is_cut():
@@ -145,13 +146,12 @@ def test_an_exception_that_can_t_describe_itself_is_reported_all_the_same():
     assert "Mute" in lines_of(fails)[-1]
 
 
-def test_a_syntax_error_shows_its_place():
-    def fails():
-        compile("a = = 1", "<cell>", "exec")
-
-    lines = lines_of(fails)
+def test_a_syntax_error_shows_its_place_and_frames_end_there(cell):
+    names, sources = cell("def f():\n    compile('a = = 1', '<text>', 'exec')\n")
+    lines = lines_of(names["f"], sources)
     assert lines[-1] == "SyntaxError: invalid syntax"
     assert "    a = = 1" in lines
+    assert calls(names["f"], sources)[-1] == Frame('File "<text>", line 1', "<syntax>", "a = = 1", own=True)
 
 
 def test_notes_are_reported():
@@ -201,28 +201,6 @@ def test_frames_name_places_as_people_do_and_their_owner(cell):
     assert outermost == Frame("Cell In[4], line 3", "f", "return json.loads('{')", own=True)
     assert {frame.own for frame in inner} == {False}
     assert [frame.function for frame in inner] == ["loads", "decode", "raw_decode"]
-
-
-def test_frames_of_a_recursion_are_few():
-    def deeper(depth):
-        return deeper(depth + 1)
-
-    assert len(calls(lambda: deeper(0))) < 10
-
-
-def test_frames_of_very_many_calls_are_the_first_and_the_last(cell):
-    text = "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(90)) + "def f90():\n    raise OSError\n"
-    names, sources = cell(text)
-    functions = [frame.function for frame in calls(names["f0"], sources)]
-    assert functions[0] == "f0"
-    assert functions[-1] == "f90"
-    assert len(functions) == 60
-
-
-def test_frames_of_a_syntax_error_end_where_python_could_not_read_on(cell):
-    names, sources = cell("def f():\n    compile('a = = 1', '<text>', 'exec')\n")
-    frames = calls(names["f"], sources)
-    assert frames[-1] == Frame('File "<text>", line 1', "<syntax>", "a = = 1", own=True)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")

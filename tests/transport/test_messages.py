@@ -14,76 +14,10 @@ import pytest
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.events.model import Display, HostSample, LogLine, Metric, StateChange
 from accelerate_nb.rank.step_hold import StopPoint
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import (
     decode,
     encode,
-)
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    BeginTask,
-    BeginWorker,
-    ChangeKnob,
-    ChangeKnobAfter,
-    CloseGroup,
-    CloseSession,
-    CollectivesReply,
-    ConnectToPeers,
-    FilePart,
-    ForkFailed,
-    ForkSupervisor,
-    ForkWorker,
-    GroupClosed,
-    Heartbeat,
-    HoldAtStep,
-    ImportModules,
-    InterruptTask,
-    JoinRun,
-    KillGroup,
-    LaunchFailed,
-    LeaveGroup,
-    ListenToPeers,
-    LiveState,
-    MembershipGranted,
-    Message,
-    NetworkAddress,
-    NodeFacts,
-    NodeLeft,
-    NodeLoad,
-    NodeMessage,
-    NodeReady,
-    OpenGroup,
-    PeerEndpoint,
-    PeersReached,
-    ProfileSteps,
-    QueryCollectives,
-    QueryLiveState,
-    QueryNode,
-    QueryRankStacks,
-    QueryStacks,
-    RankEvent,
-    RankExited,
-    RankOutcome,
-    RankOutput,
-    RankReports,
-    RankStacks,
-    RankTaskReply,
-    ReleaseRanks,
-    RequestMembership,
-    RequestProfile,
-    RequestStop,
-    RunJoined,
-    RunRefused,
-    RunStarted,
-    RunTimedOut,
-    ShowText,
-    SignalRanks,
-    StacksReply,
-    StartWorkers,
-    StopAt,
-    SupervisorStarted,
-    ToRank,
-    WorkerExited,
-    WorkerStarted,
 )
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
@@ -109,89 +43,100 @@ def worker(rank: int = 0, text: str = "") -> LocalWorker:
 
 
 EXAMPLES = [
-    OpenGroup("grüße/0"),
-    ForkSupervisor(),
-    ForkWorker("a/0", worker(1, 'text "\udcff"\n')),
-    ImportModules(("torch", "numpy"), 2.0),
-    ImportModules((), 0),
-    SignalRanks(2, (0,)),
-    KillGroup(),
-    SupervisorStarted(77),
-    WorkerStarted(1, 77),
-    WorkerExited(1, -9),
-    ForkFailed(1, 11),
-    BeginWorker(worker(3)),
-    StopAt(StopPoint(7, True)),
-    StopAt(StopPoint(7, False, 3)),
-    QueryCollectives(),
-    LeaveGroup(),
-    BeginTask(1, None, ()),
-    BeginTask(1, "1", (77, 78)),
-    InterruptTask(1, (77,)),
-    CloseSession(),
-    ReleaseRanks((0,)),
-    RankEvent(1, 0, StateChange(1, "running", 2.0)),
-    RankOutput(1, 1, b"line \xff\x00\n", (LogLine(1, "stdout", "line", 2.0),)),
-    RankReports((RankOutput(1, 1, b"line\n", (LogLine(1, "stdout", "line", 2.0),)), RankExited(1, 2, -9, 1.5))),
-    RankOutput(1, 2, b"line\n", (), 3 << 30, "/logs/rank_1.log"),
-    RankTaskReply(1, 3, 7),
-    RankOutcome(1, 4),
-    RankExited(1, 5, -9, 2.0, "Current thread"),
-    NodeLoad(HostSample(50.0, (1, 2), None, None, 2.0, node=1)),
-    AgentLost((0, 1), "it ended with code 1", 2.0),
-    JoinRun(
-        "none", 2, None, 1, "cpu", NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0", "0.1.0", "cpu", "CPU", 0, 2, 1.5)
+    messages.OpenGroup("grüße/0"),
+    messages.ForkSupervisor(),
+    messages.ForkWorker("a/0", worker(1, 'text "\udcff"\n')),
+    messages.ImportModules(("torch", "numpy"), 2.0),
+    messages.ImportModules((), 0),
+    messages.SignalRanks(2, (0,)),
+    messages.KillGroup(),
+    messages.SupervisorStarted(77),
+    messages.WorkerStarted(1, 77),
+    messages.WorkerExited(1, -9),
+    messages.ForkFailed(1, 11),
+    messages.BeginWorker(worker(3)),
+    messages.StopAt(StopPoint(7, True)),
+    messages.StopAt(StopPoint(7, False, 3)),
+    messages.QueryCollectives(),
+    messages.LeaveGroup(),
+    messages.BeginTask(1, None, ()),
+    messages.BeginTask(1, "1", (77, 78)),
+    messages.InterruptTask(1, (77,)),
+    messages.CloseSession(),
+    messages.ReleaseRanks((0,)),
+    messages.RankEvent(1, 0, StateChange(1, "running", 2.0)),
+    messages.RankOutput(1, 1, b"line \xff\x00\n", (LogLine(1, "stdout", "line", 2.0),)),
+    messages.RankReports(
+        (messages.RankOutput(1, 1, b"line\n", (LogLine(1, "stdout", "line", 2.0),)), messages.RankExited(1, 2, -9, 1.5))
     ),
-    RunJoined("run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b has come"),
-    NodeMessage(2, None, 1, b"\x00\xff"),
-    NodeReady(1),
-    NodeLeft("its run is over"),
-    RunTimedOut(),
-    RunRefused("node_rank=1 is taken"),
-    RequestMembership("box"),
-    ShowText("waits\n"),
-    RunStarted(),
-    LaunchFailed("LaunchError", "it has no room"),
-    MembershipGranted("box-2"),
-    RequestStop("finish"),
-    StartWorkers((worker(0).spec, worker(1).spec), True),
-    ToRank(1, InterruptTask(1, (77,))),
-    QueryRankStacks(1, (0, 1)),
-    RankStacks(1, {"0": "Current thread", "1": ""}, {"0": ({"group": "0", "sizes": [[2, 2]]},)}),
-    CloseGroup(),
-    GroupClosed(),
-    QueryNode(),
-    NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
-    ListenToPeers(0, ("10.0.0.2", "fe80::1")),
-    PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
-    ConnectToPeers((NetworkAddress("10.0.0.1", 40001), NetworkAddress("10.0.0.2", 40002)), 4.0),
-    PeersReached({"1": "nothing came back"}),
-    Heartbeat(),
-    FilePart(256, False),
-    HoldAtStep(1, 3),
-    ChangeKnobAfter(3, "lr", 1e-4, 17),
-    ChangeKnob("lr", 1e-4),
-    ProfileSteps(1, 3, 10, "/runs/1"),
-    RequestProfile(10, (0, 2)),
-    CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
-    QueryStacks(),
-    QueryLiveState(),
-    StacksReply("rank 0:\n  grüße"),
-    LiveState(True, (HostSample(50.0, (1, 2), None, None, 2.0), LogLine(0, "stderr", "10 %", 1.0, True))),
+    messages.RankOutput(1, 2, b"line\n", (), 3 << 30, "/logs/rank_1.log"),
+    messages.RankTaskReply(1, 3, 7),
+    messages.RankOutcome(1, 4),
+    messages.RankExited(1, 5, -9, 2.0, "Current thread"),
+    messages.NodeLoad(HostSample(50.0, (1, 2), None, None, 2.0, node=1)),
+    messages.AgentLost((0, 1), "it ended with code 1", 2.0),
+    messages.JoinRun(
+        "none",
+        2,
+        None,
+        1,
+        "cpu",
+        messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0", "0.1.0", "cpu", "CPU", 0, 2, 1.5),
+    ),
+    messages.RunJoined(
+        "run", 1, 1, (0, 2), ("node 0 on a", "node 1 on b"), (1, 1), 4000, 3, 0.1, None, "node 1 on b has come"
+    ),
+    messages.NodeMessage(2, None, 1, b"\x00\xff"),
+    messages.NodeReady(1),
+    messages.NodeLeft("its run is over"),
+    messages.RunTimedOut(),
+    messages.RunRefused("node_rank=1 is taken"),
+    messages.RequestMembership("box"),
+    messages.ShowText("waits\n"),
+    messages.RunStarted(),
+    messages.LaunchFailed("LaunchError", "it has no room"),
+    messages.MembershipGranted("box-2"),
+    messages.RequestStop("finish"),
+    messages.StartWorkers((worker(0).spec, worker(1).spec), True),
+    messages.ToRank(1, messages.InterruptTask(1, (77,))),
+    messages.QueryRankStacks(1, (0, 1)),
+    messages.RankStacks(1, {"0": "Current thread", "1": ""}, {"0": ({"group": "0", "sizes": [[2, 2]]},)}),
+    messages.CloseGroup(),
+    messages.GroupClosed(),
+    messages.QueryNode(),
+    messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
+    messages.ListenToPeers(0, ("10.0.0.2", "fe80::1")),
+    messages.PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
+    messages.ConnectToPeers(
+        (messages.NetworkAddress("10.0.0.1", 40001), messages.NetworkAddress("10.0.0.2", 40002)), 4.0
+    ),
+    messages.PeersReached({"1": "nothing came back"}),
+    messages.Heartbeat(),
+    messages.FilePart(256, False),
+    messages.HoldAtStep(1, 3),
+    messages.ChangeKnobAfter(3, "lr", 1e-4, 17),
+    messages.ChangeKnob("lr", 1e-4),
+    messages.ProfileSteps(1, 3, 10, "/runs/1"),
+    messages.RequestProfile(10, (0, 2)),
+    messages.CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
+    messages.QueryStacks(),
+    messages.QueryLiveState(),
+    messages.StacksReply("rank 0:\n  grüße"),
+    messages.LiveState(True, (HostSample(50.0, (1, 2), None, None, 2.0), LogLine(0, "stderr", "10 %", 1.0, True))),
 ]
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
+def test_a_message_arrives_as_it_was_sent(message: messages.Message) -> None:
     assert decode(encode(message)) == message
 
 
 def test_every_message_has_an_example() -> None:
-    assert {type(message) for message in EXAMPLES} == set(Message.__subclasses__())
+    assert {type(message) for message in EXAMPLES} == set(messages.Message.__subclasses__())
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_can_not_change(message: Message) -> None:
+def test_a_message_can_not_change(message: messages.Message) -> None:
     for name in message.__struct_fields__:
         with pytest.raises(AttributeError):
             setattr(message, name, None)
@@ -222,7 +167,7 @@ def test_what_is_no_message_is_refused_with_its_reason(values: Any, reason: str)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xff\xfe", b"[" * 100_000, b"{" * 100_000, b"\x91" * 100_000, pickle.dumps(KillGroup())]
+    "body", [b"", b"\xff\xfe", b"[" * 100_000, b"{" * 100_000, b"\x91" * 100_000, pickle.dumps(messages.KillGroup())]
 )
 def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -244,19 +189,19 @@ def test_no_value_of_any_other_type_gets_into_a_field() -> None:
 
 def test_what_msgpack_can_not_hold_arrives_too() -> None:
     texts, output = (
-        ForkWorker("a", worker(text="\udcff")),
-        RankOutput(0, 1, b"\xff\x00", (LogLine(0, "stdout", "\udcff", 1.0),)),
+        messages.ForkWorker("a", worker(text="\udcff")),
+        messages.RankOutput(0, 1, b"\xff\x00", (LogLine(0, "stdout", "\udcff", 1.0),)),
     )
     shown = Display(0, {"text/plain": "\ud800", "application/json": {"a": [10**40, -math.inf]}}, {}, 0.0)
     for message in (
         texts,
         output,
-        RankEvent(0, 1, shown),
-        RankReports((RankEvent(0, 1, Metric(0, "a", math.inf, 2**70, 0.0)),)),
+        messages.RankEvent(0, 1, shown),
+        messages.RankReports((messages.RankEvent(0, 1, Metric(0, "a", math.inf, 2**70, 0.0)),)),
     ):
         assert decode(encode(message)) == message
     for message in (
-        RankEvent(0, 1, Metric(0, "a", math.nan, None, 0.0)),
-        RankEvent(0, 1, Metric(0, "\udcff", math.nan, None, 0.0)),
+        messages.RankEvent(0, 1, Metric(0, "a", math.nan, None, 0.0)),
+        messages.RankEvent(0, 1, Metric(0, "\udcff", math.nan, None, 0.0)),
     ):
         assert repr(decode(encode(message))) == repr(message)
