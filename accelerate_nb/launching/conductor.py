@@ -10,31 +10,32 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
-from accelerate_nb.events.model import Event, Restart, State, StateChange, cause
+from accelerate_nb.events.model import Event, ProfileRequested, Restart, State, StateChange, cause
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
-from accelerate_nb.failures.hang_report import StackSnapshot, snapshot_text
+from accelerate_nb.failures.hang_report import snapshot_text
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import failure_line, hang_error, hang_headline, stopped_error, worker_error
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.children import Engine
+from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartAgain, decide, explanation
 from accelerate_nb.launching.run import LaunchFacts
-from accelerate_nb.launching.step_requests import KnobChanges, ProfileRequests
+from accelerate_nb.launching.step_requests import KnobChanges, checked_ranks
 from accelerate_nb.launching.worker_group import Stop, stronger
 from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import RankMessage
+from accelerate_nb.transport.messages import ProfileSteps, RankMessage
 from accelerate_nb.transport.payload import Payload
 
 
@@ -54,44 +55,8 @@ class Launch:
     facts: Mapping[str, Any]
 
 
-class WorkerGroupLike(Protocol):
-    """One group of workers; a run has another after a restart."""
-
-    timed_out: StackSnapshot | None
-
-    @property
-    def lost(self) -> str | None:
-        """The reason why workers can't be observed any more."""
-
-    @property
-    def lost_ranks(self) -> Collection[int]:
-        """The ranks of nodes that were lost."""
-
-    @property
-    def began(self) -> bool:
-        """Whether the function has begun on some rank."""
-
-    @property
-    def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
-
-    def follow(self) -> tuple[RankResult, ...]:
-        """Run to the end."""
-
-    def stop(self, how: Stop) -> None:
-        """Request the end, from any thread."""
-
-    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
-        """Send a message to a worker's inbox, where the worker is there."""
-
-    def task_reply(self, rank: int, task: int) -> int:
-        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
-
-    def restart_watchdog(self, timeout: float) -> None:
-        """Restart the idle watchdog, which warns after so many seconds."""
-
-    def snapshot(self) -> StackSnapshot:
-        """The stacks and collectives of every rank now."""
+# One group of workers; a run has another after a restart.
+AnyWorkerGroup: TypeAlias = GroupRunner | InlineWorkers
 
 
 class Nodes:
@@ -162,7 +127,7 @@ class Conductor:
     def __init__(
         self,
         launch: Launch,
-        worker_group: Callable[[RunContext, int], WorkerGroupLike],
+        worker_group: Callable[[RunContext, int], AnyWorkerGroup],
         nodes: Nodes,
         payload: Payload | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
@@ -202,7 +167,7 @@ class Conductor:
         # whether its function is called by `start`, in that thread
         self._is_inline = launch.placement.start == "inline"
         self._make_worker_group = worker_group
-        self._worker_group: WorkerGroupLike | None = None
+        self._worker_group: AnyWorkerGroup | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
         self._why_given_up = ""
@@ -210,15 +175,10 @@ class Conductor:
         self._status_lock = threading.Lock()
         self._is_finishing = False
         self._knobs = KnobChanges(self.view, self.send)
-        self._profiles = ProfileRequests(self.view, launch.folder, self.send, self._run_context.take)
+        self._profile_lock, self._profile_count = threading.Lock(), 0
         nodes.on_stop_elsewhere(self.request_stop)
 
     # ------------------------------------------------------------------------------------------------------ reading
-
-    @property
-    def done(self) -> bool:
-        """Whether every worker has ended."""
-        return self.over.is_set()
 
     @property
     def is_going_on(self) -> bool:
@@ -231,9 +191,9 @@ class Conductor:
         return self._run_context.record.trouble
 
     @property
-    def ranks_here(self) -> range | None:
-        """The ranks on this machine, whose process numbers mean something here; `None` for all."""
-        return self._nodes.ranks_here
+    def ranks_here(self) -> Sequence[int]:
+        """The ranks on this machine, whose process numbers mean something here."""
+        return self.view.ranks if self._nodes.ranks_here is None else self._nodes.ranks_here
 
     @property
     def main_rank(self) -> int:
@@ -247,12 +207,9 @@ class Conductor:
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
-        worker_group = self._worker_group
-        return (
-            ""
-            if worker_group is None or self.done
-            else snapshot_text(worker_group.snapshot(), self._run_context.sources)
-        )
+        if (worker_group := self._worker_group) is None or self.over.is_set():
+            return ""
+        return snapshot_text(worker_group.snapshot(), self._run_context.sources)
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -266,7 +223,7 @@ class Conductor:
 
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
-        if self.done:
+        if self.over.is_set():
             return
         if self._stopped is None:
             self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
@@ -286,7 +243,13 @@ class Conductor:
                 "A profile was requested of a function that runs in this process. Use torch.profiler or `accelerator.profile()` in it, or "
                 "launch workers."
             )
-        self._profiles.request(steps, ranks)
+        with self._profile_lock:
+            chosen = checked_ranks(self.view, steps, ranks)
+            self._profile_count = number = self._profile_count + 1
+            for rank in chosen:
+                self._run_context.take(ProfileRequested(rank, number, steps, time.time()))
+        for rank in chosen:
+            self.send(rank, ProfileSteps(rank, number, steps, str(self.facts.folder)))
 
     def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
@@ -324,7 +287,14 @@ class Conductor:
             self._keep_status("running")
             self._take_nodes()
             self._run_context.take(StateChange(None, "running", time.time(), self.facts.why))
-            with self._resource_monitor():
+            monitor = ResourceMonitor(
+                self.view,
+                lambda: range(self._placement.size) if self._nodes.ranks_here is None else self._nodes.ranks_here,
+                self._placement.kind,
+                {**os.environ, **self._placement.shows},
+                [self.facts.folder, Path.cwd()],
+            )
+            with monitor:
                 self.rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
@@ -334,17 +304,6 @@ class Conductor:
             self.error = error
         finally:
             self._finish()
-
-    def _resource_monitor(self) -> ResourceMonitor:
-        size, environment = self._placement.size, {**os.environ, **self._placement.shows}
-        folders = [self.facts.folder, Path.cwd()]
-        return ResourceMonitor(
-            self.view,
-            lambda: range(size) if self.ranks_here is None else self.ranks_here,
-            self._placement.kind,
-            environment,
-            folders,
-        )
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
         attempts: list[FailedAttempt] = []
@@ -371,19 +330,20 @@ class Conductor:
                 self.error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
                 return rank_results
             texts = (changed,) if changed and worker_group.lost_ranks else (attempts[-1].reason, changed)
+            next_size = sum(self._nodes.roster.sizes) or len(rank_results)
             restart = Restart(
                 attempt=number + 1,
                 max_restarts=self._launching.max_restarts,
                 reason="; ".join(filter(None, texts)),
                 delay=decision.delay,
                 time=time.time(),
-                ranks=self._next_size(len(rank_results)),
+                ranks=None if next_size == len(rank_results) else next_size,
             )
             if self._stops_before_restart(restart):
                 self.error = stopped_error(None, rank_results, self.facts.folder)
                 return rank_results
 
-    def _next_nodes(self, worker_group: WorkerGroupLike) -> str:
+    def _next_nodes(self, worker_group: AnyWorkerGroup) -> str:
         """Choose the nodes of another attempt; returns a sentence, empty where nothing changes, and raises `LaunchError` with the reason."""
         if self._launching.max_restarts == 0:
             return ""
@@ -394,13 +354,8 @@ class Conductor:
         for node in self._nodes.roster.node_ranks:
             self._run_context.take(node)
 
-    def _next_size(self, size: int) -> int | None:
-        """The number of ranks of the next attempt, where it is another one than that of the last."""
-        next_size = sum(self._nodes.roster.sizes) or size
-        return None if next_size == size else next_size
-
     def _failed_attempt(
-        self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult], seconds: float
+        self, worker_group: AnyWorkerGroup, rank_results: Sequence[RankResult], seconds: float
     ) -> FailedAttempt:
         first = cause([item.failure for item in rank_results if item.failure is not None])
         error = rank_results[first.rank].error
@@ -423,13 +378,13 @@ class Conductor:
         left = (self._run_context.deadline or float("inf")) - time.monotonic()
         return self._stop_requested.wait(min(restart.delay, max(0.0, left)))
 
-    def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
+    def _run_once(self, number: int) -> tuple[AnyWorkerGroup, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(self._run_context, number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
         return worker_group, worker_group.follow()
 
-    def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
+    def _error_of(self, worker_group: AnyWorkerGroup, rank_results: tuple[RankResult, ...]) -> BaseException:
         if worker_group.timed_out is not None:
             is_late = time.monotonic() > (self._run_context.deadline or float("inf"))
             snapshot = snapshot_text(worker_group.timed_out, self._run_context.sources)

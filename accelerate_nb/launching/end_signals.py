@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -72,8 +72,8 @@ def exit_code_after(signals: list[int], stopped_at: str | None) -> int | None:
 
 
 def _end(run: Conductor, number: int, how: Stop) -> None:
-    # of others the process numbers mean nothing here
-    processes = _processes(run, run.view.ranks if run.ranks_here is None else run.ranks_here)
+    found = [run.view.rank(rank) for rank in run.ranks_here]
+    processes = [int(item.detail) for item in found if item.state == "running" and item.detail.isdecimal()]
     if how == "finish" and (handling := [pid for pid in processes if _handles(pid, number)]):
         for pid in handling:
             with suppress(ProcessLookupError):
@@ -82,12 +82,6 @@ def _end(run: Conductor, number: int, how: Stop) -> None:
         while not run.over.is_set() and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
     run.request_stop(how)
-
-
-def _processes(run: Conductor, ranks: Collection[int]) -> list[int]:
-    """The process numbers of those of some ranks that run."""
-    found = [run.view.rank(rank) for rank in ranks]
-    return [int(item.detail) for item in found if item.state == "running" and item.detail.isdecimal()]
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -332,21 +332,17 @@ class GroupRunner:
         self._carry_out(self._group.advance(time.monotonic()))
         while self._group.phase != "over":
             now = time.monotonic()
-            idle_time = self._idle_time(now)
+            if self._group.is_pending or self._idle_observer.is_busy:
+                idle_time = BETWEEN_READS
+            else:
+                longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
+                due = min(self._idle_observer.due, self._run_context.deadline or float("inf"))
+                idle_time = min(max(due - now, 0.0), longest)
             self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
             self._run_context.record.flush_output(time.monotonic())
             if self._group.phase == "running":
                 self._idle_observer.check()
             self._carry_out(self._group.advance(time.monotonic()))
-
-    def _idle_time(self, now: float) -> float:
-        """The time for which nothing needs to be checked, unless something comes."""
-        if self._group.is_pending or self._idle_observer.is_busy:
-            return BETWEEN_READS
-        longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
-        deadline = self._run_context.deadline
-        due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
-        return min(max(due - now, 0.0), longest)
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
         """End what waits for ranks that have returned: the task of a session, or the group."""
@@ -434,17 +430,14 @@ class GroupRunner:
 
     def _death(self, rank: int) -> Failure:
         code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
-        last = self._last_words(rank)
+        since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
+        last = [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
         by_us = self._group.was_killed_by_us(rank)
         when = self._group.reported.get(rank, time.time())
         if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
             return node_loss_failure(rank, last_lines=last, time=when)
         crash = crash_text(self._crash_dumps.get(rank, ""), self._run_context.sources)
         return death_failure(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
-
-    def _last_words(self, rank: int) -> list[str]:
-        since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
-        return [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
 
 
 def _part_for(agent: Agent, message: Message) -> Message | None:

@@ -81,7 +81,13 @@ def prepare(
     call = FunctionCall(function, tuple(args))
     config.launching.check_min_nodes()
     if config.launching.is_on_each_node:
-        return _on_each_node(call, config, on_event, is_run_kept=is_run_kept)
+        config, choice, joined = join_nodes(config)
+        try:
+            return conductor_of(_request(call, config, choice, joined, is_run_kept=is_run_kept), on_event)
+        except BaseException as error:
+            # the others learn that there is no run
+            joined.leave(str(error) or "it was interrupted")
+            raise
     choice, nodes = choose_where(config)
     if choice.start != "inline":
         return conductor_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), on_event)
@@ -105,20 +111,6 @@ def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: 
         return LaunchedProcessWorkers(call, environ, run_context, rank, size)
 
     return Conductor(_launch(call, config, choice), worker_group, Nodes())
-
-
-def _on_each_node(
-    call: FunctionCall, config: RunConfig, on_event: Callable[[Event], None], *, is_run_kept: bool
-) -> Conductor:
-    """The conductor on one of several nodes, all of which launch the run; returns when they have come."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    config, choice, nodes = join_nodes(config)
-    try:
-        return conductor_of(_request(call, config, choice, nodes, is_run_kept=is_run_kept), on_event)
-    except BaseException as error:
-        # the others learn that there is no run
-        nodes.leave(str(error) or "it was interrupted")
-        raise
 
 
 def request(
@@ -167,7 +159,13 @@ def conductor_of(
     """The conductor of a request in this process, ready to be started; `on_event` and `outcomes` are the conductor's."""
     choice, plan = request.placement, request.plan
     supervisor.preload(choice.preloaded)
-    engine = _engine(choice, plan.payload, request.config.launching)
+    engine: Engine
+    if choice.start == "fork":
+        engine = ForkEngine(plan.payload)
+    elif choice.start == "spawn":
+        engine = SpawnEngine()
+    else:
+        engine = supervisor.SupervisorEngine(request.config.launching.supervisor_idle_timeout)
     nodes = request.nodes or Nodes()
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
@@ -260,14 +258,6 @@ def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
     return inherit(call), replace(choice, start="fork", why=why)
-
-
-def _engine(choice: Placement, payload: Payload, launching_config: LaunchingConfig) -> Engine:
-    if choice.start == "fork":
-        return ForkEngine(payload)
-    if choice.start == "spawn":
-        return SpawnEngine()
-    return supervisor.SupervisorEngine(launching_config.supervisor_idle_timeout)
 
 
 def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str, str]:

@@ -72,7 +72,8 @@ def decide(attempts: Sequence[FailedAttempt], max_restarts: int, restart_delay: 
         return GiveUp(f"a restart does not heal a {last.exceptions[0]}: {NEVER_HEALS[name]}")
     if len(attempts) > max_restarts:
         return GiveUp(f"max_restarts={max_restarts} is used up")
-    if len(attempts) >= MOST_EARLY and not any(map(_has_got_somewhere, attempts[-MOST_EARLY:])):
+    got_somewhere = (attempt.has_stepped or attempt.seconds >= _LONG_ATTEMPT for attempt in attempts[-MOST_EARLY:])
+    if len(attempts) >= MOST_EARLY and not any(got_somewhere):
         return GiveUp(f"{MOST_EARLY} attempts in a row ended before their first optimizer step")
     return StartAgain(min(restart_delay * 2.0 ** min(len(attempts) - 1, 60), LONGEST_DELAY))
 
@@ -83,7 +84,3 @@ def explanation(attempts: Sequence[FailedAttempt], decision: GiveUp) -> str:
         return ""
     lines = [f"attempt {number} ({attempt.seconds:.1f} s): {attempt.reason}" for number, attempt in enumerate(attempts)]
     return "\n".join([f"It was not started again: {decision.reason}.", *(lines if len(lines) > 1 else ())])
-
-
-def _has_got_somewhere(attempt: FailedAttempt) -> bool:
-    return attempt.has_stepped or attempt.seconds >= _LONG_ATTEMPT

@@ -60,38 +60,21 @@ class FrontEnd(Protocol):
         """Show the run in the cell that runs at this moment as well, during the run or after it; returns at once."""
 
 
-class Refreshable(Protocol):
-    """Something that is drawn again and again."""
-
-    def refresh(self) -> None:
-        """Draw what is new."""
-
-    def closed(self) -> None:
-        """Draw the last."""
-
-
-def keep_drawing(front_end: Refreshable, run: Run) -> threading.Thread:
-    """Refresh a front end until its run is over, then close it, in a thread of its own; returns at once."""
+def keep_drawing(run: Run, refresh: Callable[[], None], closed: Callable[[], None]) -> threading.Thread:
+    """Call `refresh` again and again until a run is over, then `closed`, in a thread of its own; returns at once."""
 
     def draw() -> None:
         pause = threading.Event()
         while not run.done:
             pause.wait(_BETWEEN_REFRESHES)
-            front_end.refresh()
-        front_end.closed()
+            refresh()
+        closed()
 
     # ipykernel knows by the context which cell a thread's output belongs to
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(draw,), name="accelerate_nb panel", daemon=True)
     thread.start()
     return thread
-
-
-class BackgroundRefresh:
-    """A pair of functions that draw while nobody waits."""
-
-    def __init__(self, refresh: Callable[[], None], closed: Callable[[], None]) -> None:
-        self.refresh, self.closed = refresh, closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +271,19 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
         self._warn_of_trouble()
-        return self._outcome(self._what_happened(interrupted, timeout))
+        facts = self._control.facts
+        if interrupted and facts.outlives_wait:
+            text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
+            error: BaseException | None = of_this_package(KeyboardInterrupt(text))
+        elif interrupted and not facts.is_cell:
+            text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
+            error = of_this_package(KeyboardInterrupt(text))
+        elif not self.done:
+            text = f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
+            error = of_this_package(TimeoutError(text))
+        else:
+            error = self.error
+        return self._outcome(error)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """
@@ -367,19 +362,6 @@ class Run:
         if not outlives_wait:
             self.request_stop("interrupt" if interrupts == 1 else "kill")
         return outlives_wait
-
-    def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
-        facts = self._control.facts
-        if interrupted and facts.outlives_wait:
-            text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {shown_path(self.folder)}"
-            return of_this_package(KeyboardInterrupt(text))
-        if interrupted and not facts.is_cell:
-            text = f"the run was interrupted, and its workers have ended. All output: {shown_path(self.folder)}"
-            return of_this_package(KeyboardInterrupt(text))
-        if not self.done:
-            text = f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
-            return of_this_package(TimeoutError(text))
-        return self.error
 
     def _outcome(self, error: BaseException | None) -> Any:
         __tracebackhide__ = True

@@ -12,7 +12,7 @@ from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import NoFrontEnd, Run
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
@@ -20,16 +20,27 @@ _TIMEOUT = 120.0
 _START = CheckResult("start", "Workers start", "waiting")
 
 
-class SelfTest:
+class SelfTest(NoFrontEnd):
     """
-    One test of a configuration, for a front end: `run` takes as long as the test, `stop` ends it from another thread.
+    One test of a configuration, as the front end of its run: `run` takes as long as the test, `stop` ends it from another thread.
 
     `on_check` is called with each check whenever there is news of it, from the thread that runs the test.
     """
 
     def __init__(self, config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> None:
-        self._config = _for_a_test(config)
-        self._on_check = on_check
+        launching, is_inline = config.launching, config.launching.engine == "inline"
+        # without what would make a test longer, or leave its traces in the notebook's own process
+        launching = replace(
+            launching,
+            engine="auto" if is_inline else launching.engine,
+            num_processes=1 if is_inline else launching.num_processes,
+            max_restarts=0,
+            timeout=_TIMEOUT,
+            results="main",
+            hang_warning_after=0.0,
+        )
+        self._config = replace(config, launching=launching)
+        self._on_check, self._cursor = on_check, 0
         self._checks: dict[str, CheckResult] = {}
         self._run: Run | None = None
         self._stopped = threading.Event()
@@ -44,12 +55,14 @@ class SelfTest:
         self._take(replace(_START, state="running"))
         try:
             conductor = prepare(run_checks_on_rank, (), self._config)
-            self._run = run = Run(conductor, _CheckFrontEnd(self._take_from))
+            self._run = run = Run(conductor, self)
             if not self._stopped.is_set():
                 run.start().wait()
         except AccelerateNbError as error:
             self._fail(error)
-        self._leave_out_the_rest()
+        for check in self.checks:
+            if check.state in {"waiting", "running"}:
+                self._take(replace(check, state="left out"))
         return self.checks
 
     def stop(self) -> None:
@@ -58,10 +71,17 @@ class SelfTest:
         if (run := self._run) is not None:
             run.request_stop("interrupt")
 
-    def _take_from(self, run: Run, check: CheckResult) -> None:
-        if self._checks["start"].state == "running":
-            self._take(replace(_START, state="passed", text=run.why))
-        self._take(check)
+    def refresh(self) -> None:
+        """Take the checks that ranks have sent."""
+        assert self._run is not None, "a run is made before it is drawn"
+        news = self._run.view.since(self._cursor)
+        self._cursor = news.cursor
+        for check in filter(None, map(CheckResult.of, news.shown)):
+            if self._checks["start"].state == "running":
+                self._take(replace(_START, state="passed", text=self._run.why))
+            self._take(check)
+
+    closed = refresh
 
     def _take(self, check: CheckResult) -> None:
         self._checks[check.name] = check
@@ -77,11 +97,6 @@ class SelfTest:
         text, advice = _described(error)
         self._take(replace(at[0], state="failed", text=text, advice=advice))
 
-    def _leave_out_the_rest(self) -> None:
-        for check in self.checks:
-            if check.state in {"waiting", "running"}:
-                self._take(replace(check, state="left out"))
-
 
 def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> list[CheckResult]:
     """
@@ -91,48 +106,6 @@ def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: N
     ['passed', 'passed', 'passed', 'passed', 'passed', 'passed', 'passed']
     """
     return SelfTest(config, on_check).run()
-
-
-class _CheckFrontEnd:
-    """A front end that passes checks on, and shows nothing."""
-
-    def __init__(self, on_check: Callable[[Run, CheckResult], None]) -> None:
-        self._on_check = on_check
-        self._shown_run: Run | None = None
-        self._cursor = 0
-
-    def opened(self, run: Run) -> None:
-        self._shown_run = run
-
-    def refresh(self) -> None:
-        assert self._shown_run is not None, "a run is opened before it is drawn"
-        news = self._shown_run.view.since(self._cursor)
-        self._cursor = news.cursor
-        for shown in news.shown:
-            if (check := CheckResult.of(shown)) is not None:
-                self._on_check(self._shown_run, check)
-
-    follow = show = opened
-    closed = refresh
-    shows_failure = False
-
-
-def _for_a_test(config: RunConfig) -> RunConfig:
-    """The configuration with what would make a test longer, or touch the notebook's own process, left out."""
-    launching_config = config.launching
-    return replace(
-        config,
-        launching=replace(
-            launching_config,
-            # in the notebook's own process the test would leave its traces
-            engine="auto" if launching_config.engine == "inline" else launching_config.engine,
-            num_processes=1 if launching_config.engine == "inline" else launching_config.num_processes,
-            max_restarts=0,
-            timeout=_TIMEOUT,
-            results="main",
-            hang_warning_after=0.0,
-        ),
-    )
 
 
 def _described(error: AccelerateNbError) -> tuple[str, str]:

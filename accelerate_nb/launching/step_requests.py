@@ -7,14 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.events.model import Event, HeldAt, ProfileRequested
+from accelerate_nb.events.model import Event, HeldAt
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.step_hold import HOLD_TIMEOUT, StopPoint, checked_change
-from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, ProfileSteps, RankMessage
+from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, RankMessage
 
 # A rank that is far behind, or in a long step, gets so many times the time that a step took so far.
 _EXTRA_STEPS = 3
@@ -59,8 +58,11 @@ class StopNegotiation:
         if set(self._positions) == set(self.ranks):
             self.last_step = 1 + max(other.steps or 0 for other in self._positions.values())
             saving = _SAVING if any(other.saves for other in self._positions.values()) else 0.0
-            longest = max(saving, *map(self._time_to_come, self._positions.values()))
-            self._deadline = now + self.stop_grace_period + longest
+            behind = [
+                (_EXTRA_STEPS + self._last_check(other) - 1 - other.stepless_checks) * other.pace
+                for other in self._positions.values()
+            ]
+            self._deadline = now + self.stop_grace_period + max(saving, *behind)
 
     def stop_point_of(self, rank: int) -> StopPoint:
         """A rank's stop point, once all have replied: its last step or, where every function checks, its last check."""
@@ -71,10 +73,6 @@ class StopNegotiation:
     def _last_check(self, position: HeldAt) -> int:
         checks = [other.stepless_checks for other in self._positions.values()]
         return 1 + (max(checks) if max(checks) - min(checks) <= _APART else position.stepless_checks)
-
-    def _time_to_come(self, position: HeldAt) -> float:
-        behind = self._last_check(position) - 1 - position.stepless_checks
-        return (_EXTRA_STEPS + behind) * position.pace
 
     @property
     def raises(self) -> bool:
@@ -143,7 +141,11 @@ class KnobChanges:
             change.steps[event.rank] = event.steps
             if change.steps.keys() >= change.ranks:
                 self._open = None
-                self._decide(change)
+                steps = [made for made in change.steps.values() if made is not None]
+                can_all = len(steps) == len(change.steps) and time.monotonic() - change.began < _TIMEOUT
+                after = 1 + max(steps) if can_all else None
+                for rank in sorted(change.ranks):
+                    self._send(rank, ChangeKnobAfter(change.number, change.name, change.value, after))
                 self._begin_next()
 
     def _begin_next(self) -> None:
@@ -154,34 +156,6 @@ class KnobChanges:
         self._open = _Change(self._count, *self._waiting.popleft(), ranks, time.monotonic())
         for rank in sorted(ranks):
             self._send(rank, HoldAtStep(rank, self._count))
-
-    def _decide(self, change: _Change) -> None:
-        steps = [made for made in change.steps.values() if made is not None]
-        can_all = len(steps) == len(change.steps) and time.monotonic() - change.began < _TIMEOUT
-        after = 1 + max(steps) if can_all else None
-        for rank in sorted(change.ranks):
-            self._send(rank, ChangeKnobAfter(change.number, change.name, change.value, after))
-
-
-class ProfileRequests:
-    """Requests profiles of a run's ranks, one after the other; `send` reaches a rank's inbox, and `take` keeps an event of the run."""
-
-    def __init__(
-        self, view: RunState, folder: Path, send: Callable[[int, RankMessage], None], take: Callable[[Event], None]
-    ) -> None:
-        self._view, self._folder, self._send, self._take = view, folder, send, take
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def request(self, steps: int, ranks: Iterable[int] | None) -> None:
-        """Have ranks profile their next steps, from any thread; raises what `checked_ranks` does."""
-        with self._lock:
-            chosen = checked_ranks(self._view, steps, ranks)
-            self._count += 1
-            for rank in chosen:
-                self._take(ProfileRequested(rank, self._count, steps, time.time()))
-        for rank in chosen:
-            self._send(rank, ProfileSteps(rank, self._count, steps, str(self._folder)))
 
 
 def checked_ranks(view: RunState, steps: object, ranks: Iterable[int] | None) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ class AccelerateCellMagic:
         config = resolved({**self.kept.picked(), **given, "timeout": options.timeout}, None)
         name = f"Cell In[{code.number}]"
         text = "\n" * (FIRST_LINE - 1) + code.text
-        cell = DetachedCell(RunCell(text, code.filename(), code.number, silent=False), code.values(), name)
+        cell = DetachedCell(RunCell(text, code.filename(), code.number), code.values(), name)
         display = front_end(config.launching, os.environ)
         run = Run(launch_detached(cell, (), config), display).start()
         run.follow()

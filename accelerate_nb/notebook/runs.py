@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from accelerate_nb.config.hf_files import configured_runs_folder
 from accelerate_nb.events.run_reader import SavedRun, find_run, find_runs, kept_runs
-from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+from accelerate_nb.launching.detached.control import RemoteConductor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.display.message_feed import MOST_POINTS, series_rows

@@ -16,7 +16,6 @@ class RunCell:
     source: str
     filename: str
     number: int
-    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _path(arguments: argparse.Namespace) -> int:
 
 def _attach(arguments: argparse.Namespace) -> int:
     """Show a run's output from its last lines on until it is over; gives its exit code."""
-    from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+    from accelerate_nb.launching.detached.control import RemoteConductor
     from accelerate_nb.launching.run import Run
     from accelerate_nb.notebook.display.text import TextFrontEnd
 
@@ -188,7 +188,7 @@ def _attach(arguments: argparse.Namespace) -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     """Stop a detached run, and wait until it has ended; gives the exit code."""
     from accelerate_nb.events.run_folder import shown_path
-    from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+    from accelerate_nb.launching.detached.control import RemoteConductor
     from accelerate_nb.launching.run import NoFrontEnd, Run
 
     saved = _found_run(arguments)

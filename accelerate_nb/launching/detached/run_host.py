@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn, TextIO
 
 from accelerate_nb.config.environment import USE_CPU
@@ -31,11 +30,7 @@ from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import read_entries
-from accelerate_nb.transport.messages import (
-    LaunchFailed,
-    RunStarted,
-    ShowText,
-)
+from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText
 from accelerate_nb.transport.serializer import load
 
 # How often the run's status is brought up to date, for those who only read the folder.
@@ -55,16 +50,25 @@ def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
     locks = [hold_lock(request.folder)]
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
-    facts = {"detached": True, "control": str(control.path), "devices": [*devices], **job_facts(os.environ)}
-    facts["results"] = request.config.launching.results
-    facts["stop_grace_period"] = request.config.launching.stop_grace_period
-    request = replace(request, facts={**request.facts, **facts})
-    run = conductor_of(request, outcomes=SavedOutcomes)
+    facts = {
+        **request.facts,
+        **job_facts(os.environ),
+        "detached": True,
+        "control": str(control.path),
+        "devices": [*devices],
+        "results": request.config.launching.results,
+        "stop_grace_period": request.config.launching.stop_grace_period,
+    }
+    run = conductor_of(replace(request, facts=facts), outcomes=SavedOutcomes)
     with end_on_signals(run) as signals, ControlServer(control, run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
         yield run, signals
-        _save_at_last(run, signals)
+        # what the folder could not take is tried again, as long as it is there and no signal has come
+        deadline, known, is_kept = time.monotonic() + _LONGEST_TRY, len(signals), run.trouble is None
+        while not is_kept and run.facts.folder.is_dir() and len(signals) == known and time.monotonic() < deadline:
+            time.sleep(_BETWEEN_TRIES)
+            is_kept = run.finish_again()
     for lock in locks:
         os.close(lock)
 
@@ -157,15 +161,6 @@ def _keep_status(run: Conductor, locks: list[int]) -> None:
             run.update_status()
 
 
-def _save_at_last(run: Conductor, signals: list[int]) -> None:
-    """Try again to write what the folder could not take, as long as the folder is there and no signal has come."""
-    deadline = time.monotonic() + _LONGEST_TRY
-    is_kept, known = run.trouble is None, len(signals)
-    while not is_kept and run.facts.folder.is_dir() and len(signals) == known and time.monotonic() < deadline:
-        time.sleep(_BETWEEN_TRIES)
-        is_kept = run.finish_again()
-
-
 def main() -> NoReturn:
     """Begin: `python -m accelerate_nb.launching.detached.run_host REQUEST LAUNCHER`, the numbers of two descriptors."""
     descriptor, sock = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
@@ -180,7 +175,11 @@ def main() -> NoReturn:
     request, offer, machines = load(read_entries(descriptor))
     os.close(descriptor)
     take_over(machines)
-    _write_to(request.folder / "host.log")
+    # what this process prints goes into a file: the terminal or the kernel may be gone
+    log = os.open(request.folder / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
     with reported_start(sock) as launcher:
         request = _with_nodes(request)
     sys.exit(host(request, offer, launcher))
@@ -199,14 +198,6 @@ def _with_nodes(request: RunRequest) -> RunRequest:
         environment = replace(environment, environ={**environment.environ, USE_CPU: "true"})
     plan = replace(request.plan, size=placement.size, node_sizes=nodes.roster.sizes, process_environment=environment)
     return replace(request, placement=placement, plan=plan, nodes=nodes)
-
-
-def _write_to(path: Path) -> None:
-    """What this process prints goes into a file: the terminal or the kernel may be gone."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
 
 
 if __name__ == "__main__":

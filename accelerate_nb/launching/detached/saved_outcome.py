@@ -49,7 +49,14 @@ class SavedOutcomes(Outcomes):
             for rank, descriptor in list(self._unsaved.items()):
                 _save_result(self._record.folder, rank, descriptor)
                 os.close(self._unsaved.pop(rank))
-            _save_error(self._record.folder, error)
+            beside = self._record.folder / f"{_ERROR}.new"
+            facts = (
+                {"type": error_kind(error), "message": str(error), "rank": getattr(error, "rank", -1)}
+                if error is not None
+                else None
+            )
+            beside.write_text(json.dumps(facts), encoding="utf-8")
+            os.replace(beside, self._record.folder / _ERROR)
         except OSError:
             return False
         return True
@@ -77,13 +84,6 @@ def _save_result(folder: Path, rank: int, descriptor: int) -> bool:
             offset += len(data)
     os.replace(beside, folder / f"rank_{rank}.result")
     return True
-
-
-def _save_error(folder: Path, error: BaseException | None) -> None:
-    """Write what `wait` raises into the run's folder."""
-    beside = folder / f"{_ERROR}.new"
-    beside.write_text(json.dumps(None if error is None else _facts(error)), encoding="utf-8")
-    os.replace(beside, folder / _ERROR)
 
 
 def read_results(folder: Path, view: RunState) -> tuple[RankResult, ...]:
@@ -126,10 +126,6 @@ def error_class(kind: str) -> type[AccelerateNbError]:
     """This package's error of a name, `LaunchError` where it has none."""
     found = getattr(errors, kind, LaunchError)
     return found if isinstance(found, type) and issubclass(found, AccelerateNbError) else LaunchError
-
-
-def _facts(error: BaseException) -> dict[str, Any]:
-    return {"type": error_kind(error), "message": str(error), "rank": getattr(error, "rank", -1)}
 
 
 def _error(facts: dict[str, Any], rank_results: Sequence[RankResult], view: RunState, folder: Path) -> BaseException:

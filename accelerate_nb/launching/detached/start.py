@@ -15,7 +15,7 @@ from typing import Any
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+from accelerate_nb.launching.detached.control import RemoteConductor
 from accelerate_nb.launching.detached.saved_outcome import error_class
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.launcher import RunRequest, request
@@ -99,43 +99,28 @@ def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
         near.close()
 
 
-def _waits(run_request: RunRequest) -> float:
-    """How long a run host waits for others before it can begin, in seconds."""
-    launching = run_request.config.launching
-    if launching.is_on_each_node:
-        return RendezvousSettings.of(launching).timeout
-    # a cluster's room, and then its agents
-    return 2 * launching.join_timeout if run_request.cluster is not None else 0.0
-
-
-def _is_ready(host: Channel, timeout: float) -> bool:
-    """
-    Show a run host's notices until it is ready; whether it is, rather than having ended without a word.
-
-    Raises what it raised, and `TimeoutError` where nothing comes from it for `timeout` seconds.
-    """
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    while (received := host.receive(timeout)) is not None:
-        match received.message:
-            case RunStarted():
-                return True
-            case ShowText(text):
-                sys.stderr.write(text)
-                sys.stderr.flush()
-            case LaunchFailed(kind, text):
-                raise error_class(kind)(text)
-            case _:
-                host.refuse(received)
-    return False
-
-
 def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
+    """Show a run host's notices until it is ready; raises what it raised, and `LaunchError` where it does not come to that."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    timeout = _TIMEOUT + _waits(run_request)
+    launching, timeout = run_request.config.launching, _TIMEOUT
+    if launching.is_on_each_node:
+        timeout += RendezvousSettings.of(launching).timeout
+    elif run_request.cluster is not None:
+        # a cluster's room, and then its agents
+        timeout += 2 * launching.join_timeout
+    host, reason = Channel(near), "ended"
     try:
-        if _is_ready(Channel(near), timeout):
-            return
-        reason = "ended"
+        while (received := host.receive(timeout)) is not None:
+            match received.message:
+                case RunStarted():
+                    return
+                case ShowText(text):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
+                case LaunchFailed(kind, text):
+                    raise error_class(kind)(text)
+                case _:
+                    host.refuse(received)
     except TimeoutError:
         reason = f"was not ready after {timeout:g} s"
     log = (run_request.folder / "host.log").read_text(errors="replace")[-2000:].strip()

@@ -141,11 +141,15 @@ class CellControl:
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
-        self._tasks.set_knob(name, value)
+        if self.over.is_set():
+            raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
+        self._tasks.conductor.set_knob(name, value)
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """Have ranks of the cell, by default all, profile their next optimizer steps (`Run.profile`)."""
-        self._tasks.profile(steps, self.facts.ranks if ranks is None else ranks)
+        if self.over.is_set():
+            raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
+        self._tasks.conductor.profile(steps, self.facts.ranks if ranks is None else ranks)
 
     # ------------------------------------------------------------------------------------------- what the session does
 
@@ -306,22 +310,10 @@ class TaskDispatcher:
                 self.conductor.send(rank, InterruptTask(cell.number, self._others(rank)))
             cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
 
-    def set_knob(self, name: str, value: float) -> None:
-        """Change a knob of the training that runs; raises `StateError` where no cell does."""
-        if not self.busy:
-            raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
-        self.conductor.set_knob(name, value)
-
-    def profile(self, steps: int, ranks: Iterable[int] | None) -> None:
-        """Have ranks, by default all, profile their next optimizer steps; raises `StateError` where no cell runs."""
-        if not self.busy:
-            raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
-        self.conductor.profile(steps, ranks)
-
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells."""
         if not self.busy:
-            return "" if self.conductor.done else "Every rank waits for a cell."
+            return "" if self.conductor.over.is_set() else "Every rank waits for a cell."
         return self.conductor.stacks()
 
     def returned(self) -> set[int]:

@@ -6,16 +6,14 @@ import atexit
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
-from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run import FrontEnd, LaunchFacts, NoFrontEnd, Run
@@ -85,6 +83,11 @@ class Session:
         self._conductor: Conductor = prepare(
             task_loop.session, (), replace(config, launching=launching_config), self._on_event
         )
+        # everything that has happened so far; all ranks; the folder of their output, the metrics and the events
+        self.view, facts = self._conductor.view, self._conductor.facts
+        self.ranks, self.size, self.folder = self.view.ranks, len(self.view.ranks), facts.folder
+        # the number of workers, what placed them, and why; the start in seconds since 1970
+        self.why, self.started = facts.why, facts.started
         self._tasks = TaskDispatcher(self._conductor, config, self._end_stuck)
         self._conductor.serve_tasks(self._tasks.returned, self._tasks.end_deadlock)
 
@@ -114,36 +117,6 @@ class Session:
     def name(self) -> str:
         """The name that a person calls it."""
         return self._conductor.facts.name
-
-    @property
-    def size(self) -> int:
-        """The number of ranks, on all machines."""
-        return len(self.view.ranks)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks, on all machines."""
-        return self._tasks.ranks
-
-    @property
-    def view(self) -> RunState:
-        """Everything that has happened so far."""
-        return self._conductor.view
-
-    @property
-    def folder(self) -> Path:
-        """The folder with every rank's output, the metrics and the events."""
-        return self._conductor.facts.folder
-
-    @property
-    def why(self) -> str:
-        """The number of workers, what placed them, and why."""
-        return self._conductor.facts.why
-
-    @property
-    def started(self) -> float:
-        """When the session began, in seconds since 1970."""
-        return self._conductor.facts.started
 
     @property
     def alive(self) -> bool:
@@ -266,14 +239,6 @@ class Session:
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it."""
         self._conductor.request_stop(how)
-
-    def set_knob(self, name: str, value: float) -> None:
-        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
-        self._tasks.set_knob(name, value)
-
-    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Have ranks, by default all, profile their next optimizer steps (`Run.profile`)."""
-        self._tasks.profile(steps, ranks)
 
     def close(self) -> None:
         """End the workers, cleanly where they can, on all machines: cells that run are interrupted; returns when all have ended."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.model import Display
-from accelerate_nb.launching.run import BackgroundRefresh, FrontEnd, Run, keep_drawing
+from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink
@@ -82,7 +82,7 @@ class CellOutput:
                 sink.write([LabelledLine("stderr", line, "error") for line in text.splitlines()])
 
         refresh = (lambda: None) if draws_by_itself else self._display.refresh
-        self._drawing = keep_drawing(BackgroundRefresh(refresh, closed), run)
+        self._drawing = keep_drawing(run, refresh, closed)
 
     def show(self, run: Run) -> None:
         """Show in a line where the cell runs, or how it went."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_COROUTINE
 from itertools import chain, repeat
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, LaunchError, WorkerError
@@ -56,7 +56,9 @@ class CellCode:
             for part in code:
                 exec(part, self.shell.user_global_ns, self.shell.user_ns)
         except BaseException as error:
-            trace = _from(name, error.__traceback__)
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename != name:
+                trace = trace.tb_next
             lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
             shown_as(error, [*lines, "", "It failed in the notebook, and was not run on the ranks."])
             raise
@@ -83,7 +85,12 @@ class CellCode:
             # the ranks will warn of what is doubtful in it
             warnings.simplefilter("ignore")
             compile(source, name, "exec", flags)
-            return name, tuple(compile(part, name, mode, flags) for part, mode in _parts(ast.parse(source)))
+            tree = ast.parse(source)
+            if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+                return name, (compile(tree, name, "exec", flags),)
+            *statements, last = tree.body
+            rest = compile(ast.Module(statements, tree.type_ignores), name, "exec", flags)
+            return name, (rest, compile(ast.Interactive([last]), name, "single", flags))
 
 
 def _global_names(code: CodeType) -> set[str]:
@@ -99,17 +106,3 @@ def shown_as(error: BaseException, lines: list[str]) -> BaseException:
         # IPython calls it (`InteractiveShell.showtraceback`); a worker's class may refuse plain assignment
         object.__setattr__(error, "_render_traceback_", lambda: next(shown))
     return error
-
-
-def _parts(tree: ast.Module) -> list[tuple[Any, str]]:
-    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
-        return [(tree, "exec")]
-    rest = ast.Module(tree.body[:-1], tree.type_ignores)
-    return [(rest, "exec"), (ast.Interactive(tree.body[-1:]), "single")]
-
-
-def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins in a file."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != name:
-        trace = trace.tb_next
-    return trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from accelerate_nb.config.run_config import differing
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.model import OVER
-from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.launching.session.session import Session
@@ -117,20 +116,33 @@ class SessionCommands:
     # -------------------------------------------------------------------------------------------------- values, calls
 
     def _push(self, rest: str, command: LineCommand) -> None:
-        names = names_of(rest, "%accelerate push")
-        values = {name: self._value(name, "%accelerate push") for name in names}
+        known, names = self.shell.user_ns, names_of(rest, "%accelerate push")
+        if missing := next((name for name in names if name not in known), None):
+            others = (name for name in known if not name.startswith("_"))
+            suggestion = did_you_mean(missing, others, "Define it first.")
+            raise ConfigurationError(
+                f"%accelerate push was given {missing}, which the notebook does not know. {suggestion}"
+            )
+        values = {name: known[name] for name in names}
         session = self.kept.ready()
         session.push(values)
         where = of_ranks(session.ranks)
         print_message("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
 
     def _pull(self, rest: str, command: LineCommand) -> None:
+        __tracebackhide__ = True
         given, words = read(rest, command.flags, "%accelerate pull")
         options = PullOptions(**given)
         names = names_of(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
         ranks = session.ranks if options.all else _checked(options.rank, session) or session.ranks[:1]
-        pulled = _pulled(self.shell, session, names, ranks)
+        try:
+            pulled = session.pull(names, ranks=ranks)
+        except WorkerError as error:
+            if session.alive and error.failures:
+                # the missing names in one sentence
+                shown_as(error, [titled(self.shell, type(error).__name__, error.failures[0].message)])
+            raise
         for name in names:
             values = [pulled[rank][name] for rank in ranks]
             self.shell.user_ns[name] = values if options.all else values[0]
@@ -151,24 +163,6 @@ class SessionCommands:
         if text := left_out_text(run.name, {first.rank: first.left_out}):
             warn_user(text)
         return first.value
-
-    def _value(self, name: str, where: str) -> Any:
-        known = self.shell.user_ns
-        if name in known:
-            return known[name]
-        suggestion = did_you_mean(name, (item for item in known if not item.startswith("_")), "Define it first.")
-        raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {suggestion}")
-
-
-def _pulled(shell: Any, session: Session, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The values of these names on a session's ranks; an error names the missing ones in one sentence."""
-    __tracebackhide__ = True
-    try:
-        return session.pull(names, ranks=ranks)
-    except WorkerError as error:
-        if session.alive and error.failures:
-            shown_as(error, [titled(shell, type(error).__name__, error.failures[0].message)])
-        raise
 
 
 def _checked(rank: int | None, session: Session) -> tuple[int, ...]:
@@ -205,6 +199,7 @@ class SessionStatus:
 
     headline: str
     facts: tuple[tuple[str, str], ...] = ()
+    # with the head of their table
     ranks: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
@@ -232,18 +227,18 @@ class SessionStatus:
         ]
         count = "1 process" if session.size == 1 else f"{session.size} processes"
         busy = {rank: item.name for item in session.busy for rank in item.ranks}
-        rows = tuple(_row(glance, busy.get(glance.rank, "")) for glance in session.view.glances())
-        return cls(f"A session of {count} {state}", tuple(facts), rows)
+        rows = [("rank", "state", "device", "lines")]
+        for glance in session.view.glances():
+            does = f"runs {busy[glance.rank]}" if glance.rank in busy else "waits"
+            devices = ", ".join(device_text(device) for device in glance.devices.values())
+            is_over = glance.state in OVER
+            rows.append((str(glance.rank), glance.state if is_over else does, devices or "-", f"{glance.line_count:,}"))
+        return cls(f"A session of {count} {state}", tuple(facts), tuple(rows))
 
     def __repr__(self) -> str:
         width = max((len(name) for name, _ in self.facts), default=0)
         facts = [f"{name.ljust(width)}  {text}" for name, text in self.facts]
-        return "\n".join([self.headline, *(f"  {line}" for line in (*facts, *aligned(self._rows)))])
-
-    @property
-    def _rows(self) -> list[tuple[str, ...]]:
-        """The table of ranks with its head; none where there are no ranks."""
-        return [("rank", "state", "device", "lines"), *self.ranks] if self.ranks else []
+        return "\n".join([self.headline, *(f"  {line}" for line in (*facts, *aligned(self.ranks)))])
 
     def _repr_html_(self) -> str:
         facts = "".join(
@@ -251,7 +246,7 @@ class SessionStatus:
             for name, text in self.facts
         )
         cells = "".join(
-            f'<div style="padding-right:2em">{html.escape(cell)}</div>' for row in self._rows for cell in row
+            f'<div style="padding-right:2em">{html.escape(cell)}</div>' for row in self.ranks for cell in row
         )
         grid = "display:grid;column-gap:1em;row-gap:.15em;margin:.4em 0;justify-content:start;"
         table = f'<div style="{grid}grid-template-columns:repeat(4,max-content)">{cells}</div>' if cells else ""
@@ -259,10 +254,3 @@ class SessionStatus:
             f"<div><b>{html.escape(self.headline)}</b>"
             f'<div style="{grid}grid-template-columns:max-content auto">{facts}</div>{table}</div>'
         )
-
-
-def _row(glance: RankSummary, runs: str) -> tuple[str, str, str, str]:
-    ended = glance.state in OVER
-    state = glance.state if ended else f"runs {runs}" if runs else "waits"
-    devices = ", ".join(device_text(device) for device in glance.devices.values())
-    return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"

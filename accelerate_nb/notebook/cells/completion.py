@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -56,63 +56,38 @@ def _values(spelled: str, flags: Sequence[Setting]) -> tuple[str, ...]:
 
 def help_of(flags: Iterable[Setting]) -> str:
     """A list of flags with their values, their meaning and their defaults."""
-    return "\n".join(_help_lines(flags))
-
-
-def _help_lines(flags: Iterable[Setting]) -> Iterator[str]:
+    lines = []
     for flag in flags:
         short = next((f"{short}, " for short, name in SHORT.items() if name == flag.name), "")
         is_shown = flag.default not in (None, "", False) and not isinstance(flag.default, Mapping)
         default = f" (default: {flag.default})" if is_shown else ""
-        yield f"  {f'{short}{flag.flag} {_placeholder(flag)}'.rstrip()}"
-        yield f"      {flag.help}{default}"
+        placeholder = "{" + ",".join(flag.choices) + "}" if flag.choices else flag.value_type.PLACEHOLDER
+        value = "" if isinstance(flag.value_type, Boolean) else placeholder
+        lines += [f"  {f'{short}{flag.flag} {value}'.rstrip()}", f"      {flag.help}{default}"]
+    return "\n".join(lines)
 
 
-def _placeholder(setting: Setting) -> str:
-    if isinstance(setting.value_type, Boolean):
-        return ""
-    return "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
-
-
-@dataclass(frozen=True)
-class MagicMatcher:
-    """A matcher for the lines of a session's magics; `names` gives those that its ranks have."""
-
-    shell: Any
-    name: str
-    names: Callable[[], Iterable[str]]
-
-    def __call__(self, context: Any) -> dict[str, Any]:
-        """The completions at the cursor."""
-        found = self._found(context.text_until_cursor, first_line=context.cursor_line == 0)
-        return _reply((text for text in found if text.startswith(context.token)), "magic")
-
-    def _found(self, text: str, *, first_line: bool) -> list[str]:
-        if first_line and (match := re.match(rf"%%{self.name}\s+(.*)", text)):
-            return completions(match[1], cell_flags())
-        if match := re.match(rf"(?:[^%]*=)?\s*%{self.name}\s+(.*)", text):
-            return self._of_line(match[1])
-        return []
-
-    def _of_line(self, text: str) -> list[str]:
-        word, space, rest = text.partition(" ")
+def _in_magic(context: Any, shell: Any, magic: str, names: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    """The completions at the cursor in the line of a session's magic; `names` gives those that its ranks have."""
+    text, found = context.text_until_cursor, list[str]()
+    if context.cursor_line == 0 and (match := re.match(rf"%%{magic}\s+(.*)", text)):
+        found = completions(match[1], cell_flags())
+    elif match := re.match(rf"(?:[^%]*=)?\s*%{magic}\s+(.*)", text):
+        word, space, rest = match[1].partition(" ")
+        commands = {line_command.word: line_command for line_command in line_commands()}
         if not space:
-            return [line_command.word for line_command in line_commands() if line_command.word.startswith(word)]
-        command = next((line_command for line_command in line_commands() if line_command.word == word), None)
+            found = [command for command in commands if command.startswith(word)]
         # a call is Python, which IPython completes
-        if command is None or command.word == "run":
-            return []
-        names = {"push": self._notebook_names, "pull": self.names}.get(command.word, list)
-        return completions(rest.lstrip(), command.flags, names())
-
-    def _notebook_names(self) -> list[str]:
-        hidden = self.shell.user_ns_hidden
-        return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
+        elif word in commands and word != "run":
+            own = (name for name in shell.user_ns if not name.startswith("_") and name not in shell.user_ns_hidden)
+            others = sorted(own) if word == "push" else names() if word == "pull" else ()
+            found = completions(rest.lstrip(), commands[word].flags, others)
+    return _reply((text for text in found if text.startswith(context.token)), "magic")
 
 
 def register(shell: Any, name: str, names: Callable[[], Iterable[str]]) -> None:
     """Complete the lines of the magics of this name from now on; `names` gives the names that the session's ranks have."""
-    _add_matcher(shell, MagicMatcher(shell, name, names), _IDENTIFIER)
+    _add_matcher(shell, partial(_in_magic, shell=shell, magic=name, names=names), _IDENTIFIER)
 
 
 def unregister(shell: Any) -> None:
@@ -121,46 +96,6 @@ def unregister(shell: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- calls of launchers
-
-
-@dataclass(frozen=True)
-class ValueMatcher:
-    """A matcher for the values of settings in the call of a launcher: `notebook_launcher(train, engine="` has some."""
-
-    shell: Any
-
-    def __call__(self, context: Any) -> dict[str, Any]:
-        """The completions at the cursor."""
-        above = context.full_text.split("\n")[: context.cursor_line]
-        text = "\n".join([*above, context.text_until_cursor])
-        argument = _ARGUMENT.search(text)
-        fitting: list[str] = []
-        if argument is not None:
-            start = argument["start"]
-            # a page that closes quotes by itself has done so already
-            quote = "" if argument["quote"] else '"'
-            values = self._values(argument["name"], quote, text[: argument.start()])
-            # IPython replaces the token, which may hold the name and the quote, too
-            kept = context.token[: max(len(context.token) - len(start), 0)]
-            fitting = [f"{kept}{value}" for value in values if value.startswith(start)]
-        return _reply(fitting, "param")
-
-    def _values(self, name: str, quote: str, text: str) -> list[str]:
-        """The values of a setting as Python, where the innermost call that is open at the end of a text is a launcher's."""
-        calls: list[str] = []
-        for found in _BRACKETS.finditer(text):
-            if found["open"]:
-                calls.append(found["called"])
-            elif found["close"] and calls:
-                calls.pop()
-        if not calls or not _is_launcher(calls[-1], self.shell.user_ns):
-            return []
-        setting = next((setting for setting in all_settings() if setting.name == name), None)
-        if setting is None:
-            return []
-        if isinstance(setting.value_type, Boolean):
-            return ["True", "False"]
-        return [f"{quote}{choice}{quote}" for choice in setting.choices]
 
 
 # An argument at the end of a text, of which the value has begun.
@@ -173,7 +108,43 @@ _BRACKETS = re.compile(
 )
 
 
-def _is_launcher(called: str, names: dict[str, Any]) -> bool:
+def _in_call(context: Any, shell: Any) -> dict[str, Any]:
+    """The values of a setting at the cursor, in the call of a launcher: `notebook_launcher(train, engine="` has some."""
+    above = context.full_text.split("\n")[: context.cursor_line]
+    text = "\n".join([*above, context.text_until_cursor])
+    fitting: list[str] = []
+    if (argument := _ARGUMENT.search(text)) is not None:
+        start = argument["start"]
+        # a page that closes quotes by itself has done so already
+        quote = "" if argument["quote"] else '"'
+        values = _values_of(argument["name"], quote, text[: argument.start()], shell.user_ns)
+        # IPython replaces the token, which may hold the name and the quote, too
+        kept = context.token[: max(len(context.token) - len(start), 0)]
+        fitting = [f"{kept}{value}" for value in values if value.startswith(start)]
+    return _reply(fitting, "param")
+
+
+def _values_of(name: str, quote: str, text: str, names: Mapping[str, Any]) -> list[str]:
+    """The values of a setting as Python, where the innermost call that is open at the end of a text is a launcher's."""
+    calls: list[str] = []
+    for found in _BRACKETS.finditer(text):
+        if found["open"]:
+            calls.append(found["called"])
+        elif found["close"] and calls:
+            calls.pop()
+    if not calls or not _is_launcher(calls[-1], names):
+        return []
+    setting = next((setting for setting in all_settings() if setting.name == name), None)
+    if setting is None:
+        return []
+    return (
+        ["True", "False"]
+        if isinstance(setting.value_type, Boolean)
+        else [f"{quote}{choice}{quote}" for choice in setting.choices]
+    )
+
+
+def _is_launcher(called: str, names: Mapping[str, Any]) -> bool:
     first, *rest = called.split(".")
     found = names.get(first)
     for name in rest:
@@ -185,7 +156,7 @@ def _is_launcher(called: str, names: dict[str, Any]) -> bool:
 def register_values(shell: Any) -> None:
     """Complete the values of settings in calls of launchers from now on, where the running IPython has such matchers."""
     with suppress(ImportError, AttributeError):
-        _add_matcher(shell, ValueMatcher(shell), "accelerate_nb.values")
+        _add_matcher(shell, partial(_in_call, shell=shell), "accelerate_nb.values")
 
 
 def _add_matcher(shell: Any, matcher: Callable[[Any], dict[str, Any]], identifier: str) -> None:

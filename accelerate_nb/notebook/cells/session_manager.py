@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.run import Run
@@ -24,19 +22,9 @@ _FOLLOWED = frozenset(
     {"name", "tags", "panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"}
 )
 
+_OF_LAUNCHING = frozenset(setting.name for setting in settings(LaunchingConfig))
 # Seconds of waiting without a message.
 _SOON = 0.5
-
-
-class SettingChange(NamedTuple):
-    """A changed setting that needs a restart of the session."""
-
-    name: str
-    was: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.name} was {_in_words(self.was)} and is {_in_words(self.now)} now"
 
 
 @dataclass
@@ -61,9 +49,16 @@ class NotebookSession:
             # where another machine has ended it, it may still be about to
             self.session.close()
             return self._start({**self.settings, **settings}, _end_of(self.session))
-        changes = list(self._changes(self.session, {key: settings[key] for key in settings.keys() - _FOLLOWED}))
+        changes, config = [], self.session.config
+        for name in [name for name in settings if name not in _FOLLOWED]:
+            now, of_launching = settings[name], name in _OF_LAUNCHING
+            was = getattr(config.launching if of_launching else config.training, name)
+            was = self.session.size if name == "num_processes" else was
+            if was != now:
+                was, now = ("not set" if value is None else value for value in (was, now))
+                changes.append(f"{name} was {was} and is {now} now")
         if restart or changes:
-            why = "; ".join(map(str, changes)) or "as requested"
+            why = "; ".join(changes) or "as requested"
             self.session.close()
             return self._start({**self.settings, **settings}, f"The session restarts ({why}); its variables are gone.")
         if followed := {key: settings[key] for key in settings.keys() & _FOLLOWED}:
@@ -104,40 +99,17 @@ class NotebookSession:
         config = resolved(settings, None)
         wanted = config.launching.num_processes
         what = "the processes" if wanted is None else "1 process" if wanted == 1 else f"{wanted} processes"
-        with _print_if_slow(f"starting {what}…"):
+        # ipykernel knows the cell by the context
+        timer = threading.Timer(_SOON, contextvars.copy_context().run, (print_message, f"starting {what}…"))
+        timer.start()
+        try:
             self.session = Session.start(config)
+        finally:
+            timer.cancel()
         self.settings = settings
         ready = "1 process is ready" if self.session.size == 1 else f"{self.session.size} processes are ready"
         print_message(f"{ready} after {time.monotonic() - began:.1f} s: {self.session.why}")
         return self.session
-
-    @staticmethod
-    def _changes(session: Session, settings: Mapping[str, Any]) -> Iterator[SettingChange]:
-        for name, now in settings.items():
-            was = len(session.ranks) if name == "num_processes" else _value(session.config, name)
-            if was != now:
-                yield SettingChange(name, was, now)
-
-
-@contextmanager
-def _print_if_slow(text: str) -> Iterator[None]:
-    """Print a text if the block takes long."""
-    context = contextvars.copy_context()  # by which ipykernel knows the cell
-    timer = threading.Timer(_SOON, lambda: context.run(print_message, text))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _in_words(value: Any) -> str:
-    return "not set" if value is None else str(value)
-
-
-def _value(config: RunConfig, name: str) -> Any:
-    of_launching = name in {setting.name for setting in settings(LaunchingConfig)}
-    return getattr(config.launching if of_launching else config.training, name)
 
 
 def _end_of(session: Session) -> str:

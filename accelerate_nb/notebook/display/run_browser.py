@@ -13,7 +13,7 @@ import traitlets
 
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.detached.remote_conductor import RemoteConductor
+from accelerate_nb.launching.detached.control import RemoteConductor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import Message

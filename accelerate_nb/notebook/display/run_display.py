@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.run import BackgroundRefresh, Run, keep_drawing
+from accelerate_nb.launching.run import Run, keep_drawing
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_now
@@ -181,7 +181,7 @@ class RunDisplay:
     def _go_on(self, run: Run) -> None:
         with self._lock:
             if not self._is_over and (self._thread is None or not self._thread.is_alive()):
-                self._thread = keep_drawing(BackgroundRefresh(self._step, self._end), run)
+                self._thread = keep_drawing(run, self._step, self._end)
 
     def _step(self) -> None:
         try:

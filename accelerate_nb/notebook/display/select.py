@@ -109,7 +109,7 @@ class FailureOnly:
     def follow(self, run: Run) -> None:
         """Wait until the run is over; returns at once."""
         self._run = run
-        keep_drawing(self, run)
+        keep_drawing(run, self.refresh, self.closed)
 
     def show(self, run: Run) -> None:
         """The state of the run in one line."""

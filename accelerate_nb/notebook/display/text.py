@@ -12,7 +12,7 @@ from accelerate_nb.events.model import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.run import BackgroundRefresh, Run, keep_drawing
+from accelerate_nb.launching.run import Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
@@ -133,7 +133,7 @@ class TextFrontEnd:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
         self._open(run)
         self._is_followed = True
-        keep_drawing(BackgroundRefresh(self._refresh, self._close), run)
+        keep_drawing(run, self._refresh, self._close)
 
     def put(self, run: Run, displays: Iterable[Display]) -> None:
         """Write displays that are in no view of the run, such as values of a cell, whatever was written before."""

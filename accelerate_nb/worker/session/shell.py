@@ -103,7 +103,7 @@ class WorkerShell(InteractiveShell):
         compiler.filename = cell.filename
         run: Any = self.run_cell
         try:
-            outcome = run(cell.source, store_history=not cell.silent, silent=cell.silent)
+            outcome = run(cell.source, store_history=True)
         finally:
             compiler.filename = None
         error = outcome.error_before_exec or outcome.error_in_exec

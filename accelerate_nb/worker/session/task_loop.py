@@ -220,7 +220,7 @@ class TaskLoop:
     def _run(self, cell: RunCell) -> TaskReply:
         bundle, metadata, error = self._shell.run(cell)
         if error is None or is_no_failure(error):
-            return TaskReply(0.0) if cell.silent else TaskReply(0.0, result=bundle, metadata=metadata)
+            return TaskReply(0.0, result=bundle, metadata=metadata)
         return self._failed(error)
 
     def _pulled(self, names: Sequence[str]) -> dict[str, Any]:
