@@ -65,13 +65,18 @@ def raises(error, on_rank):
     signal.pause()
 
 
-def loses_connection():
-    """One rank fails while the other waits for it in a collective, and fails of that."""
+def loses_connection(closes_first):
+    """One rank fails while the other waits for it in a collective, and fails of that; it may close its connections before."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     dist.barrier()
     if dist.get_rank() == dist.get_world_size() - 1:
-        raise LookupError("the cause")
+        try:
+            raise LookupError("the cause")
+        finally:
+            if closes_first:
+                dist.destroy_process_group()
+                time.sleep(0.5)
     dist.all_reduce(torch.ones(1))
 
 

@@ -70,9 +70,10 @@ def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(execut
     assert caught.value.code == 7
 
 
-def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart):
+@pytest.mark.parametrize("closes_first", [False, True])
+def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart, closes_first):
     with pytest.raises(LookupError, match="the cause") as caught:
-        apart.run(functions.loses_connection)
+        apart.run(functions.loses_connection, closes_first)
     assert caught.value.rank == apart.size - 1
 
 

@@ -44,6 +44,7 @@ def test_an_interrupt_shows_no_frames_of_this_package_and_ranks_that_were_stoppe
     fresh_kernel.interrupt()
     cell.wait()
     assert "KeyboardInterrupt: the run was interrupted" in traceback(cell)
+    assert "All output: " in traceback(cell)
     assert "run.py" not in traceback(cell)
     assert "stopped" in drawn(cell)
     assert "failed" not in drawn(cell)

@@ -123,21 +123,6 @@ def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, 
     assert "saved 1" in cell.stdout
 
 
-def test_an_interrupted_cell_reports_where_the_output_is(kernel: Kernel) -> None:
-    cell = kernel.start("""
-    import time
-    def speaks():
-        print("words", flush=True)
-        time.sleep(60)
-    run = launch(speaks, num_processes=2)
-    run.wait()
-    """)
-    cell.until_output("words")
-    interrupted(cell)
-    assert kernel.value("str(run.folder)") in cell.text
-    assert "words" in kernel.value("run.logs(0)")
-
-
 # ----------------------------------------------------------------------------------------------------------------- kills
 
 # Ranks of which one reads data with two workers, all of them waiting for ever.

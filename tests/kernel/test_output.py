@@ -150,10 +150,3 @@ def test_figures_of_ranks_are_shown(kernel: Kernel) -> None:
     pictures = [shown["image/png"] for shown in cell.displays if "image/png" in shown]
     assert len(pictures) == 2
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
-
-
-def test_a_prefix_can_be_chosen(kernel: Kernel) -> None:
-    cell = kernel.ok(
-        "notebook_launcher(lambda: print('hello'), num_processes=2, log_line_prefix_template='<${role_name}${rank}> ')"
-    )
-    assert sorted(cell.stdout.split("\n")[:2]) == ["<default0> hello", "<default1> hello"]

@@ -175,14 +175,14 @@ def test_a_knob_that_no_step_follows_is_reported_to_stay(tmp_path):
 
 
 def test_a_cell_of_a_session_has_knobs(session, tmp_path):  # noqa: F811
-    with pytest.raises(StateError, match="no cell runs"):
-        session.set_knob("lr", 0.5)
     session.run("from tests.launching.test_step_requests import trains").wait()
     cell = session.run(f"trains({str(tmp_path)!r})")
     until(lambda: len([rank for rank in session.view.glances() if rank.knobs]) == 2)
     cell.set_knob("lr", 0.5)
     first, second = (end.result["text/plain"] for end in cell.wait())
     assert first == second
+    with pytest.raises(StateError, match="no cell runs"):
+        cell.set_knob("lr", 0.5)
 
 
 # ---------------------------------------------------------------------------------------------- profiles
@@ -254,8 +254,6 @@ def waits(folder):
 
 
 def test_a_cell_of_a_session_is_profiled_until_it_ends(session, tmp_path):  # noqa: F811
-    with pytest.raises(StateError, match="no cell runs"):
-        session.profile()
     session.run("from tests.launching.test_step_requests import steps_of_plain_torch").wait()
     cell = session.run(f"steps_of_plain_torch({str(tmp_path)!r})")
     until(lambda: session.view.has_stepped)
@@ -269,6 +267,8 @@ def test_a_cell_of_a_session_is_profiled_until_it_ends(session, tmp_path):  # no
     # a rank that gets the request late has ended its function before
     until(lambda: len(profiles(session.view, 2)) == ranks)
     assert {profile.steps < 100 for profile in profiles(session.view, 2)} == {True}
+    with pytest.raises(StateError, match="no cell runs"):
+        cell.profile()
 
 
 def test_a_function_in_this_process_is_not_profiled_from_outside(tmp_path):

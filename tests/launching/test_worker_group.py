@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections import Counter
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from accelerate_nb.events.model import Event, Failure, HeldAt, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.rank.step_hold import STOP, StopPoint
-from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     AgentLost,
     HoldAtStep,
@@ -148,11 +146,6 @@ def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: 
     assert agent.after(0.0) == [ReleaseRanks((0, 1))]
 
 
-def test_without_a_cause_the_others_are_ended_all_the_same(agent: ScriptedAgent) -> None:
-    agent.failure(1, lost_connection=True)
-    assert agent.after(1.1) == [SignalRanks(INTERRUPT, (0, 1))]
-
-
 def test_a_process_that_dies_is_a_failure_with_its_exit_code(agent: ScriptedAgent) -> None:
     agent.exits(-int(signal.SIGSEGV), 1)
     assert StateChange(1, "failed", 100.0, "exit code -11") in agent.decided
@@ -233,8 +226,10 @@ def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
     assert agent.group.cause == "timed_out"
 
 
-def test_a_lost_agent_ends_the_group_at_once(agent: ScriptedAgent) -> None:
-    agent.report(AgentLost((0, 1), "it ended with code 1", 100.0))
+@pytest.mark.parametrize("lost", [[(0, 1)], [(0,), (1,)]])
+def test_lost_agents_end_the_group_at_once(agent: ScriptedAgent, lost: list[tuple[int, ...]]) -> None:
+    for number, ranks in enumerate(lost, 1):
+        agent.report(AgentLost(ranks, f"it ended with code {number}", 100.0))
     assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
     assert agent.group.phase == "over"
     assert agent.group.lost == "it ended with code 1"
@@ -266,14 +261,6 @@ def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others(
     assert agent.group.lost == "its connection has ended"
 
 
-def test_agents_that_are_lost_one_after_the_other_end_the_group(agent: ScriptedAgent) -> None:
-    agent.report(AgentLost((0,), "first", 100.0))
-    agent.report(AgentLost((1,), "second", 100.0))
-    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
-    assert agent.group.phase == "over"
-    assert agent.group.lost == "first"
-
-
 def test_every_event_and_line_is_handed_on_once_and_in_order(agent: ScriptedAgent) -> None:
     agent.decided.clear()
     lines = tuple(LogLine(0, "stdout", text, 100.0) for text in "abc")
@@ -296,24 +283,3 @@ def test_nothing_is_pending_while_ranks_run(agent: ScriptedAgent) -> None:
     other = ScriptedAgent()
     other.failure(0)
     assert other.group.is_pending
-
-
-def test_what_group_and_agent_send_each_other_travels_over_a_channel(agent: ScriptedAgent) -> None:
-    near, far = (Channel(end) for end in socket.socketpair())
-    with near, far:
-        lines = (LogLine(1, "stderr", "ü", 100.0),)
-        reports: list[Message] = [
-            RankOutput(1, agent.number(1), b"", lines),
-            RankEvent(1, agent.number(1), Failure(1, "KeyError", "'a'", "", 100.0)),
-            RankExited(1, agent.number(1), 1, 100.0),
-        ]
-        for report in reports:
-            far.send(report)
-        for received in near.receive_ready():
-            agent.report(received.message)
-        assert agent.decided[-3:-1] == [*lines, Failure(1, "KeyError", "'a'", "", 100.0)]
-        decided = agent.after(0.2)
-        for message in decided:
-            assert isinstance(message, Message)
-            near.send(message)
-        assert [received.message for received in far.receive_ready()] == decided == [SignalRanks(INTERRUPT, (0, 1))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -119,12 +117,6 @@ def test_all_that_a_cell_wrote_is_there_when_it_is_done(session):
         cell.wait()
         for rank in (0, 1):
             assert sorted(text for who, text in lines(cell) if who == rank) == ["end", "err", "out", "raw"]
-
-
-def test_a_flood_of_output_arrives_whole(session):
-    cell = session.run("for n in range(50_000): print('line', n)")
-    cell.wait()
-    assert cell.view.tail(0, 1)[0].text == cell.view.tail(1, 1)[0].text == "line 49999"
 
 
 def test_a_cell_on_some_ranks_leaves_the_others_alone(session):
@@ -341,11 +333,6 @@ def test_a_class_of_the_notebook_is_itself_when_it_comes_back(session, monkeypat
         del main.Mine
 
 
-def test_a_function_is_called_in_every_rank(session):
-    ends = session.call(lambda factor: factor * int(os.environ["RANK"]), (5,)).wait()
-    assert [end.value for end in ends] == [0, 5]
-
-
 # -------------------------------------------------------------------------------------------------------------- faults
 
 WAITS = {
@@ -428,13 +415,6 @@ def test_an_error_on_all_ranks_keeps_groups_of_the_persons_own(session):
     session.run("import torch\ndist.all_reduce(torch.ones(1), group=group)").wait()
 
 
-def test_a_time_that_is_over_ends_the_cell_with_every_ranks_stack(session):
-    error = error_of(session.run("import time\ndef lingers():\n    time.sleep(60)\nlingers()", number=9, timeout=1.0))
-    assert isinstance(error, HangError)
-    assert str(error).count("Cell In[9], line 3, in lingers") == 2
-    works(session)
-
-
 HOLDS = """
 import torch, weakref
 held = []
@@ -459,11 +439,10 @@ def test_what_a_failed_cell_held_is_free_when_the_next_begins(session, call):
     works(session)
 
 
-@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_that_dies_ends_the_session_with_its_last_words(fresh_session, how):
+def test_a_worker_that_dies_ends_the_session_with_its_last_words(fresh_session):
     fresh_session.run("print('of a former cell')").wait()
     error = error_of(
-        fresh_session.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    {how}\n{TOGETHER}")
+        fresh_session.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    os._exit(3)\n{TOGETHER}")
     )
     assert isinstance(error, WorkerError)
     assert error.rank == 1
@@ -521,13 +500,10 @@ sys.stdin.read()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", ["", "while True: pass"])
-@pytest.mark.parametrize("killed", [True, False])
-def test_no_worker_outlives_the_kernel(tmp_path, busy, killed):
+def test_no_worker_outlives_a_kernel_that_ends(tmp_path, busy):
     command = [sys.executable, "-c", KERNEL, str(tmp_path), busy]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
         workers = [psutil.Process(int(pid)) for pid in kernel.stdout.readline().split()]
-        if killed:
-            kernel.send_signal(signal.SIGKILL)
         kernel.stdin.close()
         kernel.wait(30)
     assert len(workers) == 2
@@ -580,16 +556,9 @@ def batches(how):
 
 
 @pytest.mark.parametrize("how", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow), "fork"])
-def test_pools_of_any_start_method_find_what_a_cell_defines(session, how):
-    ends = session.run(f"{POOL}\nsquares({how!r})").wait()
-    assert [end.result["text/plain"] for end in ends] == ["[4, 9, 5]"] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["spawn", "forkserver"])
-def test_loader_workers_that_start_anew_find_what_a_cell_defines(session, how):
-    ends = session.run(f"{POOL}{LOADER}\nbatches({how!r})").wait()
-    assert [end.result["text/plain"] for end in ends] == ["[[3.5, 2.5], [1.5, 0.5]]"] * 2
+def test_pools_and_loader_workers_of_any_start_method_find_what_a_cell_defines(session, how):
+    ends = session.run(f"{POOL}{LOADER}\nsquares({how!r}), batches({how!r})").wait()
+    assert [end.result["text/plain"] for end in ends] == ["([4, 9, 5], [[3.5, 2.5], [1.5, 0.5]])"] * 2
 
 
 def test_what_a_cell_s_function_captures_and_a_new_process_can_t_get_is_named(session):
