@@ -243,7 +243,7 @@ class Run:
         return self._control.stacks()
 
     def __repr__(self) -> str:
-        ranks = len(self.view.ranks)
+        ranks = len(self.ranks)
         count = f"{ranks} rank{'' if ranks == 1 else 's'}"
         return f"<Run of {self.name}: {self.view.state}, {count}, output in {shown_path(self.folder)}>"
 

@@ -39,34 +39,15 @@ def facts_run(engine):
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-@pytest.fixture(scope="module")
-def returned(engine):
-    """One run that brings tensors and arrays back."""
+def test_every_rank_returns_its_own_result_and_a_wait_that_of_rank_0(engine):
     run = engine.launch(functions.tensors, results="main")
-    return run.wait(60), run.results
-
-
-def test_every_rank_returns_its_own_result(engine, returned):
-    _, found = returned
-    assert [item["rank"] for item in found] == list(range(engine.size))
-    for result in found:
+    assert run.wait(60)["rank"] == 0
+    assert [item["rank"] for item in run.results] == list(range(engine.size))
+    for result in run.results:
         assert torch.equal(result["base"], torch.arange(functions.LARGE, dtype=torch.float32))
         assert np.array_equal(result["array"], np.arange(12.0).reshape(3, 4).T)
-
-
-def test_tensors_that_share_memory_in_a_worker_share_it_here(returned):
-    for item in returned[1]:
-        assert item["view"].data_ptr() == item["base"][10:].data_ptr()
-
-
-def test_the_main_result_is_that_of_rank_0(returned):
-    assert returned[0]["rank"] == 0
-
-
-def test_arguments_arrive(engine, facts_run):
-    for found in facts_run[0].results:
-        assert found["args"] == (1, "two")
-        assert found["kwargs"] == {"three": [3]}
+        # what shares memory in a worker shares it here
+        assert result["view"].data_ptr() == result["base"][10:].data_ptr()
 
 
 def test_classes_and_functions_of_a_cell_go_there_and_come_back(engine, cell):
@@ -115,22 +96,19 @@ def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
     assert len(ports) == 1
 
 
-def test_workers_find_the_folder_and_the_path_of_the_notebook(engine, facts_run):
-    for found in facts_run[0].results:
-        assert found["folder"] == os.getcwd()
-        assert found["path"] == sys.path
-        assert found["thread"]
+def test_workers_find_the_arguments_the_folder_the_path_and_the_random_states_of_the_notebook(engine, facts_run):
+    run, expected = facts_run
+    assert len(run.results) == engine.size
+    for found in run.results:
+        assert (found["args"], found["kwargs"]) == ((1, "two"), {"three": [3]})
+        assert (found["folder"], found["path"], found["thread"]) == (os.getcwd(), sys.path, True)
+        assert found["drawn"] == expected
 
 
 def test_each_worker_leads_a_session_of_its_own(isolated, facts_run):
     sessions = [found["session"] for found in facts_run[0].results]
     assert sessions == [found["pid"] for found in facts_run[0].results]
     assert os.getsid(0) not in sessions
-
-
-def test_workers_start_from_the_random_states_of_the_notebook(engine, facts_run):
-    run, expected = facts_run
-    assert [found["drawn"] for found in run.results] == [expected] * engine.size
 
 
 def test_ranks_meet_through_the_environment_alone(isolated):

@@ -80,7 +80,9 @@ def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(ker
     assert "missing 1 required positional argument: 'value'" in cell.error.text
 
 
-@pytest.mark.parametrize("call", ["input('how many? ')", "breakpoint()"])
+@pytest.mark.parametrize(
+    "call", ["input('how many? ')", "breakpoint()", "import pdb; pdb.set_trace()\n        print()"]
+)
 def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
     cell = kernel.run(f"""
     def asks():
@@ -90,18 +92,5 @@ def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel,
     assert cell.error is not None
     assert cell.error.name == "StateError"
     assert "has no keyboard" in cell.error.text
-    assert f"Cell In[{cell.number}], line 2, in asks" in cell.error.text
-
-
-def test_a_debugger_in_a_worker_is_an_error_and_no_hang(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    def debugs():
-        import pdb
-        pdb.set_trace()
-        print("went on")
-    notebook_launcher(debugs, num_processes=2)
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "StateError"
-    assert "(Pdb)" in cell.error.text
-    assert "has no keyboard" in cell.error.text
+    assert re.search(rf"Cell In\[{cell.number}\], line [23], in asks", cell.error.text)
+    assert "pdb" not in call or "(Pdb)" in cell.error.text

@@ -9,6 +9,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
+from tests.kernel.pages import VIEW
+
 TRAIN = """
 from accelerate_nb import notebook_launcher
 def train():
@@ -33,7 +35,10 @@ def test_a_notebook_that_nbconvert_executes_keeps_its_lines_and_then_the_report(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    outputs = nbformat.read(tmp_path / "nightly.ipynb", as_version=4).cells[1].outputs
+    executed = nbformat.read(tmp_path / "nightly.ipynb", as_version=4)
+    assert "widgets" not in executed.metadata
+    outputs = executed.cells[1].outputs
+    assert not any(VIEW in output.get("data", {}) for output in outputs)
     assert [output.output_type for output in outputs][-1] == "display_data"
     assert "[0] trained" in "".join(output.text for output in outputs if output.output_type == "stream")
     (html,) = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.kernel.kernels import Cell, Kernel, kernel as started
@@ -323,17 +319,3 @@ def test_a_failure_that_the_panel_shows_is_one_line_under_it(
     assert again is not None
     assert 'raise KeyError("no such thing")' in again.traceback
     kernel.ok("%accelerate stop")
-
-
-def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_path: Path) -> None:
-    notebook = tmp_path / "a.ipynb"
-    code = "from accelerate_nb import notebook_launcher\nnotebook_launcher(lambda: print('hello'), num_processes=2)"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
-    command = [sys.executable, "-m", "jupyter", "execute", "--inplace", str(notebook)]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    subprocess.run(command, check=True, timeout=100, capture_output=True, env=environment)
-    executed = nbformat.read(notebook, 4)
-    outputs = executed.cells[0].outputs
-    assert "[1] hello" in "".join(output.get("text", "") for output in outputs)
-    assert not any(VIEW in output.get("data", {}) for output in outputs)
-    assert "widgets" not in executed.metadata

@@ -67,14 +67,15 @@ def test_a_run_that_has_not_begun_ends_at_once_and_the_next_one_works(cold, tmp_
 
 @pytest.mark.slow
 def test_a_session_that_has_not_begun_ends_at_once_and_the_next_one_works(cold):
-    def interrupted() -> None:
-        if cold.starts:
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        starts(cold)
+        os.kill(os.getpid(), signal.SIGINT)
 
     config = resolve({**TWO, "stop_grace_period": STOP_GRACE_PERIOD}, {})
     began = time.monotonic()
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        Session.start(config, refresh=interrupted)
+        Session.start(config)
     assert time.monotonic() - began < AT_ONCE
     cold.release()
     Session.start(config).close()

@@ -46,12 +46,13 @@ def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
     assert samplers() == []
 
 
-def test_a_rank_in_this_process_is_this_process(tmp_path):
-    view = RunState(1)
+def test_a_rank_in_this_process_is_this_process_once_it_has_begun(tmp_path):
+    view = RunState(2)
     view.apply(StateChange(0, "running", time.time()))
-    with ResourceMonitor(view, lambda: range(1), "cpu", {}, [tmp_path]):
+    with ResourceMonitor(view, lambda: range(2), "cpu", {}, [tmp_path]):
         until(lambda: view.rank(0).devices)
     assert view.rank(0).devices["cpu"].memory_used > 1 << 20
+    assert view.rank(1).devices == {}
     assert samplers() == []
 
 
@@ -62,14 +63,6 @@ def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp
     with ResourceMonitor(view, lambda: range(2), "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
         until(lambda: view.rank(1).devices)
     assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
-
-
-def test_a_rank_that_has_not_begun_is_not_this_process(tmp_path):
-    view = RunState(2)
-    view.apply(StateChange(0, "running", time.time()))
-    with ResourceMonitor(view, lambda: range(2), "cpu", {}, [tmp_path]):
-        until(lambda: view.rank(0).devices)
-    assert view.rank(1).devices == {}
 
 
 def test_a_run_of_a_moment_is_not_looked_at(tmp_path):

@@ -110,33 +110,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fault", "at", "numbered"),
+    ("fault", "at", "numbered", "detach"),
     [
-        (dies, 5, True),
-        (dies_while_files_are_written, 8, False),
-        pytest.param(dies, 11, False, marks=pytest.mark.slow),
-        pytest.param(fails, 10, True, marks=pytest.mark.slow),
+        (dies, 5, True, False),
+        (dies_while_files_are_written, 8, False, False),
+        pytest.param(dies, 11, False, False, marks=pytest.mark.slow),
+        pytest.param(fails, 10, True, False, marks=pytest.mark.slow),
+        pytest.param(dies, 5, True, True, marks=pytest.mark.slow),
+        # before the first checkpoint
+        pytest.param(dies, 2, False, False, marks=pytest.mark.slow),
     ],
 )
 def test_numbers_after_a_restart_are_those_of_a_run_that_never_failed(
-    again: Any, undisturbed: Any, fault: Any, at: int, numbered: bool
+    again: Any, undisturbed: Any, fault: Any, at: int, numbered: bool, detach: bool
 ) -> None:
-    run = again(trains, fault, at, numbered)
-    assert run.wait() == [(True, found) for found in undisturbed]
+    run = again(trains, fault, at, numbered, detach=detach)
+    assert run.wait(60) == [(at >= SAVE_EVERY, found) for found in undisturbed]
     assert [item.attempt for item in run.view.restarts] == [1]
     assert run.view.state == "finished"
-
-
-@pytest.mark.slow
-def test_a_detached_run_starts_again_too(again: Any, undisturbed: Any) -> None:
-    run = again(trains, dies, 5, True, detach=True)
-    assert run.wait(60) == [(True, found) for found in undisturbed]
-    assert [item.attempt for item in run.view.restarts] == [1]
-
-
-@pytest.mark.slow
-def test_a_failure_before_the_first_checkpoint_begins_anew(again: Any, undisturbed: Any) -> None:
-    assert again(trains, dies, 2).wait() == [(False, found) for found in undisturbed]
 
 
 # ------------------------------------------------------------------------------------------------------------ what is told

@@ -49,8 +49,9 @@ class CellResult(RankResult):
         return self.failure is None
 
 
-# After one rank has failed: how long the others may still come to their own end before they are interrupted.
-SETTLE = 0.5
+# After one rank has failed: how long the others may still come to their own end before they are interrupted; longer where it has only lost
+# its connection, since another one has the cause.
+SETTLE, SETTLE_WITHOUT_CAUSE = 0.5, 1.0
 # What an interrupted rank gets, beside `stop_grace_period`, to be freed from what it waits for (see `cells`).
 FREEING = 1.0
 
@@ -357,7 +358,7 @@ class TaskDispatcher:
                 self._finish(cell)
             elif failure is not None and sum(not result.ok for result in cell.ended.values()) == 1:
                 # the others may wait for it for ever
-                cell.after(SETTLE, self.interrupt)
+                cell.after(SETTLE_WITHOUT_CAUSE if failure.lost_connection else SETTLE, self.interrupt)
 
     def _finish(self, cell: CellControl) -> None:
         del self._open[cell.number]

@@ -260,8 +260,8 @@ def test_a_rank_does_one_thing_at_a_time(session):
     cell = session.run("import threading\nthreading.Event().wait(60)", number=3)
     with pytest.raises(LaunchError, match=r"busy with Cell In\[3\]"):
         session.run("1", ranks=[1])
-    cell.interrupt()
-    assert isinstance(error_of(cell), KeyboardInterrupt)
+    cell.stop()
+    assert isinstance(cell.error, KeyboardInterrupt)
     works(session)
 
 
