@@ -208,21 +208,20 @@ class NotebookTranslation:
             yield from ("", marker(self._name, None), *_commented(cell.source))
         elif cell.number is not None:
             item = self.cells[cell.number]
-            yield from ("", marker(self._name, cell.number), *self._code(item, cell.number))
+            source = item.plain.source
+            yield from ("", marker(self._name, cell.number))
+            if item.plain.left_out:
+                yield from _commented(source)
+                return
+            if (result := result_of(source, item.cell.source)) is not None:
+                # `shown(a, b)` would be two arguments
+                opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
+                source = edited(source, around(result, f"nb_shell.shown{opening}", closing))
+            yield from guarded(source, cell.number, self._definitions, shown=result is not None)
             if names := ", ".join(parameter.name for parameter in item.parameters):
                 # the names of the `parameters` cell get the values of the options
                 comma = "," if len(item.parameters) == 1 else ""
                 yield added(f"{names}{comma} = nb_options.instead_of({names})")
-
-    def _code(self, item: TranslatedCell, number: int) -> Iterable[str]:
-        source = item.plain.source
-        if item.plain.left_out:
-            return _commented(source)
-        if (result := result_of(source, item.cell.source)) is not None:
-            # `shown(a, b)` would be two arguments
-            opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
-            source = edited(source, around(result, f"nb_shell.shown{opening}", closing))
-        return guarded(source, number, self._definitions, shown=result is not None)
 
 
 def _commented(text: str) -> Iterator[str]:

@@ -151,27 +151,18 @@ def test_an_error_before_the_launch_shows_the_person_s_frames_alone(monkeypatch,
     assert [frame.code.path for frame in shown] == [Path(__file__)]
 
 
-def test_every_ranks_value_comes_back_where_that_was_requested():
-    found = notebook_launcher(launch_environment, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
+def test_settings_reach_every_rank_whose_values_come_back_on_request_and_others_are_left_to_the_accelerator():
+    def variables():
+        return {name: value for name, value in os.environ.items() if name.startswith(("RANK", "FSDP_", "ACCELERATE_"))}
+
+    settings = {"gradient_accumulation_steps": 4, "strategy": "fsdp"}
+    found = notebook_launcher(variables, num_processes=2, cpu=True, results="all", **settings)
     assert [item["RANK"] for item in found] == ["0", "1"]
-    assert {item["ACCELERATE_MIXED_PRECISION"] for item in found} == {"bf16"}
-
-
-def test_what_was_not_set_is_left_to_the_accelerator():
-    assert "ACCELERATE_MIXED_PRECISION" not in notebook_launcher(launch_environment, num_processes=1, cpu=True)
-
-
-def test_further_settings_are_set_by_name():
-    found = notebook_launcher(launch_environment, num_processes=1, cpu=True, gradient_accumulation_steps=4)
-    assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
-
-
-def test_a_strategy_reaches_the_workers_of_every_rank():
-    def sharding():
-        return {name: value for name, value in os.environ.items() if name.startswith(("FSDP_", "ACCELERATE_USE_FSDP"))}
-
-    for found in notebook_launcher(sharding, num_processes=2, cpu=True, results="all", strategy="fsdp"):
-        assert found == {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    for item in found:
+        assert item["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+        assert (item["ACCELERATE_USE_FSDP"], item["FSDP_VERSION"]) == ("true", "2")
+        assert not any(name.startswith("FSDP_") and name != "FSDP_VERSION" for name in item)
+        assert "ACCELERATE_MIXED_PRECISION" not in item
 
 
 def test_the_configuration_file_sets_what_the_call_does_not(tmp_path):
