@@ -36,7 +36,10 @@ export class Charts {
       for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
       view.draw();
     });
-    this.sized = new ResizeObserver(() => this.measure());
+    this.sized = new ResizeObserver(() => {
+      for (const chart of this.charts.values()) chart.measure();
+      view.draw();
+    });
     this.sized.observe(this.grid);
   }
 
@@ -99,17 +102,6 @@ export class Charts {
     for (const chart of this.charts.values()) if (chart.visible) chart.draw(true);
   }
 
-  /** Shows the charts whose names hold a text, in any case. */
-  filter(text) {
-    for (const [name, chart] of this.charts) show(chart.element, name.toLowerCase().includes(text.toLowerCase()));
-    for (const group of this.groups.values()) group.fit();
-  }
-
-  measure() {
-    for (const chart of this.charts.values()) chart.measure();
-    this.view.draw();
-  }
-
   themed() {
     for (const chart of this.charts.values()) chart.draw();
   }
@@ -146,7 +138,7 @@ export class Charts {
     const prefix = groupName(name);
     if (!this.groups.has(prefix)) this.addGroup(prefix, isAutomatic(name));
     this.groups.get(prefix).add(chart);
-    show(chart.element, name.toLowerCase().includes(this.tools.filter.value.toLowerCase()));
+    show(chart.element, this.tools.fits(name));
   }
 
   /** A group for names with a prefix: those without one come first, what ranks report by themselves last. */
@@ -172,11 +164,6 @@ export class Charts {
     return true;
   }
 
-  /** The axes that there is something to show on. */
-  get axes() {
-    return epochsOf(this.store) ? ["step", "time", "epoch"] : ["step", "time"];
-  }
-
   /** The table that says what the charts show. */
   drawNumbers() {
     const cell = (role, text, name = "anb-num") => h("div", { class: `anb-cell ${name}`, role }, text);
@@ -200,6 +187,10 @@ export class Charts {
 class ChartTools {
   constructor(charts) {
     this.charts = charts;
+    const filter = () => {
+      for (const [name, chart] of charts.charts) show(chart.element, this.fits(name));
+      for (const group of charts.groups.values()) group.fit();
+    };
     const smooth = () => {
       charts.smoothing = Number(this.smoothing.value);
       charts.redraw();
@@ -217,7 +208,7 @@ class ChartTools {
       [charts.grid.hidden, charts.numbers.hidden] = [charts.numbers.hidden, charts.grid.hidden];
       charts.view.draw();
     };
-    this.filter = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: () => charts.filter(this.filter.value) });
+    this.filter = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: filter });
     this.smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: smooth });
     this.axis = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: chooseAxis });
     this.all = button("anb-plain-btn", "Show all", () => charts.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
@@ -229,9 +220,14 @@ class ChartTools {
     this.element = div("anb-tools", this.filter, h("label", { class: "anb-smoothing" }, "smooth", this.smoothing), this.axis, this.all, this.band, this.table, this.csv, this.frame);
   }
 
+  /** Whether a chart of this name is shown: its name holds what is searched, in any case. */
+  fits(name) {
+    return name.toLowerCase().includes(this.filter.value.toLowerCase());
+  }
+
   draw() {
     const { charts } = this;
-    const { axes } = charts;
+    const axes = epochsOf(charts.store) ? ["step", "time", "epoch"] : ["step", "time"];
     if (this.axis.options.length !== axes.length) {
       this.axis.replaceChildren(...axes.map((kind) => h("option", { value: kind }, kind)));
       this.axis.value = charts.axis.kind;

@@ -144,16 +144,6 @@ export class RunBar {
     return this.view.root.getClientRects().length > 0;
   }
 
-  /** Finds what scrolls, and where in it the panel is. */
-  locate() {
-    const { root } = this.view;
-    if (!this.hasPlace) return;
-    const notebook = root.closest(".jp-Notebook");
-    this.scroller = notebook?.querySelector(":scope > .jp-WindowedPanel-outer") ?? notebook;
-    if (!this.scroller) return;
-    this.offset = this.scroller.scrollTop + root.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
-  }
-
   takeAway() {
     const bars = this.bar.parentElement;
     this.bar.remove();
@@ -168,7 +158,12 @@ export class RunBar {
 
   update() {
     const { head, controls, store, canAct, root } = this.view;
-    this.locate();
+    if (this.hasPlace) {
+      // what scrolls, and where in it the panel is
+      const notebook = root.closest(".jp-Notebook");
+      this.scroller = notebook?.querySelector(":scope > .jp-WindowedPanel-outer") ?? notebook;
+      if (this.scroller) this.offset = this.scroller.scrollTop + root.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top;
+    }
     this.draw();
     // when the run ends another view takes over
     const isLast = [...store.views].at(-1) === this.view;

@@ -20,7 +20,10 @@ export class Output {
     this.path = span("anb-path");
     this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, (text) => this.view.announce(text)));
     this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel, this.folder);
-    this.sized = new ResizeObserver(() => this.measure());
+    this.sized = new ResizeObserver(() => {
+      for (const log of this.shown()) log.measure();
+      view.draw();
+    });
     this.sized.observe(this.panel);
   }
 
@@ -61,11 +64,6 @@ export class Output {
   forget() {
     this.logs.clear();
     delete this.select.dataset.ranks;
-  }
-
-  measure() {
-    for (const log of this.shown()) log.measure();
-    this.view.draw();
   }
 
   draw() {

@@ -36,7 +36,11 @@ export class Profile {
     this.chosen = null; // the rank that is shown
     this.picked = false; // whether a person has chosen it
     this.number = 0; // of the newest profile
-    this.select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: () => this.pick(Number(this.select.value)) });
+    const pick = () => {
+      Object.assign(this, { chosen: Number(this.select.value), picked: true });
+      this.draw();
+    };
+    this.select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
     this.head = span("anb-profile-head");
     this.download = button("anb-plain-btn", "Trace", () => this.requestTrace(), { title: "save the trace, which ui.perfetto.dev opens" });
     this.table = h("div", { class: "anb-profile-table", role: "table", "aria-label": "costliest operations" });
@@ -70,11 +74,6 @@ export class Profile {
       h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title))),
       ...cellsOf(profile).map((cells, i) => operationRow(cells, profile.operations[i][3])),
     );
-  }
-
-  pick(rank) {
-    Object.assign(this, { chosen: rank, picked: true });
-    this.draw();
   }
 
   requestTrace() {

@@ -354,7 +354,14 @@ export class Ranks {
     const number = node?.node ?? null;
     const rows = [];
     if (node) {
-      const row = this.nodeRowOf(node);
+      let row = this.nodeRows.get(number);
+      if (row?.node !== node) {
+        const toggle = () => {
+          if (!this.folded.delete(number)) this.folded.add(number);
+          this.draw();
+        };
+        this.nodeRows.set(number, (row = new NodeRow(node, toggle)));
+      }
       rows.push({ row, draw: () => row.draw(ranks, !this.folded.has(number), this.store.loads.get(number)) });
       if (this.folded.has(number)) return rows;
     }
@@ -366,17 +373,6 @@ export class Ranks {
       rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(group[0].rank), this.silent) });
     }
     return rows;
-  }
-
-  nodeRowOf(node) {
-    const known = this.nodeRows.get(node.node);
-    if (known?.node === node) return known;
-    const row = new NodeRow(node, () => {
-      if (!this.folded.delete(node.node)) this.folded.add(node.node);
-      this.draw();
-    });
-    this.nodeRows.set(node.node, row);
-    return row;
   }
 
   rowOf(group) {

@@ -46,7 +46,15 @@ class RunList {
       for (const row of table.rows) {
         const call = row.lastElementChild;
         call.remove();
-        if (row.dataset.run) this.buttons.set(Number(row.dataset.run), this.button(row, call.textContent));
+        if (!row.dataset.run) continue;
+        const number = Number(row.dataset.run);
+        const cell = row.querySelector("[data-name]");
+        const title = `${cell.textContent}\nShow this run under the row\nfrom anywhere: ${call.textContent}`;
+        const button = h("button", { type: "button", style: LINK, title }, cell.textContent);
+        cell.replaceChildren(button);
+        row.style.cursor = "pointer";
+        row.addEventListener("click", () => document.getSelection().isCollapsed && this.press(number));
+        this.buttons.set(number, button);
       }
     }
     if (!tables.length) return;
@@ -62,17 +70,6 @@ class RunList {
       if (seconds >= 86400) setText(cell, cell.title.slice(0, 16));
       else setText(cell, `${seconds >= 3600 ? `${Math.floor(seconds / 3600)} h` : seconds >= 60 ? `${Math.floor(seconds / 60)} min` : `${seconds} s`} ago`);
     }
-  }
-
-  button(row, call) {
-    const number = Number(row.dataset.run);
-    const cell = row.querySelector("[data-name]");
-    const title = `${cell.textContent}\nShow this run under the row\nfrom anywhere: ${call}`;
-    const button = h("button", { type: "button", style: LINK, title }, cell.textContent);
-    cell.replaceChildren(button);
-    row.style.cursor = "pointer";
-    row.addEventListener("click", () => document.getSelection().isCollapsed && this.press(number));
-    return button;
   }
 
   press(number) {
