@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from accelerate_nb.sources.cells import CellSources
 
@@ -34,6 +34,8 @@ class _Values(Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """The text of a value whose type has no rule of its own."""
+        if isinstance(x, _Hidden):
+            return _HIDDEN
         if isinstance(x, (float, complex, bool, Enum, os.PathLike)) or x is None:
             return super().repr_instance(x, level)
         name = x.__qualname__ if isinstance(x, type) or inspect.isroutine(x) else type(x).__qualname__
@@ -56,10 +58,6 @@ class _Values(Repr):
     def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
         """A frozen set's text, in the same way."""
         return super().repr_frozenset(frozenset(islice(x, self.maxfrozenset + 1)), level)
-
-    def repr__Hidden(self, x: _Hidden, level: int) -> str:  # noqa: N802 - reprlib's name for a type
-        """What stands for a secret."""
-        return _HIDDEN
 
 
 class _Hidden:
@@ -156,14 +154,6 @@ class SourcePart:
     text: str
 
 
-@runtime_checkable
-class HasSource(Protocol):
-    """A callable that knows the text which it runs."""
-
-    def source_parts(self) -> tuple[SourcePart, ...]:
-        """The text that it runs, and its arguments, as far as there are any."""
-
-
 def keep_source(
     folder: Path, function: Callable[..., Any], args: Sequence[Any], sources: CellSources
 ) -> dict[str, str]:
@@ -190,8 +180,9 @@ def kept_source(folder: Path) -> tuple[SourcePart, ...]:
 
 def source_parts(function: Callable[..., Any], args: Sequence[Any], sources: CellSources) -> tuple[SourcePart, ...]:
     """The arguments of a function, the cell or file that defines it, and the newest cell, which launches it; of a program, its own text."""
-    if isinstance(function, HasSource):
-        return function.source_parts()
+    if (own_parts := getattr(function, "source_parts", None)) is not None:
+        found: tuple[SourcePart, ...] = own_parts()
+        return found
     parts = arguments_part(_inner(function), call_lines(function, args))
     defined, numbers = _definition(function, sources), sources.numbers
     if defined is not None:
