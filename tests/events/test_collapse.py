@@ -33,24 +33,24 @@ def test_what_all_ranks_write_comes_once_and_at_once():
     assert shown(folding.ready(now=0.0)) == [((0, 1, 2, 3), "hello")]
 
 
-def test_what_differs_comes_by_rank():
-    folding = OutputCollapser(range(2))
-    folding.take([line(0, "a"), line(1, "b")], now=0.0)
-    assert shown(folding.rest()) == [((0,), "a"), ((1,), "b")]
-
-
-def test_of_what_came_together_the_lowest_ranks_lines_come_first():
-    folding = OutputCollapser(range(2))
-    folding.take([line(1, "b"), line(0, "a")], now=0.0)
-    folding.take([line(1, "d"), line(0, "c")], now=0.1)
-    assert [text for _, text in shown(folding.rest())] == ["a", "b", "c", "d"]
-
-
-def test_equal_lines_are_found_behind_lines_that_differ():
-    folding = OutputCollapser(range(2))
-    folding.take([line(0, "epoch 1"), line(1, "rank 1"), line(1, "epoch 1"), line(0, "rank 0"), line(0, "done")], 0.0)
-    folding.take([line(1, "done")], 0.1)
-    assert shown(folding.rest()) == [((1,), "rank 1"), ((0, 1), "epoch 1"), ((0,), "rank 0"), ((0, 1), "done")]
+@pytest.mark.parametrize(
+    ("at_once", "later", "emitted"),
+    [
+        # of what came together the lowest rank's lines come first
+        ("1 b, 0 a", "1 d, 0 c", "0 a, 1 b, 0 c, 1 d"),
+        # equal lines are found behind lines that differ
+        ("0 epoch, 1 own, 1 epoch, 0 other, 0 done", "1 done", "1 own, 01 epoch, 0 other, 01 done"),
+        # some ranks that agree are named together
+        ("0 even, 1 odd, 2 even, 3 odd", "", "02 even, 13 odd"),
+        # lines of one rank in a row stay together
+        ("0 a, 0 b, 1 c, 1 d", "", "0 a, 0 b, 1 c, 1 d"),
+    ],
+)
+def test_equal_lines_come_once_and_others_by_rank_in_their_order(at_once, later, emitted):
+    folding = OutputCollapser({int(item[0]) for item in at_once.split(", ")})
+    for now, text in ((0.0, at_once), (0.1, later)):
+        folding.take([line(int(item[0]), item[2:]) for item in text.split(", ") if item], now)
+    assert ", ".join(f"{''.join(map(str, ranks))} {text}" for ranks, text in shown(folding.rest())) == emitted
 
 
 def test_what_only_the_first_rank_writes_does_not_part_the_others_lines():
@@ -60,12 +60,6 @@ def test_what_only_the_first_rank_writes_does_not_part_the_others_lines():
     assert shown(folding.ready(WINDOW)) == [((0,), "saving"), ((0, 1, 2), "epoch")]
 
 
-def test_some_ranks_that_agree_are_named_together():
-    folding = OutputCollapser(range(4))
-    folding.take([line(0, "even"), line(1, "odd"), line(2, "even"), line(3, "odd")], 0.0)
-    assert shown(folding.rest()) == [((0, 2), "even"), ((1, 3), "odd")]
-
-
 def test_a_rank_alone_waits_for_the_window_only():
     folding = OutputCollapser(range(2))
     folding.take([line(0, "a")], now=10.0)
@@ -73,12 +67,6 @@ def test_a_rank_alone_waits_for_the_window_only():
     assert shown(folding.ready(now=10.0 + WINDOW)) == [((0,), "a")]
     folding.take([line(1, "a")], now=11.0)
     assert shown(folding.ready(now=11.0 + WINDOW)) == [((1,), "a")]
-
-
-def test_lines_of_one_rank_in_a_row_stay_together():
-    folding = OutputCollapser(range(2))
-    folding.take([line(0, "a"), line(0, "b"), line(1, "c"), line(1, "d")], 0.0)
-    assert [text for _, text in shown(folding.rest())] == ["a", "b", "c", "d"]
 
 
 def test_the_streams_stay_apart():

@@ -79,33 +79,12 @@ HARMFUL = [
         "\x1b_a\x1b\\",
         "\x9d0;title\x9c",
     ),
-    *(
-        "\x1b[2J",
-        "\x1b[?1049h",
-        "\x9b2J",
-        "\x1b[6n",
-        "\x1bc",
-        "\x1b(0",
-        "\x1b#8",
-        "\x07",
-        "\x08",
-        "\r",
-        "\x00",
-        "\x7f",
-        "\x85",
-    ),
+    *("\x1b[2J", "\x1b[?1049h", "\x9b2J", "\x1b[6n", "\x1bc", "\x1b(0", "\x1b#8"),
+    *("\x07", "\x08", "\r", "\x00", "\x7f", "\x85"),
     *("\u202e", "\u202a", "\u2066", "\u2069", "\u200f", "\u200e", "\u061c", "\ufffe"),
     # cut off, or made anew by what is taken out of the middle
-    *(
-        "\x1b]0;title",
-        "\x1b[31",
-        "\x1b",
-        "\x9b",
-        "\x1b\x07]0;title\x07",
-        "\x1b\x1b]0;a\x07]0;b\x07",
-        "\x1b[\x003\x071m",
-        "\x1b]0;a\nb\x07",
-    ),
+    *("\x1b]0;title", "\x1b[31", "\x1b", "\x9b"),
+    *("\x1b\x07]0;title\x07", "\x1b\x1b]0;a\x07]0;b\x07", "\x1b[\x003\x071m", "\x1b]0;a\nb\x07"),
 ]
 ACTS = re.compile(
     r"\x1b(?!\[[0-9;:]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe]"

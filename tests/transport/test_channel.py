@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-    encode,
-    frame,
-    message_of,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, encode, frame, message_of
 from accelerate_nb.transport.messages import (
     VERSION,
     BeginTask,

@@ -10,10 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.handshake import (
-    ListenerHandshake,
-    prove_token,
-)
+from accelerate_nb.transport.handshake import ListenerHandshake, prove_token
 
 pytestmark = pytest.mark.timeout(20)
 TOKEN = secrets.token_bytes(16)

@@ -15,10 +15,7 @@ from accelerate_nb.errors import ProtocolError
 from accelerate_nb.events.model import Display, HostSample, LogLine, Metric, StateChange
 from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import (
-    decode,
-    encode,
-)
+from accelerate_nb.transport.channel import decode, encode
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
     MasterAddress,

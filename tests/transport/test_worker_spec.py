@@ -7,10 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from accelerate_nb.transport.channel import (
-    decode,
-    encode,
-)
+from accelerate_nb.transport.channel import encode
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
@@ -38,10 +35,6 @@ SPEC = WorkerSpec(
     payload=PayloadReference(4096, 2),
 )
 WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1, more=(9, 10)))
-
-
-def test_a_spec_arrives_as_it_was_sent():
-    assert decode(encode(BeginWorker(WORKER))) == BeginWorker(WORKER)
 
 
 def test_a_worker_arrives_with_its_descriptors_under_other_numbers():
@@ -87,20 +80,7 @@ def test_a_folder_that_is_gone_is_no_hindrance(tmp_path):
 
 
 def test_a_rank_info_holds_what_torchrun_sets():
-    environ_of_rank = SPEC.rank_info.environ()
-    assert (
-        environ_of_rank["RANK"],
-        environ_of_rank["LOCAL_RANK"],
-        environ_of_rank["WORLD_SIZE"],
-        environ_of_rank["LOCAL_WORLD_SIZE"],
-    ) == ("1", "1", "4", "4")
-    assert (environ_of_rank["MASTER_ADDR"], environ_of_rank["MASTER_PORT"]) == ("127.0.0.1", "12345")
-    assert (environ_of_rank["TORCHELASTIC_RESTART_COUNT"], environ_of_rank["TORCHELASTIC_MAX_RESTARTS"]) == ("2", "3")
-    assert environ_of_rank["TORCHELASTIC_RUN_ID"] == "abc"
-
-
-def test_ranks_on_several_machines_know_their_place_on_their_own():
-    info = RankInfo(5, 8, 1, 4, MasterAddress("10.0.0.1", 12345), "abc", node_rank=1, nodes=2)
+    info = RankInfo(5, 8, 1, 4, MasterAddress("10.0.0.1", 12345), "abc", 1, 2, restart_count=2, max_restarts=3)
     environ_of_rank = info.environ()
     expected = {
         "RANK": "5",
@@ -113,6 +93,9 @@ def test_ranks_on_several_machines_know_their_place_on_their_own():
         "GROUP_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "12345",
+        "TORCHELASTIC_RUN_ID": "abc",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
     }
     assert {name: environ_of_rank[name] for name in expected} == expected
 
