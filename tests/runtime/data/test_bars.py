@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.events.model import Progress
-from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.runtime.data.loaders import Numbers, Stream
-
-
-class Listener:
-    """Keeps what is sent."""
-
-    rank = 0
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def send(self, event: Any) -> None:
-        self.events.append(event)
-
-    @property
-    def bars(self) -> list[Progress]:
-        return [event for event in self.events if isinstance(event, Progress)]
-
-
-@pytest.fixture
-def listener():
-    recorder = Listener()
-    connect(recorder)
-    yield recorder
-    connect(None)
 
 
 def prepared(*loaders, **config):
@@ -47,14 +20,14 @@ def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
     loader = prepared(DataLoader(Numbers(6), 2), progress=True)
     for _ in range(2):
         assert len(list(loader)) == 3
-    assert [(bar.label, bar.done, bar.total, bar.closed) for bar in listener.bars] == [
+    assert [(bar.label, bar.done, bar.total, bar.closed) for bar in listener.of(Progress)] == [
         ("epoch 0", 0, 3, False),
         ("epoch 0", 3, 3, True),
         ("epoch 1", 0, 3, False),
         ("epoch 1", 3, 3, True),
     ]
-    assert {bar.bar for bar in listener.bars} == {"loader 0"}
-    assert {bar.unit for bar in listener.bars} == {"batch"}
+    assert {bar.bar for bar in listener.of(Progress)} == {"loader 0"}
+    assert {bar.unit for bar in listener.of(Progress)} == {"batch"}
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -64,7 +37,7 @@ def test_bars_of_several_loaders_are_distinguished(listener):
     for _ in first:
         list(second)
         break
-    assert {(bar.bar, bar.label) for bar in listener.bars} == {
+    assert {(bar.bar, bar.label) for bar in listener.of(Progress)} == {
         ("loader 0", "epoch 0"),
         ("loader 1", "epoch 0, loader 2"),
     }
@@ -75,24 +48,24 @@ def test_an_epoch_that_is_left_ends_where_it_was_left(listener):
     batches = iter(loader)
     next(batches), next(batches)
     batches.close()
-    assert (listener.bars[-1].done, listener.bars[-1].closed) == (1, True)
+    assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].closed) == (1, True)
     assert loader.iteration == 1
 
 
 def test_a_loader_without_a_length_has_a_bar_without_a_total(listener):
     list(prepared(DataLoader(Stream(6), 2), progress=True))
-    assert (listener.bars[-1].done, listener.bars[-1].total) == (3, None)
+    assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].total) == (3, None)
 
 
 def test_an_epoch_that_goes_on_goes_on_in_its_bar(listener):
     loader = prepared(DataLoader(Numbers(8), 2), progress=True)
     list(Accelerator(cpu=True).skip_first_batches(loader, 3))
-    assert [(bar.done, bar.total) for bar in listener.bars] == [(3, 4), (4, 4)]
+    assert [(bar.done, bar.total) for bar in listener.of(Progress)] == [(3, 4), (4, 4)]
 
 
 def test_nothing_is_sent_unless_it_was_requested(listener):
     list(prepared(DataLoader(Numbers(6), 2)))
-    assert listener.bars == []
+    assert listener.of(Progress) == []
 
 
 def test_where_nobody_watches_a_loader_gives_the_same():

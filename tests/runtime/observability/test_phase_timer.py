@@ -22,22 +22,12 @@ from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.runtime.observability import phase_timer
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from tests.ranks import run_on_ranks
+from tests.runtime.listener import Listener
 
 # seconds: much longer than anything else that these steps do
 SLOW = 0.05
 STEPS = 8
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "idle")
-
-
-class Listener:
-    rank = 0
-
-    def __init__(self):
-        self.steps = []
-
-    def send(self, event):
-        if isinstance(event, StepBreakdown):
-            self.steps.append(event)
 
 
 class Rows(Dataset):
@@ -55,12 +45,9 @@ class Rows(Dataset):
 
 
 @pytest.fixture
-def listener(monkeypatch):
+def listener(listener, monkeypatch):
     monkeypatch.setattr(phase_timer, "_BETWEEN", 0.0)
-    recorder = Listener()
-    connect(recorder)
-    yield recorder
-    connect(None)
+    return listener
 
 
 def trained(rows, after_step=lambda: None, hook=None, **options):
@@ -82,7 +69,7 @@ def trained(rows, after_step=lambda: None, hook=None, **options):
         after_step()
     accelerator.wait_for_everyone()
     connect(None)
-    first, *others = recorder.steps
+    first, *others = recorder.of(StepBreakdown)
     means = {part: sum(getattr(step, part) for step in others) / len(others) for part in PARTS}
     return first, StepBreakdown(first.rank, STEPS, **means, time=0.0, workers=first.workers)
 
@@ -167,7 +154,7 @@ def test_every_part_of_a_step_is_counted_once(listener):
     began = time.perf_counter()
     trained(Rows(0.002))
     # `trained` listens itself, to every step
-    assert listener.steps == []
+    assert listener.of(StepBreakdown) == []
     connect(listener)
     trained_for = time.perf_counter() - began
     first, steps = trained(Rows(0.002))
@@ -186,10 +173,10 @@ def test_an_evaluation_is_no_part_of_a_step(listener):
     for batch in loader:
         accelerator.backward(model(batch).sum())
         optimizer.step()
-        for other in slow if len(listener.steps) == 3 else ():
+        for other in slow if len(listener.of(StepBreakdown)) == 3 else ():
             model.eval()(other)
         model.train()
-    assert max(step.total for step in listener.steps[1:]) < 2 * STEPS * SLOW
+    assert max(step.total for step in listener.of(StepBreakdown)[1:]) < 2 * STEPS * SLOW
 
 
 def test_a_copy_of_a_model_or_a_file_of_it_measures_nothing(listener):
@@ -211,7 +198,7 @@ def test_a_model_that_is_unwrapped_has_no_hooks_and_trains_on(listener):
     for batch in loader:
         accelerator.backward(model(batch).sum())
         optimizer.step()
-    assert min(step.forward for step in listener.steps) > 0
+    assert min(step.forward for step in listener.of(StepBreakdown)) > 0
 
 
 def test_a_model_that_is_compiled_in_place_has_a_forward_too(listener):
@@ -227,7 +214,7 @@ def test_a_model_that_is_compiled_in_place_has_a_forward_too(listener):
             pass
         timer.begin("optimizer")
         timer.stepped()
-    assert min(step.forward for step in listener.steps) >= 0.002
+    assert min(step.forward for step in listener.of(StepBreakdown)) >= 0.002
 
 
 def test_a_model_that_a_person_compiles_is_one_graph(listener):
@@ -277,7 +264,7 @@ def test_what_is_captured_for_a_graph_holds_no_event_and_is_no_step(listener, of
     with of_a_gpu.backward(None):
         pass
     of_a_gpu.stepped()
-    assert (Event.now, listener.steps) == (begun, [])
+    assert (Event.now, listener.of(StepBreakdown)) == (begun, [])
 
 
 def test_on_a_gpu_events_count_and_nothing_waits_for_them(listener, of_a_gpu, monkeypatch):
@@ -288,10 +275,10 @@ def test_on_a_gpu_events_count_and_nothing_waits_for_them(listener, of_a_gpu, mo
             pass
         timer.begin("optimizer")
         timer.stepped()
-    assert listener.steps == []
+    assert listener.of(StepBreakdown) == []
     monkeypatch.setattr(Event, "done", True)
     timer.stepped()
-    assert [(step.step, step.backward, step.optimizer) for step in listener.steps[:2]] == [
+    assert [(step.step, step.backward, step.optimizer) for step in listener.of(StepBreakdown)[:2]] == [
         (1, 0.01, 0.01),
         (2, 0.01, 0.01),
     ]

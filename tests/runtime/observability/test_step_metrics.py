@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, PrecisionChoice
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.runtime.observability import step_metrics
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.step_metrics import MemoryReporter, StepMetrics
@@ -20,31 +19,11 @@ from accelerate_nb.runtime.observability.step_metrics import MemoryReporter, Ste
 ALWAYS = {"speed/step_time_s", "optimizer/lr"}
 
 
-class Listener:
-    rank = 0
-
-    def __init__(self):
-        self.events = []
-
-    def send(self, event):
-        self.events.append(event)
-
-    def values(self, name):
-        return [event.value for event in self.events if isinstance(event, Metric) and event.name == name]
-
-    @property
-    def names(self):
-        return {event.name for event in self.events if isinstance(event, Metric)}
-
-
 @pytest.fixture
-def listener(monkeypatch):
+def listener(listener, monkeypatch):
     # every step is a point
-    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics._BETWEEN", 0.0)
-    recorder = Listener()
-    connect(recorder)
-    yield recorder
-    connect(None)
+    monkeypatch.setattr(step_metrics, "_BETWEEN", 0.0)
+    return listener
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -75,7 +54,7 @@ def train(accelerator, model, optimizer, loader, clip=True, after_step=lambda: N
 
 def test_a_training_has_its_metrics_without_a_line_for_them(listener):
     train(*prepared(Sentences()))
-    assert listener.names == {
+    assert {metric.name for metric in listener.of(Metric)} == {
         *ALWAYS, "speed/samples_per_s", "speed/tokens_per_s", "optimizer/grad_norm", "memory/process_gib", "epoch"
     }  # fmt: skip
     assert listener.values("optimizer/lr") == [0.5] * 3
@@ -90,7 +69,7 @@ def test_a_training_has_its_metrics_without_a_line_for_them(listener):
 
 def test_a_training_reports_its_precision(listener):
     Accelerator(cpu=True, mixed_precision="bf16")
-    assert [event.name for event in listener.events if isinstance(event, PrecisionChoice)] == ["bf16"]
+    assert [event.name for event in listener.of(PrecisionChoice)] == ["bf16"]
 
 
 def test_an_evaluation_between_two_steps_counts_for_nothing(listener):
@@ -122,7 +101,7 @@ class Gauge:
 
 
 def test_a_gpu_has_its_memory_and_its_use_and_no_step_waits_for_its_driver(listener, monkeypatch):
-    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics.GpuGauge", Gauge)
+    monkeypatch.setattr(step_metrics, "GpuGauge", Gauge)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**30)
     metrics = StepMetrics(0, torch.device("cuda", 1), 1.0, PhaseTimer(0, torch.device("cpu"), 1))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
@@ -144,7 +123,7 @@ def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
 
 
 def test_points_are_at_most_four_a_second(listener, monkeypatch):
-    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics._BETWEEN", 1000.0)
+    monkeypatch.setattr(step_metrics, "_BETWEEN", 1000.0)
     train(*prepared(Sentences()))
     assert len(listener.values("speed/step_time_s")) == 1
 
@@ -193,7 +172,7 @@ def test_the_first_step_counts_what_is_held_and_the_process(listener, monkeypatc
         optimizer.zero_grad()
 
     step()
-    (found,) = [event for event in listener.events if isinstance(event, MemoryUse)]
+    (found,) = listener.of(MemoryUse)
     weights = 4 * 500 * 1001
     buffers = 4 * 2 * 500 + 8
     # Adam has two numbers of each weight, and counts steps for each parameter
@@ -201,13 +180,13 @@ def test_the_first_step_counts_what_is_held_and_the_process(listener, monkeypatc
     assert (found.peak, found.used, found.total) == (None, 10**9, None)
     # soon after, nothing is measured again; later only where it has changed
     step()
-    assert len([event for event in listener.events if isinstance(event, MemoryUse)]) == 1
+    assert len(listener.of(MemoryUse)) == 1
     monkeypatch.setattr(step_metrics, "_BETWEEN_READINGS", 0.0)
     step()
-    assert len([event for event in listener.events if isinstance(event, MemoryUse)]) == 1
+    assert len(listener.of(MemoryUse)) == 1
     monkeypatch.setattr(step_metrics, "resident_bytes", lambda: 2 * 10**9)
     step()
-    assert [event.used for event in listener.events if isinstance(event, MemoryUse)] == [10**9, 2 * 10**9]
+    assert [event.used for event in listener.of(MemoryUse)] == [10**9, 2 * 10**9]
 
 
 def test_tensors_elsewhere_are_not_of_the_device(listener, monkeypatch):

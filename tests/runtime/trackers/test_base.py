@@ -16,7 +16,6 @@ from accelerate_nb import Accelerator, launch
 from accelerate_nb.errors import AccelerateNbError, IncompleteTrackerError
 from accelerate_nb.events.event_codec import from_line, to_line
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.runtime.trackers.base import plain, settings
 from accelerate_nb.tracking import GeneralTracker, on_main_process
 from tests.peers import under_both
@@ -141,27 +140,6 @@ def test_settings_are_what_any_format_can_hold():
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
-class Listener:
-    rank = 0
-
-    def __init__(self):
-        self.view = RunState()
-        self.events = []
-
-    def send(self, event):
-        again = from_line(to_line(event))
-        self.events.append(again)
-        self.view.apply(again)
-
-
-@pytest.fixture
-def listener():
-    recorder = Listener()
-    connect(recorder)
-    yield recorder
-    connect(None)
-
-
 def test_numbers_of_every_kind_are_shown(listener):
     accelerator = Accelerator(cpu=True)
     with warnings.catch_warnings():
@@ -184,7 +162,10 @@ def test_numbers_of_every_kind_are_shown(listener):
         )
         accelerator.log({"tensor": 0.25}, step=np.int64(5))
         accelerator.log({"odd": 1}, step="last")
-    shown = listener.view.rank(0)
+    view = RunState()
+    for event in listener.events:
+        view.apply(from_line(to_line(event)))
+    shown = view.rank(0)
     values = {name: metric.value for name, metric in shown.metrics.items()}
     assert math.isnan(values.pop("nan"))
     assert values == {

@@ -1,0 +1,27 @@
+"""What this process's rank sends, kept for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate_nb.events.model import Metric
+
+
+class Listener:
+    """Keeps the events that are sent to it."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def send(self, event: Any) -> None:
+        self.events.append(event)
+
+    def of(self, event_class: type[Any]) -> list[Any]:
+        """The events of a class."""
+        return [event for event in self.events if isinstance(event, event_class)]
+
+    def values(self, name: str) -> list[float]:
+        """The values of a metric."""
+        return [event.value for event in self.of(Metric) if event.name == name]
