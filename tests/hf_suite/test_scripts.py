@@ -92,14 +92,12 @@ class OnTheCpu(torch.nn.parallel.DistributedDataParallel):
 def hooks_without_a_gpu(script: Any) -> None:
     torch.nn.parallel.DistributedDataParallel = OnTheCpu  # what it compares with; this package has the original
     hook_types = script.DDPCommunicationHookType
+    pairs = product([hook_types.POWER_SGD, hook_types.BATCHED_POWER_SGD], [hook_types.NO, hook_types.FP16])
     for hook, wrapper, options in (
         (hook_types.NO, hook_types.NO, {}),
         (hook_types.FP16, hook_types.NO, {}),
-        (hook_types.POWER_SGD, hook_types.NO, {}),
-        (hook_types.POWER_SGD, hook_types.FP16, {}),
         (hook_types.POWER_SGD, hook_types.NO, {"matrix_approximation_rank": 2}),
-        (hook_types.BATCHED_POWER_SGD, hook_types.NO, {}),
-        (hook_types.BATCHED_POWER_SGD, hook_types.FP16, {}),
+        *((hook, wrapper, {}) for hook, wrapper in pairs),
     ):
         # without bf16, which torch averages on CUDA and XPU only
         script.test_ddp_comm_hook(hook, wrapper, options)
@@ -201,14 +199,9 @@ script.main()
 def test_the_notebook_launcher(tmp_path: Path) -> None:
     environment = {**os.environ, "ACCELERATE_NUM_PROCESSES": "2", "ACCELERATE_USE_CPU": "true"}
     environment["PYTHONPATH"] = os.pathsep.join([str(FOLDER / "everywhere"), environment["PYTHONPATH"]])
+    command = [sys.executable, "-c", NOTEBOOK]
     done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Test monitoring" in done.stdout

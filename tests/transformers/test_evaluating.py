@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from tests.hf_suite.alias import install
+from tests.hf_suite.alias import under_alias
 from tests.ranks import run_on_ranks
 
 pytest.importorskip("transformers")
@@ -60,6 +60,7 @@ class Stream(IterableDataset[Any]):
 
 def evaluate(folder: str) -> dict[str, Any]:
     """What an evaluation and a prediction give in every setting."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     return {name: evaluated(setting, folder) for name, setting in SETTINGS.items()}
 
 
@@ -71,28 +72,16 @@ def evaluated(setting: Setting, folder: str) -> dict[str, Any]:
     numbers = torch.randn(setting.samples, 4, generator=torch.Generator().manual_seed(0))
     samples = [{"x": x, "labels": 100 * x.sum() ** 3} for x in numbers]  # some lose much more than others
     arguments = TrainingArguments(
-        folder,
-        per_device_eval_batch_size=setting.batch,
-        accelerator_config=dict(setting.config),
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=0,
-        label_names=["labels"],
-        **setting.arguments,
-    )
-    trainer = Trainer(
-        Model(),
-        arguments,
-        eval_dataset=Stream(samples) if setting.stream else samples,
-        compute_metrics=Summed(),
-    )
+        folder, per_device_eval_batch_size=setting.batch, accelerator_config=dict(setting.config), report_to=[],
+        disable_tqdm=True, use_cpu=True, seed=0, label_names=["labels"], **setting.arguments,
+    )  # fmt: skip
+    dataset = Stream(samples) if setting.stream else samples
+    trainer = Trainer(Model(), arguments, eval_dataset=dataset, compute_metrics=Summed())
     found = trainer.evaluate()
     metrics = {name: found[name] for name in sorted(found) if not name.endswith(("time", "runtime", "per_second"))}
     if arguments.batch_eval_metrics:
         return metrics
-    predicted = trainer.predict(Stream(samples) if setting.stream else samples)
-    held = predicted.predictions
+    held = trainer.predict(dataset).predictions
     return {**metrics, "predictions": None if held is None else torch.as_tensor(held).flatten().tolist()}
 
 
@@ -125,25 +114,14 @@ class Summed:
         return found
 
 
-def under_theirs(folder: str) -> dict[str, Any]:
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    return evaluate(folder)
-
-
-def under_ours(folder: str) -> dict[str, Any]:
-    install()
-    return under_theirs(folder)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_evaluation_with_a_rest_gives_what_it_gives_under_accelerate(
     processes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    def on_ranks(function: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-        return run_on_ranks(function, processes, str(tmp_path_factory.mktemp("evaluated")))
-
-    theirs, ours = on_ranks(under_theirs), on_ranks(under_ours)
+    folders = [str(tmp_path_factory.mktemp("evaluated")) for _ in range(2)]
+    theirs = run_on_ranks(evaluate, processes, folders[0])
+    ours = run_on_ranks(under_alias, processes, evaluate, folders[1])
     for rank, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         assert our.keys() == SETTINGS.keys()
         for name in SETTINGS:

@@ -25,18 +25,14 @@ def learn(peer: Peer) -> dict[str, Any]:
 
     accelerator = peer.Accelerator(gradient_accumulation_steps=2)
     peer.door("utils").set_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=256,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
-    )
+    sizes = {
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes, bos_token_id=None, eos_token_id=0, pad_token_id=0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rates = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=4, num_training_steps=STEPS)
     loader = torch.utils.data.DataLoader(pieces_of_the_manual(), batch_size=4, shuffle=True)
