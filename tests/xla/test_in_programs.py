@@ -92,7 +92,7 @@ def trained_in_programs(world: Any) -> tuple[Any, int]:
     model = strategy.wrap_model(strategy.place(network()))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for batch in batches()[world.rank :: 2]:
-        strategy.compute_gradients(loss_of(model, strategy.sent(batch)))
+        strategy.compute_gradients(loss_of(model, strategy.sender(batch)))
         strategy.clip_norm(model.parameters(), 1.0, 2.0)
         strategy.step(optimizer, None)
         optimizer.zero_grad()

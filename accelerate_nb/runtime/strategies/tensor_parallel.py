@@ -97,7 +97,12 @@ class LayerSplitter:
         """
         if any(isinstance(weight, DTensor) for weight in model.parameters()):
             return
-        _check_heads(model, mesh.size())
+        for heads in ("num_attention_heads", "num_key_value_heads"):
+            count = getattr(getattr(model, "config", None), heads, None)
+            if isinstance(count, int) and count % mesh.size():
+                raise ConfigurationError(
+                    f"tp={mesh.size()} was requested, but it does not divide {heads}={count}. Take a degree that does."
+                )
         styles = _styles(model, self._handler.plan, mesh.size())
         output = self._split_output(model, styles) if self._handler.loss_parallel else None
         for name, style in styles.items():
@@ -222,13 +227,3 @@ def _named(model: Module, pattern: str) -> Iterator[tuple[str, Module]]:
         parts = name.split(".")
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             yield name, module
-
-
-def _check_heads(model: Module, size: int) -> None:
-    config = getattr(model, "config", None)
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None)
-        if isinstance(heads, int) and heads % size:
-            raise ConfigurationError(
-                f"tp={size} was requested, but it does not divide {name}={heads}. Take a degree that does."
-            )

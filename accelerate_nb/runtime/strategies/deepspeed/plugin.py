@@ -169,7 +169,13 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             self.zero3_init_flag = False
         self._selected = False
         if self.enable_msamp and "msamp" not in self.deepspeed_config:
-            self._set_msamp()
+            if self.zero_stage == 3:
+                raise ConfigurationError(
+                    "MS-AMP was requested with ZeRO's stage 3, and it works with stages 0, 1 and 2 alone. Pass zero_stage=2."
+                )
+            if self.msamp_opt_level not in {"O1", "O2"}:
+                raise ConfigurationError(f"msamp_opt_level is {self.msamp_opt_level!r}. Pass 'O1' or 'O2'.")
+            self.deepspeed_config["msamp"] = {"enabled": True, "opt_level": self.msamp_opt_level}
 
     def _complete_configuration(self) -> None:
         """Give a configuration that was passed the values of arguments where it has "auto", and the arguments its own."""
@@ -215,15 +221,6 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
         if self.gradient_clipping:
             found["gradient_clipping"] = self.gradient_clipping
         return found
-
-    def _set_msamp(self) -> None:
-        if self.zero_stage == 3:
-            raise ConfigurationError(
-                "MS-AMP was requested with ZeRO's stage 3, and it works with stages 0, 1 and 2 alone. Pass zero_stage=2."
-            )
-        if self.msamp_opt_level not in {"O1", "O2"}:
-            raise ConfigurationError(f"msamp_opt_level is {self.msamp_opt_level!r}. Pass 'O1' or 'O2'.")
-        self.deepspeed_config["msamp"] = {"enabled": True, "opt_level": self.msamp_opt_level}
 
     # The configuration
 

@@ -84,6 +84,7 @@ class DeepSpeed(Strategy):
     # the engine alone knows how to step
     copies_are_whole = False
     hooks_get_weights = False
+    distributed_type = DistributedType.DEEPSPEED
     optimizer_class = DeepSpeedOptimizerWrapper
     placeholder_types = (DummyOptim,)
 
@@ -115,11 +116,6 @@ class DeepSpeed(Strategy):
     def deepspeed_plugin(self) -> DeepSpeedPlugin:
         """The plugin in force."""
         return next(plugin for plugin in self._all_plugins if plugin.selected)
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """DeepSpeed, on all devices."""
-        return DistributedType.DEEPSPEED
 
     @property
     def stage(self) -> int:

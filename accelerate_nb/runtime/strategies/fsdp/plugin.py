@@ -114,7 +114,19 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         )
         self.set_state_dict_type()
         self._choose_wrapping()
-        self._choose_memory()
+        for name in ("activation_checkpointing", "activation_checkpointing_offload", "ignored_modules"):
+            if getattr(self, name) is None:
+                setattr(self, name, _read(name))
+        if self.activation_checkpointing_offload and not self.activation_checkpointing:
+            raise ConfigurationError(
+                "activation_checkpointing_offload=True was requested with activation_checkpointing=False, but only what is "
+                "checkpointed can be offloaded. Pass activation_checkpointing=True as well."
+            )
+        if self.cpu_ram_efficient_loading is None:
+            self.cpu_ram_efficient_loading = _read("cpu_ram_efficient_loading")
+        else:
+            # transformers reads it when it loads a model
+            os.environ[_RAM_EFFICIENT_LOADING] = str(self.cpu_ram_efficient_loading)
         self._choose_mixed_precision()
 
     def set_state_dict_type(self, state_dict_type: str | torch_fsdp.StateDictType | None = None) -> None:
@@ -126,10 +138,20 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         """
         default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
         requested = state_dict_type or self.state_dict_type or os.environ.get("FSDP_STATE_DICT_TYPE", default)
-        self.state_dict_type = _state_dict_type(requested)
+        types = torch_fsdp.StateDictType
+        if isinstance(requested, str):
+            name = requested.upper()
+            found = next((item for item in types if name in {item.name, str(item.value)}), None)
+            requested = found or types[word_of("state_dict_type", requested, FSDP2_STATE_DICT_TYPE)]
+        if requested is types.LOCAL_STATE_DICT:
+            raise ConfigurationError(
+                "state_dict_type=LOCAL_STATE_DICT was requested, which version 2 of FSDP doesn't have. Pass 'SHARDED_STATE_DICT', "
+                "each process's part, or 'FULL_STATE_DICT'."
+            )
+        self.state_dict_type = requested
         of_model: Any
         of_optimizer: Any
-        if self.state_dict_type is torch_fsdp.StateDictType.FULL_STATE_DICT:
+        if requested is types.FULL_STATE_DICT:
             of_model = partial(torch_fsdp.FullStateDictConfig, rank0_only=True)
             of_optimizer = partial(torch_fsdp.FullOptimStateDictConfig, rank0_only=True)
         else:
@@ -170,7 +192,11 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         A policy that is there already stays, unless `override` is true; a `dict` becomes one.
         """
         if override or self.mixed_precision_policy is None:
-            dtype = _dtype(mixed_precision)
+            dtype: Any = _DTYPES.get(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
+            if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES.values():
+                raise ConfigurationError(
+                    f"The mixed precision {mixed_precision!r} was requested. Pass one of {', '.join(_DTYPES)}, or the type of one."
+                )
             self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
                 param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype
             )
@@ -264,21 +290,6 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         else:
             self.auto_wrap_policy = None
 
-    def _choose_memory(self) -> None:
-        for name in ("activation_checkpointing", "activation_checkpointing_offload", "ignored_modules"):
-            if getattr(self, name) is None:
-                setattr(self, name, _read(name))
-        if self.activation_checkpointing_offload and not self.activation_checkpointing:
-            raise ConfigurationError(
-                "activation_checkpointing_offload=True was requested with activation_checkpointing=False, but only what is "
-                "checkpointed can be offloaded. Pass activation_checkpointing=True as well."
-            )
-        if self.cpu_ram_efficient_loading is None:
-            self.cpu_ram_efficient_loading = _read("cpu_ram_efficient_loading")
-        else:
-            # transformers reads it when it loads a model
-            os.environ[_RAM_EFFICIENT_LOADING] = str(self.cpu_ram_efficient_loading)
-
     def _choose_mixed_precision(self) -> None:
         policy = self.mixed_precision_policy
         if isinstance(policy, str):
@@ -322,25 +333,3 @@ def disable_fsdp_ram_efficient_loading() -> None:
 def _read(name: str) -> Any:
     """The value of an option's variable, or its default."""
     return OPTIONS.read(name, os.environ)
-
-
-def _state_dict_type(value: str | torch_fsdp.StateDictType) -> torch_fsdp.StateDictType:
-    if isinstance(value, str):
-        name = value.upper()
-        found = next((item for item in torch_fsdp.StateDictType if name in {item.name, str(item.value)}), None)
-        value = found or torch_fsdp.StateDictType[word_of("state_dict_type", value, FSDP2_STATE_DICT_TYPE)]
-    if value is torch_fsdp.StateDictType.LOCAL_STATE_DICT:
-        raise ConfigurationError(
-            "state_dict_type=LOCAL_STATE_DICT was requested, which version 2 of FSDP doesn't have. Pass 'SHARDED_STATE_DICT', "
-            "each process's part, or 'FULL_STATE_DICT'."
-        )
-    return value
-
-
-def _dtype(precision: Any) -> torch.dtype:
-    dtype = _DTYPES.get(precision) if isinstance(precision, str) else precision
-    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES.values():
-        raise ConfigurationError(
-            f"The mixed precision {precision!r} was requested. Pass one of {', '.join(_DTYPES)}, or the type of one."
-        )
-    return dtype

@@ -49,6 +49,7 @@ class FSDP(ShardedStrategy):
 
     axes = ("dp_shard", "dp_replicate", "cp", "tp")
     is_fsdp2 = True
+    distributed_type = DistributedType.FSDP
 
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
         super().__init__(world)
@@ -56,11 +57,6 @@ class FSDP(ShardedStrategy):
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
         self._splitter = LayerSplitter()
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """FSDP, on all devices."""
-        return DistributedType.FSDP
 
     @property
     def default_mesh(self) -> Mesh:
@@ -117,7 +113,12 @@ class FSDP(ShardedStrategy):
         plugin, options = self.fsdp_plugin, self.shard_options(model)
         weights = InitialWeights(self.world, self.initialise(model), ignored)
         if self.world.mesh.tp > 1:
-            self._splitter.split(model, self._tp_mesh(), weights)
+            if self.device_mesh is None or self.world.mesh.dp_shard * self.world.mesh.cp == 1:
+                raise ConfigurationError(
+                    f"FSDP was requested on {self.world.mesh}. Beside tp it shards along dp_shard: pass "
+                    "ParallelismConfig(dp_shard_size=..., tp_size=...), or leave the plugin out to split layers alone."
+                )
+            self._splitter.split(model, self.device_mesh["tp"], weights)
         for block in blocks:
             weights.bring(block)
             fully_shard(
@@ -171,14 +172,6 @@ class FSDP(ShardedStrategy):
             return mesh[tuple(shards)]._flatten("dp_shard_cp")
         shard = shards[0] if len(shards) == 1 else "dp_shard_cp"
         return mesh["dp_replicate", shard] if degrees.dp_replicate > 1 else mesh[shard]
-
-    def _tp_mesh(self) -> DeviceMesh:
-        if self.device_mesh is None or self.world.mesh.dp_shard * self.world.mesh.cp == 1:
-            raise ConfigurationError(
-                f"FSDP was requested on {self.world.mesh}. Beside tp it shards along dp_shard: pass "
-                "ParallelismConfig(dp_shard_size=..., tp_size=...), or leave the plugin out to split layers alone."
-            )
-        return self.device_mesh["tp"]
 
     def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
         """The model, compiled; blocks are compiled in place, since each of them gathers its weights."""

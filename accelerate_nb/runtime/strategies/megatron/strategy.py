@@ -64,6 +64,7 @@ class MegatronParallel(Strategy):
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     copies_are_whole = False
     hooks_get_weights = False
+    distributed_type = DistributedType.MEGATRON_LM
     precision: MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
@@ -76,11 +77,6 @@ class MegatronParallel(Strategy):
         self._call: PrepareCall | None = None
         self.engine: MegatronEngine | None = None
         self._iterators: list[Any] = []
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """Megatron-LM, on all devices."""
-        return DistributedType.MEGATRON_LM
 
     @property
     def default_mesh(self) -> Mesh:

@@ -167,7 +167,10 @@ class StagedModel:
         run = _StageRun(self, stage, self.shapes(inputs), received)
         output = self._run_model(run, inputs)
         if stage < self.count - 1:
-            return run.tensors_to_send()
+            # the tensors of the last layer's output, in the dtypes that the next stage expects
+            tensors = [leaf for leaf in tree_flatten(run.sent)[0] if isinstance(leaf, Tensor)]
+            shapes = run.shapes[self._last[stage]].tensors
+            return [tensor.to(shape.dtype).contiguous() for tensor, shape in zip(tensors, shapes, strict=True)]
         if absent_in(output):
             raise ConfigurationError(
                 "The model's output holds a tensor that another stage of the pipeline than the last one computes. Return what the "
@@ -269,15 +272,6 @@ class _StageRun:
         if index == staged._last[self.stage]:
             self.sent = found
         return found
-
-    def tensors_to_send(self) -> list[Tensor]:
-        """The tensors of the last layer's output, in the dtypes that the next stage expects."""
-        last = self.staged._last[self.stage]
-        tensors = [leaf for leaf in tree_flatten(self.sent)[0] if isinstance(leaf, Tensor)]
-        return [
-            tensor.to(shape.dtype).contiguous()
-            for tensor, shape in zip(tensors, self.shapes[last].tensors, strict=True)
-        ]
 
 
 class Stage(Module):

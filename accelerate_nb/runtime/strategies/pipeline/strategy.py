@@ -232,20 +232,18 @@ class PipelineParallel(ShardedStrategy):
         state: dict[str, Any] = {}
         stages = model.staged.stage_of_names()
         for name, value in self.unwrap(model).state_dict().items():
-            complete = self._from_stage(model, value, stages.get(name)) if isinstance(value, Tensor) else value
+            complete = value
+            if isinstance(value, Tensor):
+                complete = value if value.is_meta else sharded_tensors.whole(value)
+                if name in stages:
+                    if complete.is_meta:
+                        complete = complete.new_empty(complete.shape, device=self.world.device)
+                    complete = complete.detach().clone(memory_format=torch.contiguous_format)
+                    model.ranks.broadcast(complete, stages[name])
+                complete = complete.cpu() if self.world.is_local_main else complete
             if self.world.is_local_main:
-                state[original_name(name)] = complete.cpu() if isinstance(complete, Tensor) else complete
+                state[original_name(name)] = complete
         return state
-
-    def _from_stage(self, model: PipelinedModel, value: Tensor, stage: int | None) -> Tensor:
-        found = value if value.is_meta else sharded_tensors.whole(value)
-        if stage is None:
-            return found
-        if found.is_meta:
-            found = found.new_empty(found.shape, device=self.world.device)
-        found = found.detach().clone(memory_format=torch.contiguous_format)
-        model.ranks.broadcast(found, stage)
-        return found
 
     def release(self) -> None:
         """Release what was prepared."""
