@@ -1,6 +1,9 @@
-"""A small model of transformers, and its training with nothing but PyTorch."""
+"""A small model of transformers, its training with nothing but PyTorch, and what a checkpoint gives it back."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +24,29 @@ def batches() -> torch.Tensor:
     return torch.randint(0, 32, (3, 4, 8), generator=torch.Generator().manual_seed(1))
 
 
-def by_hand(tied: bool) -> tuple[dict[str, torch.Tensor], list[float]]:
-    model, norms = llama(tied=tied), []
+def by_hand(make: Callable[[], nn.Module] = llama) -> dict[str, Any]:
+    model, norms, losses = make(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for batch in batches():
-        model(input_ids=batch, labels=batch).loss.backward()
+        output = model(input_ids=batch, labels=batch)
+        output.loss.backward()
+        losses.append(output.loss.item())
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         optimizer.zero_grad()
-    return model.state_dict(), norms
+    return {"state": dict(model.state_dict()), "norms": norms, "losses": losses, "logits": output.logits.detach()}
+
+
+def loaded(folder: str, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The complete weights that a checkpoint gives a model, with what its optimizer remembered."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True, **arguments)
+    model = llama()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    accelerator.load_state(folder)
+    # a weight of another stage of a pipeline has a state without numbers
+    momenta = [kept["momentum_buffer"] for kept in optimizer.state.values() if not kept["momentum_buffer"].is_meta]
+    assert momenta
+    assert all(momentum.to(torch.float64).abs().sum() > 0 for momentum in momenta)
+    return dict(accelerator.get_state_dict(model))

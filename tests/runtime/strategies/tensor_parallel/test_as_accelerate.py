@@ -52,10 +52,10 @@ def trains(peer: Peer, folder: str) -> dict[str, Any]:
 def test_losses_norms_weights_and_parts_are_accelerates(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     both = under_both(trains, 2, str(tmp_path))
-    state, norms = by_hand(tied=False)
+    expected = by_hand()
     for ours, theirs in zip(both.ours, both.theirs, strict=True):
         for name in ("losses", "norms", "weights"):
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
         assert ours["placements"] == theirs["placements"]
-        assert ours["norms"] == pytest.approx(norms, rel=1e-5)
-        torch.testing.assert_close(dict(ours["weights"]), dict(state), rtol=0, atol=1e-6)
+        assert ours["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        torch.testing.assert_close(dict(ours["weights"]), expected["state"], rtol=0, atol=1e-6)
