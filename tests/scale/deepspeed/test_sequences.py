@@ -229,20 +229,6 @@ def test_the_trainer_learns_the_same_from_parts(tmp_path: Any) -> None:
     torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
 
 
-def without_deepspeed() -> None:
-    with pytest.raises(ConfigurationError, match=r"sp_size=2 was requested, .* by DDP\. Pass deepspeed_plugin="):
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2))
-    # the same training takes it with the plugin, and other degrees where they make the number of ranks
-    with pytest.raises(ConfigurationError, match=r"sp 3 make 3 ranks, but there are 2.* sp=2"):
-        Accelerator(
-            cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=1), parallelism_config=ParallelismConfig(sp_size=3)
-        )
-
-
-def test_sequences_are_not_split_without_deepspeed_or_by_another_number() -> None:
-    run_on_ranks(without_deepspeed, 2, limit=LIMIT)
-
-
 def split(**options: Any) -> SequenceParallel:
     world = World(0, 2, 0, 2, torch.device("cpu"), None, training_mesh=Mesh(sp=2))
     return SequenceParallel(world, DeepSpeedSequenceParallelConfig(**options))

@@ -73,7 +73,8 @@ def load_fsdp_model(
         loaded = LoadedFile(path, expected, _own_part(path, expected, sharded.state_dict().values()), receive)
     else:
         loaded = named_states.load_model(_above(input_dir, parts), model_index, sharded, learning_only=adapter_only)
-    _give(accelerator, loaded)
+    loaded.give()
+    accelerator.wait_for_everyone()
 
 
 def save_fsdp_optimizer(
@@ -122,7 +123,8 @@ def load_fsdp_optimizer(
         )
     else:
         loaded = named_states.load_optimizer(_above(input_dir, parts), optimizer_index, optimizer, models)
-    _give(accelerator, loaded)
+    loaded.give()
+    accelerator.wait_for_everyone()
 
 
 def _process_file(accelerator: Any, stem: str) -> str:
@@ -168,11 +170,6 @@ def _write(accelerator: Any, folder: _Path, files: Sequence[FileToWrite]) -> Non
     for file in files:
         if isinstance(file, LastFile):
             file.write_last(path)
-    accelerator.wait_for_everyone()
-
-
-def _give(accelerator: Any, loaded: LoadedFile) -> None:
-    loaded.give()
     accelerator.wait_for_everyone()
 
 

@@ -156,22 +156,21 @@ class FSDP(ShardedStrategy):
 
     def _mesh(self) -> DeviceMesh:
         """The mesh of shards, with that of copies before it, where there are any: of the configuration's mesh, or one of its own."""
-        if self._shard_mesh is None:
-            if not dist.is_initialized():
-                be_a_group(self.world)
-            self._shard_mesh = self._new_mesh(self.world.mesh)
-        return self._shard_mesh
-
-    def _new_mesh(self, degrees: Mesh) -> DeviceMesh:
-        mesh = self.device_mesh
+        if self._shard_mesh is not None:
+            return self._shard_mesh
+        if not dist.is_initialized():
+            be_a_group(self.world)
+        degrees, mesh = self.world.mesh, self.device_mesh
         if mesh is None or degrees.dp_shard * degrees.cp == 1:
             shape = (degrees.pp, degrees.dp_replicate, degrees.dp_shard)
             mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("pp", *_AXES))
         shards = [axis for axis in ("dp_shard", "cp") if axis in (mesh.mesh_dim_names or ())]
         if len(shards) == 2 and degrees.dp_replicate == 1:
-            return mesh[tuple(shards)]._flatten("dp_shard_cp")
-        shard = shards[0] if len(shards) == 1 else "dp_shard_cp"
-        return mesh["dp_replicate", shard] if degrees.dp_replicate > 1 else mesh[shard]
+            self._shard_mesh = mesh[tuple(shards)]._flatten("dp_shard_cp")
+        else:
+            shard = shards[0] if len(shards) == 1 else "dp_shard_cp"
+            self._shard_mesh = mesh["dp_replicate", shard] if degrees.dp_replicate > 1 else mesh[shard]
+        return self._shard_mesh
 
     def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
         """The model, compiled; blocks are compiled in place, since each of them gathers its weights."""

@@ -327,16 +327,13 @@ class PipelinedModel(ModelWrapper):
             losses.append(loss.detach())
             return scale(loss) / self.count
 
+        key = self.staged.key(parts[0])
+        if key not in self._runs:
+            self._runs = {key: ScheduledRun(self.schedule, self.stages, self.ranks.group, self.ranks.device, parts)}
         with self.shared.added():
-            self._run(parts).step(parts, loss_of_part)
+            self._runs[key].step(parts, loss_of_part)
         last = self.staged.count - 1
         total = torch.stack(losses).mean() if losses else torch.zeros((), device=self.ranks.device)
         total = total.float()
         self.ranks.broadcast(total, last)
         return total
-
-    def _run(self, parts: Sequence[Inputs]) -> ScheduledRun:
-        key = self.staged.key(parts[0])
-        if key not in self._runs:
-            self._runs = {key: ScheduledRun(self.schedule, self.stages, self.ranks.group, self.ranks.device, parts)}
-        return self._runs[key]

@@ -275,11 +275,6 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
         "calls it before .* Layers are put on stages in the order in which the model registers",
     ),
     "number": (partial(forward_of, Peek()), StateError, "A number of a tensor was requested"),
-    "names": (
-        partial(forward_of, Peek(), "thrid"),
-        ConfigurationError,
-        "should begin at 'thrid', but the model has no",
-    ),
     "loop": (plain_loop, StateError, "called in a training loop.*accelerator.train_step"),
     "uneven": (uneven_batch, DataError, "A batch of 3 samples was passed to a pipeline that cuts it in 2 equal parts"),
     "parts": (too_few_parts, ConfigurationError, "'DualPipeV' was requested for 4 stages and 2 parts of a batch"),
