@@ -65,8 +65,8 @@ def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
     own: dict[str, list[ShardedTensor]] = {}
     for part in parts_of(model):
         prepared, _, _ = load_preprocess(sharded_state(part))
-        for value in nested_values(prepared):
-            if isinstance(value, ShardedTensor) and is_main_replica(value.replica_id):
+        for value in _sharded(prepared):
+            if is_main_replica(value.replica_id):
                 own.setdefault(value.key, []).append(value)
     state: dict[str, Tensor] = {}
     for name in dict.fromkeys(_of_all(list(own))):
@@ -92,12 +92,7 @@ def load_complete(model: Module, state: Mapping[str, Tensor]) -> None:
     """Give each process its parts of complete weights; `CheckpointError` where some are missing, or of other shapes."""
     for part in parts_of(model):
         prepared, _, factories = load_preprocess(sharded_state(part))
-        missing = [
-            value.key
-            for value in nested_values(prepared)
-            if isinstance(value, ShardedTensor) and value.key not in state
-        ]
-        if missing:
+        if missing := [value.key for value in _sharded(prepared) if value.key not in state]:
             names = ", ".join(missing[:_NAMED_FIRST])
             raise CheckpointError(
                 f"Complete weights were given to a {type(part).__name__}, but {len(missing)} of its weights are not among them: {names}. "
