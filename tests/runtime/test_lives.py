@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -39,22 +40,15 @@ def accelerators_in_turn(ends: bool) -> list[Any]:
     return [accelerator_facts(precision, steps, ends=ends) for precision, steps in (("no", 2), ("bf16", 1), ("no", 3))]
 
 
-def expected() -> list[Any]:
-    return [
-        ["no", "float32", [False, True] * 2, [0, 1], True, 4],
-        ["bf16", "bfloat16", [True] * 2, [0, 1], True, 2],
-        ["no", "float32", [False, False, True] * 2, [0, 1], True, 6],
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_new_accelerator_computes_in_other_numbers_whether_the_former_one_has_ended_or_not(ends: bool) -> None:
+    assert run_on_ranks(accelerators_in_turn, 2, ends) == 2 * [
+        [
+            ["no", "float32", [False, True] * 2, [0, 1], True, 4],
+            ["bf16", "bfloat16", [True] * 2, [0, 1], True, 2],
+            ["no", "float32", [False, False, True] * 2, [0, 1], True, 6],
+        ]
     ]
-
-
-def test_a_new_accelerator_works_after_the_former_one_has_ended() -> None:
-    for found in run_on_ranks(accelerators_in_turn, 2, True):
-        assert found == expected()
-
-
-def test_a_new_accelerator_can_compute_in_other_numbers_beside_the_former_one() -> None:
-    for found in run_on_ranks(accelerators_in_turn, 2, False):
-        assert found == expected()
 
 
 def many_accelerators():

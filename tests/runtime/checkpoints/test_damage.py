@@ -37,6 +37,12 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def noise(path: Path) -> None:
     path.write_bytes(random.Random(0).randbytes(path.stat().st_size))
 
@@ -106,9 +112,7 @@ def test_one_changed_byte_is_found(tmp_path: Path, name: str) -> None:
     accelerator = training()
     folder = tmp_path / "saved"
     accelerator.save_state(folder)
-    content = bytearray((folder / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
+    flip(folder / name)
     with pytest.raises(CheckpointError, match=name):
         accelerator.load_state(folder)
     accelerator.end_training()

@@ -16,6 +16,7 @@ from accelerate_nb.config.environment import attempt_variables
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.checkpoints.test_kills import fill
 
 
 def training(folder: str = "", *, numbered: bool = False) -> tuple[Accelerator, nn.Module]:
@@ -23,12 +24,6 @@ def training(folder: str = "", *, numbered: bool = False) -> tuple[Accelerator, 
     accelerator = Accelerator(cpu=True, project_config=project)
     model = nn.Linear(2, 2)
     return accelerator, accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
-
-
-def fill(model: nn.Module, value: float) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
 
 
 def save(folder: str, *values: float, numbered: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import folders, manifest, named_states, saver, writer as files
 from accelerate_nb.utils import FullyShardedDataParallelPlugin
 from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.checkpoints.test_damage import Evil, cut, empty, flip
 from tests.runtime.checkpoints.test_kills import make_deadly
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
@@ -173,30 +173,6 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path
 # ------------------------------------------------------------------------------------------------------------------- damage
 
 
-class Harmful:
-    """What runs code where it is unpickled."""
-
-    def __init__(self, proof: Path) -> None:
-        self.proof = proof
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.proof),)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def with_code_in_a_value(path: Path) -> None:
     """An entry that is no tensor holds what runs code; the list has its place."""
     metadata = pickle.loads((path.parent / ".metadata").read_bytes())
@@ -204,7 +180,7 @@ def with_code_in_a_value(path: Path) -> None:
     path = path.parent / place.relative_path
     content = path.read_bytes()
     evil = path.parent / "evil.pt"
-    torch.save(Harmful(path.parents[2] / "proof"), evil)
+    torch.save(Evil(path.parents[2] / "proof"), evil)
     metadata.storage_data[index] = type(place)(place.relative_path, len(content), evil.stat().st_size)
     path.write_bytes(content + evil.read_bytes())
     evil.unlink()
@@ -214,15 +190,15 @@ def with_code_in_a_value(path: Path) -> None:
 Damage = Callable[[Path], None]
 # Each damage, the file, and whether the list of sums is there, which Accelerate's checkpoints don't have.
 DAMAGES: dict[str, tuple[Damage, str, bool]] = {
-    "a part is cut": (truncate, f"{MODEL}/__1_0.distcp", True),
-    "a part is cut, without sums": (truncate, f"{MODEL}/__1_0.distcp", False),
+    "a part is cut": (cut, f"{MODEL}/__1_0.distcp", True),
+    "a part is cut, without sums": (cut, f"{MODEL}/__1_0.distcp", False),
     "a part is gone": (Path.unlink, f"{OPTIMIZER}/__1_0.distcp", True),
     "a part is gone, without sums": (Path.unlink, f"{OPTIMIZER}/__1_0.distcp", False),
     "a byte of a part is another": (flip, f"{MODEL}/__1_0.distcp", True),
     "a byte of the other part is another": (flip, f"{OPTIMIZER}/__0_0.distcp", True),
     "a byte of the list is another": (flip, f"{MODEL}/.metadata", True),
-    "the list is cut": (truncate, f"{OPTIMIZER}/.metadata", True),
-    "the list is cut, without sums": (truncate, f"{OPTIMIZER}/.metadata", False),
+    "the list is cut": (cut, f"{OPTIMIZER}/.metadata", True),
+    "the list is cut, without sums": (cut, f"{OPTIMIZER}/.metadata", False),
     "the list is empty, without sums": (empty, f"{MODEL}/.metadata", False),
     "the list is gone": (Path.unlink, f"{MODEL}/.metadata", True),
     "the list is gone, without sums": (Path.unlink, f"{MODEL}/.metadata", False),

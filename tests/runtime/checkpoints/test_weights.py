@@ -46,13 +46,6 @@ def reads_with_accelerate(folder: Path) -> float:
     return values.pop()
 
 
-@pytest.mark.parametrize("safe", [True, False])
-@pytest.mark.parametrize("size", ["10GB", "20KB"])
-def test_accelerate_reads_what_is_saved(tmp_path: Path, safe: bool, size: str) -> None:
-    Accelerator(cpu=True).save_model(filled(3.0), tmp_path, max_shard_size=size, safe_serialization=safe)
-    assert reads_with_accelerate(tmp_path) == 3.0
-
-
 def test_new_weights_replace_old_ones_of_every_other_kind(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     (tmp_path / "config.json").write_text("{}")
