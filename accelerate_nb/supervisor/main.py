@@ -12,17 +12,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate_nb.devices.gpus import cuda_is_awake
 from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.messages import (
     BeginWorker,
     ForkFailed,
@@ -91,15 +88,6 @@ class ForkedGroup:
             if rank in ranks:
                 os.kill(pid, number)
 
-    def signal_before_fork(self, rank: int) -> int | None:
-        """The signal that was to end a rank, which is not forked yet; `None` where there was none."""
-        return int(signal.SIGKILL) if self.is_killed else self.ended_early.get(rank)
-
-    def report(self, message: Message) -> None:
-        """Report to the kernel, which reads in its turn: it may be sending as many messages itself."""
-        self.unsent.append(message)
-        self.send_unsent()
-
     def send_unsent(self) -> None:
         """Send the reports that there is room for."""
         while self.unsent:
@@ -167,19 +155,16 @@ class Supervisor:
             return lambda: self._prefork_pool.add(self._forget)
         if running:
             return None
-        if self._wanted:
-            return self._load_next
-        return self._load_late if self._timeout() == 0 else None
+        if not self._wanted and self._timeout() == 0:
+            self._wanted.extend(self._after_run)
+            self._after_run.clear()
+        return self._load_next if self._wanted else None
 
     def _timeout(self) -> float | None:
         """The seconds to wait before modules for idle times are loaded; `None` where there are none, or workers run."""
         if not self._after_run or any(group.workers for group in self._groups.values()):
             return None
         return max(0.0, self._idle_since + self._idle_timeout - time.monotonic())
-
-    def _load_late(self) -> None:
-        self._wanted.extend(self._after_run)
-        self._after_run.clear()
 
     def _load_next(self) -> None:
         """Load one more module, so that a launch never waits for many."""
@@ -206,7 +191,8 @@ class Supervisor:
             case OpenGroup(run):
                 sock = socket.socket(fileno=descriptors[0])
                 sock.setblocking(False)
-                self._open_group(run, Channel(sock))
+                self._groups[run] = group = ForkedGroup(Channel(sock))
+                self._selector.register(group.channel, selectors.EVENT_READ, lambda: self._on_group(run))
             case ForkWorker():
                 self._start_worker(message, descriptors)
             case ForkSupervisor():
@@ -219,13 +205,11 @@ class Supervisor:
             case _:
                 self._control.refuse(received)
 
-    def _open_group(self, run: str, channel: Channel) -> None:
-        self._groups[run] = ForkedGroup(channel)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._on_group(run))
-
     def _report(self, run: str, message: Message) -> None:
         group = self._groups[run]
-        group.report(message)
+        # the kernel reads in its turn: it may be sending as many messages itself
+        group.unsent.append(message)
+        group.send_unsent()
         if group.unsent and not group.is_left:
             events = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(group.channel, events, lambda: self._on_group(run))
@@ -251,7 +235,9 @@ class Supervisor:
             self._on_group(request.run)
         pid, rank = 0, request.worker.rank
         if group is not None and not group.is_left:
-            if (number := group.signal_before_fork(rank)) is not None:
+            # that which was to end it before it was forked
+            number = int(signal.SIGKILL) if group.is_killed else group.ended_early.get(rank)
+            if number is not None:
                 self._report(request.run, WorkerExited(rank, -number))
             else:
                 try:
@@ -304,13 +290,10 @@ class Supervisor:
         # many may end at once, and each look for what they have left takes milliseconds
         kill_sessions(*(pid for pid in ended if any(pid in group.workers for group in self._groups.values())))
         for pid, code in ended.items():
-            self._gone(pid, code)
-
-    def _gone(self, pid: int, code: int) -> None:
-        self._prefork_pool.gone(pid)
-        for run, group in list(self._groups.items()):
-            if pid in group.workers:
-                rank = group.workers.pop(pid)
+            self._prefork_pool.gone(pid)
+            for run, group in list(self._groups.items()):
+                if (rank := group.workers.pop(pid, None)) is None:
+                    continue
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
                 self._report(run, WorkerExited(rank, code))
@@ -374,34 +357,28 @@ def is_fit() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return False
-    return _has_one_thread() and not cuda_is_awake() and not any(_opened(("/dev/accel", "/dev/vfio/")))
-
-
-def _has_one_thread() -> bool:
     # a thread that is about to exit is given a moment
     for _ in range(20):
-        if sum(not _is_of_nvml(thread) for thread in Path("/proc/self/task").iterdir()) == 1:
-            return True
+        if _threads() == 1:
+            break
         time.sleep(0.01)
-    return False
-
-
-def _is_of_nvml(thread: Path) -> bool:
-    # driver 580 starts one, cuda00001800007, in a process that only asks NVML; a process forked from it uses CUDA all the same
-    try:
-        return (thread / "comm").read_text().startswith("cuda0")
-    except OSError:
-        return True
-
-
-def _opened(prefixes: tuple[str, ...]) -> Iterable[str]:
+    else:
+        return False
     for entry in Path("/proc/self/fd").iterdir():
-        try:
-            target = os.readlink(entry)
-        except OSError:
-            continue
-        if target.startswith(prefixes):
-            yield target
+        with contextlib.suppress(OSError):
+            if os.readlink(entry).startswith(("/dev/accel", "/dev/vfio/")):
+                return False
+    return not cuda_is_awake()
+
+
+def _threads() -> int:
+    """The number of threads but those that driver 580 starts in a process that only asks NVML: one forked from it uses CUDA all the same."""
+    count = 0
+    for thread in Path("/proc/self/task").iterdir():
+        # one that has exited meanwhile has no name
+        with contextlib.suppress(OSError):
+            count += not (thread / "comm").read_text().startswith("cuda0")
+    return count
 
 
 def main() -> NoReturn:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -21,11 +21,7 @@ from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 from accelerate_nb.rank.step_hold import STOP, current_step_hold
 from accelerate_nb.sources.cells import current_sources
-from accelerate_nb.transport.messages import (
-    ChangeKnobAfter,
-    HoldAtStep,
-    Message,
-)
+from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, Message
 from accelerate_nb.transport.outcome import failure_of
 from accelerate_nb.transport.spawned_processes import send_main_by_value
 from accelerate_nb.worker.launched_call import launched_call
@@ -140,8 +136,21 @@ class LaunchedProcessWorkers(InlineWorkers):
         return values
 
     def _call_with_copies(self) -> Any:
-        with _copied_output(self._rank, self._run_context):
-            return self._call()
+        """
+        Call the function; the run has a copy of this process's events meanwhile, and of what is written to Python's streams.
+
+        What compiled code writes, or a logger that was made before, is not copied; all of it goes where it always does.
+        """
+        before = outlet()
+        connect(_CopiedEvents(self._rank, self._run_context, before))
+        stdout, stderr = (
+            cast("TextIO", _CopiedStream(stream, self._rank, self._run_context)) for stream in (sys.stdout, sys.stderr)
+        )
+        try:
+            with redirect_stdout(stdout), redirect_stderr(stderr):
+                return self._call()
+        finally:
+            connect(before)
 
     def _facts(self) -> tuple[str, list[Event]]:
         """The folder with this rank's log, and the events that its metrics and bars are made of."""
@@ -156,25 +165,6 @@ class LaunchedProcessWorkers(InlineWorkers):
 
     def stop(self, how: Stop) -> None:
         """The launcher of the processes stops them."""
-
-
-@contextmanager
-def _copied_output(rank: int, run_context: RunContext) -> Iterator[None]:
-    """
-    Inside the block, a run has a copy of this process's events, and of what is written to Python's streams.
-
-    What compiled code writes, or a logger that was made before, is not copied; all of it goes where it always does.
-    """
-    before = outlet()
-    connect(_CopiedEvents(rank, run_context, before))
-    try:
-        stdout, stderr = (
-            cast("TextIO", _CopiedStream(stream, rank, run_context)) for stream in (sys.stdout, sys.stderr)
-        )
-        with redirect_stdout(stdout), redirect_stderr(stderr):
-            yield
-    finally:
-        connect(before)
 
 
 class _CopiedEvents:

@@ -125,20 +125,13 @@ class SupervisorHandle:
                     return 0 if self._process.status() == psutil.STATUS_ZOMBIE else None
                 return 0
 
-    def unfit_module(self) -> str | None:
-        """The module that made it end itself, where that is why it ended."""
-        return self._last_line() if self.ended(0.0) == UNFIT else None
-
-    def broken_module(self) -> str | None:
-        """The module that every worker needs and that can't be imported, with the error, where that is why it ended."""
-        return self._last_line() if self.ended(0.0) == BROKEN else None
+    def why_ended(self, code: int) -> str | None:
+        """The last line of its log, where it ended itself with this code: the module that is why."""
+        return self.log().rstrip().rpartition("\n")[2] if self.ended(0.0) == code else None
 
     def log(self) -> str:
         """Its output."""
         return plain(os.pread(self._log, 1 << 20, 0).decode(errors="replace"))
-
-    def _last_line(self) -> str:
-        return self.log().rstrip().rpartition("\n")[2]
 
     def fork(self, run: str, workers: Sequence[LocalWorker]) -> Channel:
         """Have workers forked; returns the channel that reports on them."""
@@ -245,7 +238,13 @@ def warm(idle_timeout: float | None = None) -> SupervisorHandle:
             held.stop_watching()
         if held.handle is None or not held.handle.usable():
             if held.handle is not None:
-                _learn_from(held.handle, held)
+                if (unfit := held.handle.why_ended(UNFIT)) is not None:
+                    held.unfit.add(unfit)
+                    held.preloads.pop(unfit, None)
+                    warn_user(
+                        f"{unfit} starts a thread or wakes a GPU as it is imported, so it can't be loaded ahead of a launch: each worker that "
+                        "needs it imports it, which takes the time that its import takes."
+                    )
                 held.handle.close()
             held.handle = SupervisorHandle.start(held.fit((*_PRELOADED, *loaded_early(os.environ))))
             atexit.unregister(cool)
@@ -292,17 +291,6 @@ def cool() -> None:
     held = _warmth.get()
     with held.lock:
         held.end()
-
-
-def _learn_from(handle: SupervisorHandle, held: _SupervisorState) -> None:
-    unfit = handle.unfit_module()
-    if unfit is not None:
-        held.unfit.add(unfit)
-        held.preloads.pop(unfit, None)
-        warn_user(
-            f"{unfit} starts a thread or wakes a GPU as it is imported, so it can't be loaded ahead of a launch: each worker that needs it "
-            "imports it, which takes the time that its import takes."
-        )
 
 
 def _with_parents(name: str) -> Iterator[str]:
@@ -377,7 +365,7 @@ class SupervisorWorkers:
         if not self._lost:
             return None
         code, last = self._handle.ended(), self._handle.log()[-2000:].strip()
-        if (why := self._handle.broken_module()) is not None:
+        if (why := self._handle.why_ended(BROKEN)) is not None:
             raise LaunchError(
                 f"{len(self._requested)} worker{'s were' if len(self._requested) > 1 else ' was'} requested, and in the Python that they start "
                 f"from ({sys.executable}) {why}. {limit_reached(ImportError(why), len(self._requested))} Mend the installation until `import torch` raises nothing there, and launch "

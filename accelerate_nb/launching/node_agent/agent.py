@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.event_codec import EventReader
@@ -23,13 +23,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.children import Engine, Workers
-from accelerate_nb.launching.node_agent.node_logs import (
-    Connection,
-    NodeLogs,
-    OutputPart,
-    local_workers,
-    open_logs,
-)
+from accelerate_nb.launching.node_agent.node_logs import Connection, NodeLogs, OutputPart, local_workers, open_logs
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
@@ -51,6 +45,9 @@ from accelerate_nb.transport.messages import (
     ToRank,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
 _READ_AT_ONCE = 1 << 20
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 BETWEEN_READS = 0.02
@@ -63,11 +60,6 @@ _BETWEEN_TURNS = 0.25
 
 # Takes a report of an agent, and its descriptors, which are the taker's to close.
 Report: TypeAlias = Callable[[Message, Sequence[int]], None]
-
-
-class _Readable(Protocol):
-    def fileno(self) -> int:
-        """Its descriptor."""
 
 
 class AgentLoop:
@@ -94,16 +86,16 @@ class AgentLoop:
         self._waker_far.close()
         self._waker.close()
 
-    def register(self, readable: int | _Readable, handler: Callable[[], object]) -> None:
+    def register(self, readable: FileDescriptorLike, handler: Callable[[], object]) -> None:
         """Call `handler` whenever a descriptor is readable."""
         self._selector.register(readable, selectors.EVENT_READ, handler)
 
-    def unregister(self, readable: int | _Readable) -> None:
+    def unregister(self, readable: FileDescriptorLike) -> None:
         """Watch a descriptor no longer, where it is watched."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(readable)
 
-    def is_registered(self, readable: int | _Readable) -> bool:
+    def is_registered(self, readable: FileDescriptorLike) -> bool:
         """Whether a descriptor is watched."""
         return readable in self._selector.get_map()
 
@@ -295,7 +287,9 @@ class NodeAgent:
         if now >= self._read_next:
             self._output.read()
             self._read_next = now + BETWEEN_READS
-            self._report_due()
+            # what was held back, and whose turn has come
+            for rank, part in () if self._logs is None else self._logs.due():
+                self._report_output(rank, part)
         if not self._exit_descriptors and self._workers is not None:
             self._on_exits()
         if now - self._output.wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
@@ -343,7 +337,8 @@ class NodeAgent:
         """Carry out a message of the worker group."""
         match message:
             case ToRank(rank, BeginTask() as task):
-                self._begin_task(rank, task, descriptors)
+                self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")
+                self._send(rank, task, (*descriptors, reply))
             case ToRank(rank, content):
                 self._send(rank, content, descriptors)
             case SignalRanks() | KillGroup() if self._workers is not None:
@@ -383,10 +378,6 @@ class NodeAgent:
         if rank in self._connections:
             self._connections[rank].inbox.try_send(message, descriptors)
 
-    def _begin_task(self, rank: int, task: BeginTask, descriptors: Sequence[int]) -> None:
-        self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")
-        self._send(rank, task, (*descriptors, reply))
-
     # ------------------------------------------------------------------------------------------------------ receiving
 
     def _number(self, rank: int) -> int:
@@ -401,12 +392,6 @@ class NodeAgent:
     def _report_output(self, rank: int, part: OutputPart) -> None:
         path = str(self._logs.path(rank)) if self._logs is not None and part.left_out else ""
         self._report(RankOutput(rank, self._number(rank), *part, path), ())
-
-    def _report_due(self) -> None:
-        """Report the output that was held back, and whose turn has come."""
-        if self._logs is not None:
-            for rank, part in self._logs.due():
-                self._report_output(rank, part)
 
     def _report_rest(self, rank: int) -> None:
         """Report all of a rank's output that was held back."""
@@ -448,7 +433,12 @@ class NodeAgent:
         for rank, code in dict(self._workers.exit_codes()).items():
             if rank not in self._gone:
                 self._gone.add(rank)
-                self._on_exit(rank, code)
+                # what it sent last may still be on its way
+                self._on_events(rank)
+                self._report_outcome(rank)
+                stacks = crash_dump(self._connections[rank].stacks)
+                killed = rank in self._killed and code == -signal.SIGKILL
+                self._report(RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
         if not self._is_lost and (reason := self._workers.lost()) is not None:
             self._is_lost = True
             self._report(AgentLost(self.ranks, reason, time.time()), ())
@@ -456,14 +446,6 @@ class NodeAgent:
         for descriptor in self._exit_descriptors - set(self._workers.exit_descriptors()):
             self._loop.unregister(descriptor)
             self._exit_descriptors.discard(descriptor)
-
-    def _on_exit(self, rank: int, code: int) -> None:
-        # what it sent last may still be on its way
-        self._on_events(rank)
-        self._report_outcome(rank)
-        stacks = crash_dump(self._connections[rank].stacks)
-        killed = rank in self._killed and code == -signal.SIGKILL
-        self._report(RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
 
     def _signal(self, order: SignalRanks | KillGroup, workers: Workers) -> None:
         """Signal ranks; of those that are killed now, the ones that have ended by then were not killed from here."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from typing import cast
 
@@ -28,11 +29,7 @@ from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, w
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-    StreamPair,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, StreamPair
 from accelerate_nb.transport.messages import (
     HEARTBEAT_INTERVAL,
     AgentLost,
@@ -56,7 +53,7 @@ from accelerate_nb.transport.messages import (
     StartWorkers,
     ToRank,
 )
-from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, WorkerSpec, current_environment
+from accelerate_nb.transport.worker_spec import LOOPBACK, WorkerSpec, current_environment
 
 # How often the load is sent after workers started, for the first times and from then on, in seconds.
 _FIRST_SAMPLE, _QUICK_SAMPLES, _BETWEEN_SAMPLES = 1.0, 3, 5.0
@@ -69,7 +66,7 @@ _RANKS_AT_ONCE = 4096
 _LONGEST_BETWEEN = 0.5
 # More bytes of output don't wait: they would fill the memory, or a message.
 _MOST_OUTPUT = 2 << 20
-_CAN_WAIT = (DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
+_CAN_WAIT = (RankOutput, DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
 # Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
 # for ever.
 _SILENCE_LIMIT = 60.0
@@ -143,7 +140,8 @@ class ReportSender:
         self._collected.append(report)
         if isinstance(report, RankOutput):
             self._output += len(report.raw)
-        if self._output > _MOST_OUTPUT or not _can_wait(report):
+        event = report.event if isinstance(report, RankEvent) else None
+        if self._output > _MOST_OUTPUT or not isinstance(report if event is None else event, _CAN_WAIT):
             self.flush()
 
     def tick(self, now: float, timeout: float) -> float:
@@ -185,8 +183,10 @@ def _joined(reports: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _can_wait(report: Message) -> bool:
-    return isinstance(report, RankOutput) or (isinstance(report, RankEvent) and isinstance(report.event, _CAN_WAIT))
+def _rank_stacks(query: QueryRankStacks, agent: NodeAgent | None) -> RankStacks:
+    found = agent.snapshot(query.ranks) if agent else StackSnapshot({}, {})
+    collectives = {str(rank): tuple(entries) for rank, entries in found.collectives.items()}
+    return RankStacks(query.number, {str(rank): text for rank, text in found.replies.items()}, collectives)
 
 
 class AgentServer:
@@ -215,7 +215,17 @@ class AgentServer:
         with self._loop:
             self._loop.register(self._channel, self._on_channel)
             while not self._is_ended:
-                self._guarded(self._serve_once)
+                agent, now = self._agent, time.monotonic()
+                try:
+                    self._loop.wait(None if agent is None else self._reports.tick(now, agent.tick(now, LONGEST_WAIT)))
+                except (LaunchError, OSError) as error:
+                    # no workers can be started, or followed: they are lost
+                    if (agent := self._agent) is None:
+                        raise
+                    self._close_group()
+                    self._report(AgentLost(agent.ranks, str(error), time.time()))
+                if agent is not None and time.monotonic() - self._received_last > _SILENCE_LIMIT:
+                    self._is_ended = True
             self._over.set()
             self._close_group()
         self._network.close()
@@ -228,29 +238,11 @@ class AgentServer:
         self._is_ended = True
         self._loop.wake()
 
-    def _serve_once(self) -> None:
-        agent = self._agent
-        now = time.monotonic()
-        self._loop.wait(None if agent is None else self._reports.tick(now, agent.tick(now, LONGEST_WAIT)))
-        if agent is not None and time.monotonic() - self._received_last > _SILENCE_LIMIT:
-            self._is_ended = True
-
     def _send_heartbeats(self) -> None:
         while not self._over.wait(HEARTBEAT_INTERVAL):
             # a payload that is under way comes before there is an agent
             if self._agent is not None or self._channel.is_receiving_file:
                 self._channel.try_send(Heartbeat())
-
-    def _guarded(self, do: Callable[[], None]) -> None:
-        """Do something for the group; where no workers can be started, or followed, they are lost."""
-        try:
-            do()
-        except (LaunchError, OSError) as error:
-            agent = self._agent
-            if agent is None:
-                raise
-            self._close_group()
-            self._report(AgentLost(agent.ranks, str(error), time.time()))
 
     def _on_channel(self) -> None:
         self._received_last = time.monotonic()
@@ -260,7 +252,9 @@ class AgentServer:
             finally:
                 for descriptor in received.descriptors:
                     os.close(descriptor)
-        self._is_ended |= self._channel.is_ended
+        if self._channel.is_ended:
+            # never back to false: a signal handler sets it, too
+            self._is_ended = True
 
     def _carry_out(self, received: ReceivedMessage) -> None:
         message, descriptors = received
@@ -274,8 +268,8 @@ class AgentServer:
                     agent.drain()
                 self._close_group()
                 self._report(GroupClosed())
-            case QueryRankStacks(number, ranks):
-                self._reply(lambda: _rank_stacks(number, agent.snapshot(ranks) if agent else StackSnapshot({}, {})))
+            case QueryRankStacks():
+                self._reply(partial(_rank_stacks, message, agent))
             case Heartbeat():
                 pass
             case ToRank() | SignalRanks() | KillGroup() | ReleaseRanks():
@@ -297,9 +291,17 @@ class AgentServer:
 
     def _start(self, agent: NodeAgent, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers with this node's part of their environment; rank 0 gets the socket that listens to the other nodes."""
-        request = _on_this_node(request, self._network)
-        rank_info = request.specs[0].rank_info
-        self._reports.begin(rank_info.size)
+        threads = max(1, cores() // len(request.ranks))
+        node = current_environment({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, threads)
+
+        def on_this_node(spec: WorkerSpec) -> WorkerSpec:
+            found = spec.process_environment
+            found = found.on_node(node) if request.inherits_environment else found
+            environ = {**found.environ, **self._network.variables(found.environ)}
+            return replace(spec, process_environment=replace(found, environ=environ))
+
+        request = structs.replace(request, specs=tuple(map(on_this_node, request.specs)))
+        self._reports.begin(request.specs[0].rank_info.size)
         sock = self._network.take_socket()
         if sock is None or request.has_store or 0 not in request.ranks:
             agent.start(request, descriptors)
@@ -328,33 +330,23 @@ class AgentServer:
         self._channel.try_send(message)
 
 
-def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:
-    """A request whose workers have the environment of this node, where they are to inherit it, and its interface."""
-    threads = max(1, cores() // len(request.ranks))
-    node = current_environment({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, threads)
-
-    def environment(requested: ProcessEnvironment) -> ProcessEnvironment:
-        found = requested.on_node(node) if request.inherits_environment else requested
-        return replace(found, environ={**found.environ, **network.variables(found.environ)})
-
-    specs = (replace(spec, process_environment=environment(spec.process_environment)) for spec in request.specs)
-    return structs.replace(request, specs=tuple(specs))
-
-
-def _rank_stacks(number: int, found: StackSnapshot) -> RankStacks:
-    collectives = {str(rank): tuple(entries) for rank, entries in found.collectives.items()}
-    return RankStacks(number, {str(rank): text for rank, text in found.replies.items()}, collectives)
-
-
 def main() -> None:
     """
     Begin: `python -m accelerate_nb.launching.node_agent.agent_process CHANNEL [ADDRESS]`.
 
     CHANNEL is the descriptor of a connected socket, or `-` for standard input and output; ADDRESS is this node's for others.
     """
-    stream = _standard_streams() if sys.argv[1] == "-" else socket.socket(fileno=int(sys.argv[1]))
-    network = NodeNetwork(*sys.argv[2:3])
-    server = AgentServer(Channel(stream), SupervisorEngine(), network)
+    stream: socket.socket | StreamPair
+    if sys.argv[1] == "-":
+        # nobody else's from now on: what is printed goes to standard error
+        stream = StreamPair(os.dup(0), os.dup(1))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        os.close(nothing)
+    else:
+        stream = socket.socket(fileno=int(sys.argv[1]))
+    server = AgentServer(Channel(stream), SupervisorEngine(), NodeNetwork(*sys.argv[2:3]))
     # an interrupt is for the process that launched, which passes it on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -374,16 +366,6 @@ def serve_warm(server: AgentServer) -> None:
         server.serve()
     finally:
         cool()
-
-
-def _standard_streams() -> StreamPair:
-    """Standard input and output, which are nobody else's from now on: what is printed goes to standard error."""
-    pair = StreamPair(os.dup(0), os.dup(1))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return pair
 
 
 if __name__ == "__main__":

@@ -103,12 +103,18 @@ class JoinedAgent:
     """
 
     def __init__(self, ticket: JoinTicket, name: str) -> None:
-        self._ticket = ticket
-        sock = self._connected()
+        sock = _connected(ticket)
         self._address = str(sock.getsockname()[0])
         self._channel = Channel(sock)
         try:
-            self.name = self._admitted(name)
+            self.name = self._channel.request(RequestMembership(name), MembershipGranted, _TIMEOUT).name
+        except OSError:
+            self._channel.close()
+            raise LaunchError(
+                f"Joining the notebook at {ticket.endpoint} as {name!r} was requested, and it has closed the connection: it waits no "
+                "more, has another release of accelerate_nb, or takes no such name. Launch again there, with the same release, or pass "
+                "another --name."
+            ) from None
         except BaseException:
             self._channel.close()
             raise
@@ -128,34 +134,23 @@ class JoinedAgent:
             serve_warm(server)
         return not received
 
-    def _connected(self) -> socket.socket:
-        """A connection over which both ends have proved the token."""
-        endpoint = self._ticket.endpoint
-        try:
-            sock = socket.create_connection((self._ticket.host, self._ticket.port), _TIMEOUT)
-        except OSError as error:
-            raise LaunchError(
-                f"Joining the notebook at {endpoint} was requested, and nothing can be reached there: {error.strerror or error}. A notebook "
-                "listens only while a launch waits for machines: launch again there, or let its firewall pass that port."
-            ) from None
-        try:
-            prove_token(sock, self._ticket.key, _TIMEOUT)
-            probe_connection(sock)
-        except (ProtocolError, OSError) as error:
-            sock.close()
-            raise LaunchError(
-                f"Joining the notebook at {endpoint} was requested, and this machine was not let in: {error}. Copy the newest line that "
-                "the notebook has printed."
-            ) from None
-        return sock
 
-    def _admitted(self, name: str) -> str:
-        """The name that the notebook gives to this machine."""
-        try:
-            return self._channel.request(RequestMembership(name), MembershipGranted, _TIMEOUT).name
-        except OSError:
-            raise LaunchError(
-                f"Joining the notebook at {self._ticket.endpoint} as {name!r} was requested, and it has closed the connection: it waits no "
-                "more, has another release of accelerate_nb, or takes no such name. Launch again there, with the same release, or pass "
-                "another --name."
-            ) from None
+def _connected(ticket: JoinTicket) -> socket.socket:
+    """A connection over which both ends have proved the token."""
+    try:
+        sock = socket.create_connection((ticket.host, ticket.port), _TIMEOUT)
+    except OSError as error:
+        raise LaunchError(
+            f"Joining the notebook at {ticket.endpoint} was requested, and nothing can be reached there: {error.strerror or error}. A notebook "
+            "listens only while a launch waits for machines: launch again there, or let its firewall pass that port."
+        ) from None
+    try:
+        prove_token(sock, ticket.key, _TIMEOUT)
+        probe_connection(sock)
+    except (ProtocolError, OSError) as error:
+        sock.close()
+        raise LaunchError(
+            f"Joining the notebook at {ticket.endpoint} was requested, and this machine was not let in: {error}. Copy the newest line that "
+            "the notebook has printed."
+        ) from None
+    return sock

@@ -81,11 +81,12 @@ def local_workers(
     """
     *payload, store = descriptors if request.has_store else (*descriptors, -1)
     file, more = (payload[0], tuple(payload[1:])) if payload else (-1, ())
-
-    def ends(rank: int) -> WorkerDescriptors:
-        return replace(connections[rank].far, payload=file, more=more, store=store if rank == 0 else -1)
-
-    return [LocalWorker(spec, ends(spec.rank_info.rank)) for spec in request.specs]
+    workers = []
+    for spec in request.specs:
+        rank = spec.rank_info.rank
+        ends = replace(connections[rank].far, payload=file, more=more, store=store if rank == 0 else -1)
+        workers.append(LocalWorker(spec, ends))
+    return workers
 
 
 # A rank's output is sent as it comes up to so many bytes at once, beyond that at most so many a second.
@@ -110,7 +111,7 @@ class OutputPart(NamedTuple):
 
 
 class _LogPiece(NamedTuple):
-    """A line of a log, and as it is shown, where it is."""
+    """A line of a log, and as it is shown, where it is shown."""
 
     raw: bytes
     line: LogLine | None
@@ -118,10 +119,6 @@ class _LogPiece(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.raw) or (0 if self.line is None else len(self.line.text))
-
-    @property
-    def is_error(self) -> bool:
-        return self.line is not None and self.line.meaning == "error"
 
 
 class NodeLogs:
@@ -195,8 +192,14 @@ class _RankLog:
             self._file, self._is_whole = -1, False
 
     def take(self, raw: bytes, lines: tuple[LogLine, ...], now: float) -> OutputPart | None:
-        self._write(raw)
         self._refill(now)
+        rest = memoryview(raw if self._is_whole else b"")
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            # the disk is full
+            self._is_whole = False
         if not self._is_whole:
             # nothing else has what is left out
             held = self.rest(now)
@@ -233,17 +236,6 @@ class _RankLog:
         if self._file >= 0:
             os.close(self._file)
 
-    def _write(self, raw: bytes) -> None:
-        if not self._is_whole:
-            return
-        rest = memoryview(raw)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            # the disk is full
-            self._is_whole = False
-
     def _refill(self, now: float) -> None:
         self._budget = min(float(BURST_SIZE), self._budget + (now - self._at) * BYTES_A_SECOND)
         self._at = now
@@ -259,7 +251,8 @@ class _RankLog:
         while self._held_size > HELD_SIZE:
             oldest = self.held.popleft()
             self._held_size -= oldest.size
-            if oldest.is_error and self._errors_size + oldest.size <= HELD_SIZE:
+            is_error = oldest.line is not None and oldest.line.meaning == "error"
+            if is_error and self._errors_size + oldest.size <= HELD_SIZE:
                 self._errors.append(oldest)
                 self._errors_size += oldest.size
             else:
@@ -305,20 +298,16 @@ def open_logs(name: str, environment: Mapping[str, str]) -> NodeLogs | None:
     The oldest folders of other runs are removed, where there are many.
     """
     parent = runs_folder(environment) / _FOLDER
-    _prune(parent)
-    try:
-        return NodeLogs(parent / Path(name).name)
-    except OSError:
-        return None
-
-
-def _prune(parent: Path) -> None:
     with suppress(OSError):
         found = sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in found[: max(0, len(found) + 1 - KEPT_RUNS)]:
             if (lock := _locked(folder, is_exclusive=True)) >= 0:
                 os.close(lock)
                 shutil.rmtree(folder, ignore_errors=True)
+    try:
+        return NodeLogs(parent / Path(name).name)
+    except OSError:
+        return None
 
 
 def _locked(folder: Path, *, is_exclusive: bool) -> int:

@@ -46,35 +46,32 @@ class JoiningMachine:
     channel: Channel
 
 
+@dataclass(slots=True)
 class _Newcomer:
     """A connection on its way to a `JoiningMachine`."""
 
-    def __init__(self, sock: socket.socket, token: bytes) -> None:
-        self._socket, self.since = sock, time.monotonic()
-        self._handshake = ListenerHandshake(token)
-        self._channel: Channel | None = None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+    sock: socket.socket
+    handshake: ListenerHandshake
+    since: float
+    channel: Channel | None = None
 
     def read(self) -> JoiningMachine | None:
         """Take what has come, without waiting; raises `ProtocolError` or `OSError` where it will be no machine."""
-        if self._channel is None:
-            data = self._socket.recv(self._handshake.missing, socket.MSG_DONTWAIT)
+        if self.channel is None:
+            data = self.sock.recv(self.handshake.missing, socket.MSG_DONTWAIT)
             if not data:
                 raise ConnectionError("it has closed its connection")
             # some bytes, which the system takes on a connection that has sent nothing else
-            self._socket.send(self._handshake.feed(data))
-            if not self._handshake.missing:
-                self._channel = Channel(self._socket)
+            self.sock.send(self.handshake.feed(data))
+            if not self.handshake.missing:
+                self.channel = Channel(self.sock)
             return None
-        received = next(self._channel.receive_ready(), None)
+        received = next(self.channel.receive_ready(), None)
         match received and received.message:
-            case None if not self._channel.is_ended:
+            case None if not self.channel.is_ended:
                 return None
             case RequestMembership(name) if name and name.isprintable() and len(name) <= _LONGEST_NAME:
-                return JoiningMachine(name, self._channel)
+                return JoiningMachine(name, self.channel)
         raise ProtocolError("unexpected", "a connection that has the token is no machine that joins")
 
 
@@ -114,7 +111,7 @@ class MachineListener:
         """Listen no more, and close the connections of those that have not joined yet."""
         self._socket.close()
         while self._newcomers:
-            self._newcomers.popitem()[1].close()
+            self._newcomers.popitem()[0].close()
 
     def wait(self, timeout: float, others: Sequence[Channel] = ()) -> list[JoiningMachine]:
         """
@@ -126,22 +123,18 @@ class MachineListener:
         readable = select.select(watched, (), (), timeout)[0]
         if self._socket in readable:
             with suppress(BlockingIOError, ConnectionError):
-                self._accept()
+                sock = self._socket.accept()[0]
+                if len(self._newcomers) < _MOST_PENDING:
+                    probe_connection(sock)
+                    self._newcomers[sock] = _Newcomer(sock, ListenerHandshake(self.ticket.key), time.monotonic())
+                else:
+                    sock.close()
         ready = [sock for sock in self._newcomers if sock in readable]
         found = [machine for sock in ready if (machine := self._read(sock)) is not None]
         now = time.monotonic()
         for sock in [sock for sock, newcomer in self._newcomers.items() if now - newcomer.since > self._timeout]:
             self._refuse(sock)
         return found
-
-    def _accept(self) -> None:
-        """Take in one connection; one too many is closed."""
-        sock = self._socket.accept()[0]
-        if len(self._newcomers) >= _MOST_PENDING:
-            sock.close()
-            return
-        probe_connection(sock)
-        self._newcomers[sock] = _Newcomer(sock, self.ticket.key)
 
     def _read(self, sock: socket.socket) -> JoiningMachine | None:
         try:
@@ -168,7 +161,8 @@ class MachineListener:
     def _refuse(self, sock: socket.socket) -> None:
         """Count a connection that is none of those that are waited for, and close it."""
         self.refused += 1
-        self._newcomers.pop(sock).close()
+        del self._newcomers[sock]
+        sock.close()
 
 
 @dataclass(frozen=True, slots=True)
