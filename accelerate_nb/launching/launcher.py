@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits
 from accelerate_nb.launching.conductor import Conductor, Launch, Nodes
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.engines.children import Engine, ForkEngine, SpawnEngine
+from accelerate_nb.launching.engines.children import Engine, fork_workers, spawn_workers
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
@@ -161,11 +162,12 @@ def conductor_of(
     supervisor.preload(choice.preloaded)
     engine: Engine
     if choice.start == "fork":
-        engine = ForkEngine(plan.payload)
+        engine = partial(fork_workers, plan.payload)
     elif choice.start == "spawn":
-        engine = SpawnEngine()
+        engine = spawn_workers
     else:
-        engine = supervisor.SupervisorEngine(request.config.launching.supervisor_idle_timeout)
+        idle_timeout = request.config.launching.supervisor_idle_timeout
+        engine = partial(supervisor.supervised_workers, idle_timeout=idle_timeout)
     nodes = request.nodes or Nodes()
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:

@@ -132,14 +132,6 @@ class SimulatedWorkers:
                 os.close(descriptor)
 
 
-class SimulatedEngine:
-    """Starts no process."""
-
-    def start(self, workers: Sequence[LocalWorker]) -> SimulatedWorkers:
-        """Begin to write."""
-        return SimulatedWorkers(list(workers))
-
-
 def _ends(worker: LocalWorker) -> tuple[int, int, int]:
     return worker.descriptors.stdout, worker.descriptors.events, worker.descriptors.outcome
 
@@ -152,7 +144,7 @@ def main() -> None:
             if not data:
                 return
             sock = made.enter_context(socket.socket(fileno=descriptors[0]))
-            server = AgentServer(Channel(sock), SimulatedEngine(), NodeNetwork(LOOPBACK))
+            server = AgentServer(Channel(sock), NodeNetwork(LOOPBACK), SimulatedWorkers)
             threading.Thread(target=server.serve, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Worker processes as children of this process, forked from it or started anew; and what every engine does."""
+"""Worker processes as children of this process, forked from it or started anew; and what workers of every engine are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import BeginWorker
@@ -44,11 +44,8 @@ class Workers(Protocol):
         """Give back what this process holds of them; they have ended."""
 
 
-class Engine(Protocol):
-    """A way to place workers on this machine."""
-
-    def start(self, workers: Sequence[LocalWorker]) -> Workers:
-        """Start a process for each worker; returns before they run."""
+# A way to place workers on this machine: it starts a process for each, and returns before they run.
+Engine: TypeAlias = Callable[[Sequence[LocalWorker]], Workers]
 
 
 class ChildProcesses:
@@ -115,36 +112,26 @@ def _ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-class ForkEngine:
-    """Places workers by forking: they inherit everything, so nothing has to travel."""
-
-    def __init__(self, payload: Payload) -> None:
-        self._payload = payload
-
-    def start(self, workers: Sequence[LocalWorker]) -> ChildProcesses:
-        """Fork a process for each worker."""
-        # what is buffered here would be written by every child as well
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        return ChildProcesses({self._fork(worker): worker.rank for worker in workers})
-
-    def _fork(self, worker: LocalWorker) -> int:
-        parent = os.getpid()
+def fork_workers(payload: Payload, workers: Sequence[LocalWorker]) -> ChildProcesses:
+    """Fork a process for each worker: they inherit everything, so nothing has to travel."""
+    # what is buffered here would be written by every child as well
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    parent, ranks = os.getpid(), {}
+    for worker in workers:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            work(worker, parent, self._payload)
-        return pid
+            work(worker, parent, payload)
+        ranks[pid] = worker.rank
+    return ChildProcesses(ranks)
 
 
-class SpawnEngine:
-    """Places workers by starting one new interpreter each; nothing of this process is in them."""
-
-    def start(self, workers: Sequence[LocalWorker]) -> ChildProcesses:
-        """Start an interpreter for each worker."""
-        return ChildProcesses({_spawn(worker): worker.rank for worker in workers})
+def spawn_workers(workers: Sequence[LocalWorker]) -> ChildProcesses:
+    """Start a new interpreter for each worker; nothing of this process is in them."""
+    return ChildProcesses({_spawn(worker): worker.rank for worker in workers})
 
 
 def _spawn(worker: LocalWorker) -> int:

@@ -1,4 +1,4 @@
-"""The supervisor at this end: its handle, and the engine whose workers it forks."""
+"""The supervisor at this end: its handle, and the workers that it forks."""
 
 from __future__ import annotations
 
@@ -386,28 +386,26 @@ class SupervisorWorkers:
         self._codes.update(dict.fromkeys(self._requested, -int(signal.SIGKILL)))
 
 
-class SupervisorEngine:
-    """Places workers by asking the process's supervisor to fork them; it ends after `idle_timeout` seconds without a launch."""
+def supervised_workers(workers: Sequence[LocalWorker], idle_timeout: float | None = None) -> SupervisorWorkers:
+    """
+    Have the process's supervisor fork workers; it ends after `idle_timeout` seconds without a launch.
 
-    def __init__(self, idle_timeout: float | None = None) -> None:
-        self._idle_timeout = idle_timeout
-
-    def start(self, workers: Sequence[LocalWorker]) -> SupervisorWorkers:
-        """Fork; a supervisor that turns out to have died is replaced once."""
-        rank_info = workers[0].spec.rank_info
-        run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
-        ranks = [worker.rank for worker in workers]
-        handle = warm(self._idle_timeout)
-        try:
-            return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
-        except OSError:
-            # it died between the check and the message
-            handle.ended()
-            handle = warm()
-        try:
-            return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
-        except OSError:
-            raise LaunchError(
-                f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
-                f"{handle.log()[-2000:]}\nTry start_method='spawn'."
-            ) from None
+    One that turns out to have died is replaced once.
+    """
+    rank_info = workers[0].spec.rank_info
+    run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
+    ranks = [worker.rank for worker in workers]
+    handle = warm(idle_timeout)
+    try:
+        return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
+    except OSError:
+        # it died between the check and the message
+        handle.ended()
+        handle = warm()
+    try:
+        return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
+    except OSError:
+        raise LaunchError(
+            f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
+            f"{handle.log()[-2000:]}\nTry start_method='spawn'."
+        ) from None

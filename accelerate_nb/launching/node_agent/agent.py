@@ -270,7 +270,7 @@ class NodeAgent:
                 self._readers[rank] = EventReader()
                 self._loop.register(connection.events, partial(self._on_events, rank))
                 self._output.listen(rank, connection)
-            self._workers = self._engine.start(local_workers(request, self._connections, descriptors))
+            self._workers = self._engine(local_workers(request, self._connections, descriptors))
         except OSError as error:
             if reached := limit_reached(error, len(self.ranks)):
                 raise LaunchError(f"num_processes={len(self.ranks)} was requested, but {reached}") from None

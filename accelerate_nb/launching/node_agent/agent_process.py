@@ -25,7 +25,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
-from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
+from accelerate_nb.launching.engines.supervisor import cool, supervised_workers, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
@@ -195,10 +195,12 @@ class AgentServer:
 
     `network` is what this node has of the network between the nodes of a run.
 
-    >>> AgentServer(channel, SupervisorEngine()).serve()
+    >>> AgentServer(channel).serve()
     """
 
-    def __init__(self, channel: Channel, engine: Engine, network: NodeNetwork | None = None) -> None:
+    def __init__(
+        self, channel: Channel, network: NodeNetwork | None = None, engine: Engine = supervised_workers
+    ) -> None:
         self._channel, self._engine = channel, engine
         self._network = network or NodeNetwork(LOOPBACK)
         self._loop = AgentLoop()
@@ -346,7 +348,7 @@ def main() -> None:
         os.close(nothing)
     else:
         stream = socket.socket(fileno=int(sys.argv[1]))
-    server = AgentServer(Channel(stream), SupervisorEngine(), NodeNetwork(*sys.argv[2:3]))
+    server = AgentServer(Channel(stream), NodeNetwork(*sys.argv[2:3]))
     # an interrupt is for the process that launched, which passes it on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
-from accelerate_nb.launching.engines.supervisor import SupervisorEngine
 from accelerate_nb.launching.node_agent.agent_process import AgentServer, serve_warm
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, probe_connection
 from accelerate_nb.transport.channel import Channel
@@ -121,7 +120,7 @@ class JoinedAgent:
 
     def serve(self) -> bool:
         """Serve in the main thread; whether the notebook has ended it, rather than a signal of this machine."""
-        server = AgentServer(self._channel, SupervisorEngine(), NodeNetwork(self._address))
+        server = AgentServer(self._channel, NodeNetwork(self._address))
         received: list[int] = []
 
         def end(number: int, _: FrameType | None) -> None:

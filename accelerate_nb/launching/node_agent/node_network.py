@@ -279,9 +279,6 @@ def of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]
         return list(threads.map(call, items))
 
 
-_HEADINGS = ("", "Python", "torch", "accelerate_nb")
-
-
 def check_versions(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> None:
     """
     Check that all nodes run what this process runs, as far as functions and tensors are to travel between them.
@@ -292,10 +289,14 @@ def check_versions(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> None:
     expected = _comparable(here)
     differing = {name for name, facts in nodes.items() if _comparable(facts) != expected}
     if differing:
-        rows = [("this process", here, False), *((name, facts, name in differing) for name, facts in nodes.items())]
+        cells: list[tuple[str, ...]] = [("", "Python", "torch", "accelerate_nb")]
+        for name, facts in {"this process": here, **nodes}.items():
+            marked = f"{name} (differs)" if name in differing else name
+            cells.append((marked, facts.python, facts.torch or "not installed", facts.accelerate_nb))
+        table = "\n".join(aligned(cells))
         raise LaunchError(
             f"A run on {', '.join(nodes)} was requested, and {', '.join(sorted(differing))} "
-            f"{'has' if len(differing) == 1 else 'have'} other versions than this process:\n\n{_table(rows)}\n\n"
+            f"{'has' if len(differing) == 1 else 'have'} other versions than this process:\n\n{table}\n\n"
             "Install the same versions there, or name a Python that has them as node_python."
         )
 
@@ -303,11 +304,3 @@ def check_versions(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> None:
 def _comparable(facts: NodeFacts) -> tuple[str, ...]:
     python = ".".join(facts.python.split(".")[:2])
     return python, facts.torch.partition("+")[0], facts.accelerate_nb
-
-
-def _table(rows: Sequence[tuple[str, NodeFacts, bool]]) -> str:
-    cells = [_HEADINGS]
-    for name, facts, differs in rows:
-        versions = (facts.python, facts.torch or "not installed", facts.accelerate_nb)
-        cells.append((f"{name} (differs)" if differs else name, *versions))
-    return "\n".join(aligned(cells))

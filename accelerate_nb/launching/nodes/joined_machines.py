@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -175,13 +175,15 @@ class JoinedMachines(NodeEngine):
 
     def place(self, node: str) -> PlacedAgent:
         """The agent of a machine; raises `LaunchError` where it has gone, or another run has it."""
-        channel = _members.get().take(self.address, node)
-        if channel is None:
-            raise LaunchError(
-                f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
-                "machine back. Launch again: where machines are missing, the line to join is shown."
-            )
-        return PlacedAgent(channel)
+        members, key = _members.get(), (self.address, node)
+        with members.lock:
+            if key not in members.waiting:
+                raise LaunchError(
+                    f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
+                    "machine back. Launch again: where machines are missing, the line to join is shown."
+                )
+            members.waiting.remove(key)
+            return PlacedAgent(members.channels[key])
 
     def advice(self, node: str) -> str:
         """Its own terminal shows what became of it."""
@@ -221,14 +223,6 @@ class _Members:
     channels: dict[tuple[str, str], Channel] = field(default_factory=dict)
     # those whose agent no launch has taken yet, in their order
     waiting: list[tuple[str, str]] = field(default_factory=list)
-
-    def take(self, address: str, name: str) -> Channel | None:
-        """The channel to an agent that no launch has taken yet."""
-        with self.lock:
-            if (address, name) not in self.waiting:
-                return None
-            self.waiting.remove((address, name))
-            return self.channels[address, name]
 
     def admit(self, address: str, machine: JoiningMachine) -> str:
         """Keep a machine under its name, or the next one that is free; returns it, "" where the machine has gone."""
@@ -291,7 +285,14 @@ def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list
         return [*idle, *members.waiting_at(engine.address)]
 
     with _listener(engine.address, port) as listener:
-        _show_line(listener.ticket, count, names(), timeout)
+        ticket, is_alone = listener.ticket, is_loopback(listener.ticket.host)
+        alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_alone else ""
+        so_far = f" ({', '.join(names())})" if names() else ""
+        print_notice(
+            f"accelerate-nb join {ticket}\n"
+            f"Run this line in a terminal of each machine{alone}. It is also in {_ticket_file(ticket)}, which only you can read.\n"
+            f"{len(names())} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
+        )
         while len(names()) < count:
             if (left := deadline - time.monotonic()) <= 0:
                 raise LaunchError(_missing_text(listener, count, names(), timeout))
@@ -312,27 +313,16 @@ def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list
 def _listener(address: str, port: int) -> MachineListener:
     """A listener with the ticket of before, so that its line serves again, where its port is still free."""
     members = _members.get()
-    before = members.tickets.get(address)
-    token = new_token() if before is None else before.token
-    listener = None
-    if before is not None and not port:
-        # another program may have taken a port that nobody named
-        with suppress(LaunchError):
-            listener = MachineListener(before)
-    if listener is None:
-        listener = MachineListener(JoinTicket(token, address, port))
+    before = members.tickets.get(address) or JoinTicket(new_token(), address, 0)
+    try:
+        listener = MachineListener(before if not port else replace(before, port=port))
+    except LaunchError:
+        if port or not before.port:
+            raise
+        # another program has taken a port that nobody named
+        listener = MachineListener(replace(before, port=0))
     members.tickets[address] = listener.ticket
     return listener
-
-
-def _show_line(ticket: JoinTicket, count: int, there: Sequence[str], timeout: float) -> None:
-    so_far = f" ({', '.join(there)})" if there else ""
-    alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_loopback(ticket.host) else ""
-    print_notice(
-        f"accelerate-nb join {ticket}\n"
-        f"Run this line in a terminal of each machine{alone}. It is also in {_ticket_file(ticket)}, which only you can read.\n"
-        f"{len(there)} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
-    )
 
 
 def _ticket_file(ticket: JoinTicket) -> str:

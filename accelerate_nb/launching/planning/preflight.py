@@ -62,21 +62,17 @@ def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fo
     try:
         config = resolve(settings, {})
     except AccelerateNbError as error:
-        return PreflightReport(None, None, _wrong(settings, str(error)))
+        # each by itself; an error of several together stands at the setting that it begins with
+        together = PreflightIssue(_named_in(str(error)), str(error))
+        alone = [issue for name, value in settings.items() if (issue := _alone(name, value)) is not None]
+        others = [issue for issue in alone if issue.name != together.name and issue.text != together.text]
+        issues = alone if together.name is None and alone else [together, *others]
+        return PreflightReport(None, None, tuple(issues))
     try:
         choice = choose_placement(config, devices, can_fork)
     except AccelerateNbError as error:
         return PreflightReport(config, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     return PreflightReport(config, choice, _advice(config, choice, devices))
-
-
-def _wrong(settings: Mapping[str, Any], error: str) -> tuple[PreflightIssue, ...]:
-    """The errors of settings, each by itself; an error of several together stands at the setting that it begins with."""
-    together = PreflightIssue(_named_in(error), error)
-    alone = [found for name, value in settings.items() if (found := _alone(name, value)) is not None]
-    if together.name is None and alone:
-        return tuple(alone)
-    return (together, *(found for found in alone if found.name != together.name and found.text != error))
 
 
 def _alone(name: str, value: Any) -> PreflightIssue | None:
@@ -106,15 +102,13 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
     if choice.kind == "xla" and config.training.mixed_precision == "fp16":
         text = "TPUs compute in bf16, and on fp16 they overflow as a GPU does, without being faster: bf16 has the range of float32."
         found.append(PreflightIssue("mixed_precision", text, grave=False))
-    if config.training.fsdp_config is not None and config.training.strategy != "fsdp":
-        text = "These are options of strategy='fsdp', which was not requested: every rank has the whole model."
-        found.append(PreflightIssue("fsdp_config", text, grave=False))
-    if config.training.deepspeed_config is not None and config.training.strategy != "deepspeed":
-        text = "These are options of strategy='deepspeed', which was not requested: every rank has the whole model."
-        found.append(PreflightIssue("deepspeed_config", text, grave=False))
-    if config.training.megatron_lm_config and config.training.strategy != "megatron":
-        text = "These are options of strategy='megatron', which was not requested: every rank has the whole model."
-        found.append(PreflightIssue("megatron_lm_config", text, grave=False))
+    options = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}
+    for strategy, name in options.items():
+        if getattr(config.training, name) and config.training.strategy != strategy:
+            text = (
+                f"These are options of strategy={strategy!r}, which was not requested: every rank has the whole model."
+            )
+            found.append(PreflightIssue(name, text, grave=False))
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from accelerate_nb.events.model import Failure, StateChange, TaskDone
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.engines.supervisor import SupervisorEngine, SupervisorWorkers
+from accelerate_nb.launching.engines.supervisor import SupervisorWorkers, supervised_workers
 from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
@@ -140,7 +140,7 @@ class Group:
         environment = current_environment(on_interface(), 1)
         plan = LaunchPlan(payload, sum(sizes), environment, run="agent", node_sizes=sizes)
         factories: list[AgentFactory] = [
-            partial(NodeAgent, SupervisorEngine()) if channel is None else partial(RemoteAgent, channel)
+            partial(NodeAgent, supervised_workers) if channel is None else partial(RemoteAgent, channel)
             for channel in agents
         ]
         self.runner = GroupRunner(plan, factories, self.context, 0)
@@ -322,7 +322,7 @@ def test_reports_about_ranks_of_another_agent_are_refused(tmp_path: Path) -> Non
 def test_workers_of_a_later_node_that_were_not_forked_yet_end_under_their_own_ranks() -> None:
     near, far = socket.socketpair()
     with far:
-        workers = SupervisorWorkers(SupervisorEngine, Channel(near), (2, 3))  # type: ignore[arg-type] # it asks for nothing
+        workers = SupervisorWorkers(None, Channel(near), (2, 3))  # type: ignore[arg-type] # it asks for nothing
         workers.kill()
         assert workers.exit_codes() == {2: -9, 3: -9}
         near.close()
