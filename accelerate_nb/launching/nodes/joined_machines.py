@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,10 +20,10 @@ from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, new_token
 from accelerate_nb.launching.node_agent.node_network import is_loopback, print_notice, probe_connection
 from accelerate_nb.launching.nodes.node_engine import HandedMachine, NodeEngine, PlacedAgent
-from accelerate_nb.launching.nodes.node_pool import idle_nodes, lease
+from accelerate_nb.launching.nodes.node_pool import NodeConnection, idle_nodes, lease, release
 from accelerate_nb.launching.nodes.rendezvous_settings import resolved_host, split_endpoint
 from accelerate_nb.launching.planning.placement import Host
-from accelerate_nb.transport.channel import Channel, is_readable
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import ListenerHandshake
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
 
@@ -113,14 +112,13 @@ class MachineListener:
         while self._newcomers:
             self._newcomers.popitem()[0].close()
 
-    def wait(self, timeout: float, others: Sequence[Channel] = ()) -> list[JoiningMachine]:
+    def wait(self, timeout: float) -> list[JoiningMachine]:
         """
-        The machines that have joined, once something has come, also to the other channels, which stay unread.
+        The machines that have joined, once something has come.
 
         Raises `LaunchError` where too many connections had another token; the listener is closed then.
         """
-        watched: list[socket.socket | Channel] = [self._socket, *self._newcomers, *others]
-        readable = select.select(watched, (), (), timeout)[0]
+        readable = select.select([self._socket, *self._newcomers], (), (), timeout)[0]
         if self._socket in readable:
             with suppress(BlockingIOError, ConnectionError):
                 sock = self._socket.accept()[0]
@@ -167,23 +165,18 @@ class MachineListener:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMachines(NodeEngine):
-    """Places an agent by taking that of a machine that has joined at `address`, under that name."""
+    """The agents of machines that have joined at `address`, each under its name."""
 
     address: str
 
     label = "accelerate-nb join"
 
     def place(self, node: str) -> PlacedAgent:
-        """The agent of a machine; raises `LaunchError` where it has gone, or another run has it."""
-        members, key = _members.get(), (self.address, node)
-        with members.lock:
-            if key not in members.waiting:
-                raise LaunchError(
-                    f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
-                    "machine back. Launch again: where machines are missing, the line to join is shown."
-                )
-            members.waiting.remove(key)
-            return PlacedAgent(members.channels[key])
+        """Raises `LaunchError`: who has joined is in the pool, unless it has gone, or another run has it."""
+        raise LaunchError(
+            f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
+            "machine back. Launch again: where machines are missing, the line to join is shown."
+        )
 
     def advice(self, node: str) -> str:
         """Its own terminal shows what became of it."""
@@ -214,47 +207,11 @@ class JoinedMachines(NodeEngine):
 
 @dataclass
 class _Members:
-    """The machines that have joined this process, by the address at which they did, and the ticket of each address."""
+    """The tickets of this process, by their addresses, with the file of each, and the channels to machines that have joined."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
     tickets: dict[str, JoinTicket] = field(default_factory=dict)
-    # the file of each ticket
     ticket_files: dict[str, str] = field(default_factory=dict)
     channels: dict[tuple[str, str], Channel] = field(default_factory=dict)
-    # those whose agent no launch has taken yet, in their order
-    waiting: list[tuple[str, str]] = field(default_factory=list)
-
-    def admit(self, address: str, machine: JoiningMachine) -> str:
-        """Keep a machine under its name, or the next one that is free; returns it, "" where the machine has gone."""
-        with self.lock:
-            name, number = machine.name, 1
-            while (known := self.channels.get((address, name))) is not None and not known.is_closed:
-                number += 1
-                name = f"{machine.name}-{number}"
-            if not machine.channel.try_send(MembershipGranted(name)):
-                machine.channel.close()
-                return ""
-            self.keep(address, name, machine.channel)
-            return name
-
-    def keep(self, address: str, name: str, channel: Channel) -> None:
-        """Keep a machine that has this name already."""
-        self.channels[address, name] = channel
-        self.waiting.append((address, name))
-
-    def drop_gone(self, address: str) -> list[str]:
-        """Drop those that have gone before a launch took them; returns their names. An agent that is there says nothing by itself."""
-        with self.lock:
-            gone = [key for key in self.waiting if key[0] == address and is_readable(self.channels[key].fileno(), 0)]
-            for key in gone:
-                self.waiting.remove(key)
-                self.channels.pop(key).close()
-            return [name for _, name in gone]
-
-    def waiting_at(self, address: str) -> dict[str, Channel]:
-        """Those that no launch has taken yet."""
-        with self.lock:
-            return {name: self.channels[key] for key in self.waiting if key[0] == address for name in key[1:]}
 
 
 _members: ContextVar[_Members] = ContextVar("accelerate_nb_members", default=_Members())  # noqa: B039 - one for all threads
@@ -269,8 +226,7 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
     """
     host, port = _address_and_port(config.join_address)
     engine = JoinedMachines(host)
-    _ = _members.get().drop_gone(engine.address)
-    names = [*idle_nodes(engine), *_members.get().waiting_at(engine.address)]
+    names = idle_nodes(engine)
     if len(names) < config.num_nodes:
         names = _wait(engine, port, config.num_nodes, config.join_timeout)
     return engine, tuple(Host(name) for name in names[: config.num_nodes])
@@ -278,36 +234,52 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
 
 def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list[str]:
     """The free machines, as soon as there are so many."""
-    members, deadline = _members.get(), time.monotonic() + timeout
-    idle = idle_nodes(engine)
-
-    def names() -> list[str]:
-        return [*idle, *members.waiting_at(engine.address)]
-
+    deadline, names = time.monotonic() + timeout, idle_nodes(engine)
     with _listener(engine.address, port) as listener:
         ticket, is_alone = listener.ticket, is_loopback(listener.ticket.host)
         alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_alone else ""
-        so_far = f" ({', '.join(names())})" if names() else ""
+        so_far = f" ({', '.join(names)})" if names else ""
         print_notice(
             f"accelerate-nb join {ticket}\n"
             f"Run this line in a terminal of each machine{alone}. It is also in {_ticket_file(ticket)}, which only you can read.\n"
-            f"{len(names())} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
+            f"{len(names)} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
         )
-        while len(names()) < count:
+        while len(names) < count:
             if (left := deadline - time.monotonic()) <= 0:
-                raise LaunchError(_missing_text(listener, count, names(), timeout))
+                raise LaunchError(_missing_text(listener, count, names, timeout))
             try:
-                machines = listener.wait(min(_ROUND, left), list(members.waiting_at(engine.address).values()))
+                machines = listener.wait(min(_ROUND, left))
             except LaunchError:
                 # the next line has another token
-                members.tickets.pop(engine.address, None)
+                _members.get().tickets.pop(engine.address, None)
                 raise
-            for name in members.drop_gone(engine.address):
-                print_notice(f"{name} has left: {len(names())} of {count} machines are there")
+            before, names = names, idle_nodes(engine)
+            for name in before:
+                if name not in names:
+                    print_notice(f"{name} has left: {len(names)} of {count} machines are there")
             for machine in machines:
-                if name := members.admit(engine.address, machine):
-                    print_notice(f"{name} has joined: {len(names())} of {count} machines are there")
-    return names()
+                if name := _admit(engine, machine):
+                    names.append(name)
+                    print_notice(f"{name} has joined: {len(names)} of {count} machines are there")
+    return names
+
+
+def _admit(engine: JoinedMachines, machine: JoiningMachine) -> str:
+    """Keep a machine under its name, or the next one that is free; returns it, "" where the machine has gone."""
+    channels, name, number = _members.get().channels, machine.name, 1
+    while (known := channels.get((engine.address, name))) is not None and not known.is_closed:
+        number += 1
+        name = f"{machine.name}-{number}"
+    connection = NodeConnection(engine, name, PlacedAgent(machine.channel))
+    try:
+        machine.channel.send(MembershipGranted(name))
+        connection.open()
+    except (OSError, LaunchError):
+        connection.close(0.0)
+        return ""
+    channels[engine.address, name] = machine.channel
+    release(connection, is_usable=True)
+    return name
 
 
 def _listener(address: str, port: int) -> MachineListener:
@@ -373,4 +345,5 @@ def _address_and_port(text: str) -> tuple[str, int]:
 def take_over(machines: Sequence[HandedMachine]) -> None:
     """Have this process's launches find machines that another process has handed to it."""
     for machine in machines:
-        _members.get().keep(machine.address, machine.name, Channel(socket.socket(fileno=machine.descriptor)))
+        placed = PlacedAgent(Channel(socket.socket(fileno=machine.descriptor)))
+        release(NodeConnection(JoinedMachines(machine.address), machine.name, placed), is_usable=True)

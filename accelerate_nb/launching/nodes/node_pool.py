@@ -17,8 +17,8 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.launching.node_agent.node_network import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, RemoteAgent
-from accelerate_nb.launching.nodes.node_engine import NodeEngine
-from accelerate_nb.transport.channel import Reply
+from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
+from accelerate_nb.transport.channel import Reply, is_readable
 from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
 from accelerate_nb.transport.worker_spec import MasterAddress
 
@@ -33,7 +33,7 @@ END_TIMEOUT = 2.0
 
 class NodeConnection:
     """
-    An agent that `engine` placed on a node; `open` waits until it has sent the facts of its node.
+    An agent on a node, which `engine` places unless it is there already; `open` waits until it has sent the facts of its node.
 
     >>> connection = NodeConnection(SshNodes(("ssh",), sys.executable), "a")
     >>> connection.open()
@@ -41,9 +41,9 @@ class NodeConnection:
     '2.13.0'
     """
 
-    def __init__(self, engine: NodeEngine, name: str) -> None:
+    def __init__(self, engine: NodeEngine, name: str, placed: PlacedAgent | None = None) -> None:
         self.engine, self.name = engine, name
-        self._placed = engine.place(name)
+        self._placed = placed or engine.place(name)
         self.channel = self._placed.channel
         self._facts: NodeFacts | None = None
         self._queried_at = float("-inf")
@@ -68,7 +68,8 @@ class NodeConnection:
 
     def refresh(self) -> None:
         """Check that an agent that was there before still is; raises `LaunchError`."""
-        if time.monotonic() - self._queried_at > _FRESH:
+        # it says nothing by itself: what comes is its end
+        if time.monotonic() - self._queried_at > _FRESH or is_readable(self.channel.fileno(), 0):
             self._query(REPLY_TIMEOUT)
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
