@@ -15,9 +15,9 @@ import pytest
 from accelerate_nb import notebook_launcher
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines import supervisor as supervised
+from accelerate_nb.launching.engines.supervisor import supervisors
 from accelerate_nb.launching.launcher import warm_early
 from accelerate_nb.supervisor.main import UNFIT
-from accelerate_nb.supervisor.memory import supervisors
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import (
     ForkWorker,

@@ -112,7 +112,7 @@ def gather(environment: Mapping[str, str], config_file: str | None = None, *, wi
     """Everything, under the headings in their order; the keys are stable."""
     settings = _configuration(environment, config_file)
     from accelerate_nb.devices.torch_build import torch_is_built_for, torch_version
-    from accelerate_nb.supervisor.memory import supervisors
+    from accelerate_nb.launching.engines.supervisor import supervisors
 
     facts = {
         "accelerate_nb": {"version": __version__, "folder": str(Path(__file__).resolve().parents[2])},

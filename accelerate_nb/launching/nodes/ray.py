@@ -47,7 +47,15 @@ class RayConnection:
         if not self.address:
             print_notice("A local Ray is started, which takes some 10 seconds. Pass address to use a cluster.")
         elif self.address not in {"auto", "local"}:
-            _check_reach(self.address)
+            # where nothing listens, Ray itself would try for a quarter of an hour
+            host, _, port = self.address.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT).close()
+            except (OSError, ValueError) as error:
+                raise LaunchError(
+                    f"address={self.address!r} was requested, and no Ray cluster can be reached there: {error}. Pass the HOST:PORT that "
+                    "`ray start --head` has shown, or leave address out for a local Ray."
+                ) from None
         try:
             ray.init(
                 address=self.address or "local",
@@ -60,34 +68,6 @@ class RayConnection:
                 f"address={self.address!r} was requested, and Ray can't connect: {error}. See `ray status` on this machine, which has to be "
                 "one of the cluster's nodes."
             ) from None
-
-
-def connect(address: str) -> None:
-    """Connect this process to the cluster; one that is connected stays so."""
-    if not _is_connected(address):
-        RayConnection(address).open()
-
-
-def lasting_connection(address: str) -> RayConnection:
-    """
-    The connection that a process which outlives this one is to make; it has the runtime environment of this one's.
-
-    Raises `LaunchError` where this process has started the Ray that it is connected to.
-    """
-    if not _is_connected(address):
-        return RayConnection(address)
-    import ray
-    from ray._private import worker
-
-    # Ray has no public name for it
-    node = worker.global_worker.node
-    if node is not None and node.is_head():
-        raise LaunchError(
-            "detach=True was requested, and this process is connected to a Ray that it has started, which ends with it. Call ray.shutdown(), and "
-            "leave address out for a local Ray of the run's own; or start one that stays, `ray start --head` in a terminal, and pass address='auto'."
-        )
-    context = ray.get_runtime_context()
-    return RayConnection(context.gcs_address, dict(context.runtime_env))
 
 
 def _is_connected(address: str) -> bool:
@@ -111,18 +91,6 @@ def _is_connected(address: str) -> bool:
             f"address={address!r} was requested, and this process is connected to {found}. Leave address out, or call ray.shutdown()."
         )
     return True
-
-
-def _check_reach(address: str) -> None:
-    """Raise `LaunchError` where nothing listens there: Ray itself would try for a quarter of an hour."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT).close()
-    except (OSError, ValueError) as error:
-        raise LaunchError(
-            f"address={address!r} was requested, and no Ray cluster can be reached there: {error}. Pass the HOST:PORT that `ray start --head` "
-            "has shown, or leave address out for a local Ray."
-        ) from None
 
 
 def nodes_table(nodes: Sequence[dict[str, Any]]) -> str:
@@ -421,19 +389,46 @@ def reserve_ray_nodes(config: LaunchingConfig) -> tuple[RayNodes, tuple[Host, ..
 
     Raises `LaunchError` where the cluster can't be reached, or hasn't what is requested; `MissingExtraError` without Ray.
     """
-    connect(config.address)
+    if not _is_connected(config.address):
+        RayConnection(config.address).open()
     request = _request(config)
     reservations = _reservations.get()
     with reservations.lock:
         if (number := _usable(reservations, request)) is None:
+            reservation = reserve(request, config.join_timeout)
+            try:
+                reservation.start(reservation.names, config.join_timeout)
+            except BaseException:
+                reservation.close()
+                raise
             number = next(reservations.numbers)
-            reservations.found[number] = _started(request, config.join_timeout)
+            reservations.found[number] = reservation
         return RayNodes(number), tuple(Host(name) for name in reservations.found[number].names)
 
 
 def connection_of_run_host(config: LaunchingConfig) -> RayConnection:
-    """The connection for which a process that outlives this one reserves; what no run uses of this one's reservations is given back to it."""
-    connection, reservations = lasting_connection(config.address), _reservations.get()
+    """
+    The connection for which a process that outlives this one reserves, with the runtime environment of this one's.
+
+    What no run uses of this one's reservations is given back to it. Raises `LaunchError` where this process has started the Ray that it is
+    connected to.
+    """
+    connection = RayConnection(config.address)
+    if _is_connected(config.address):
+        import ray
+        from ray._private import worker
+
+        # Ray has no public name for it
+        node = worker.global_worker.node
+        if node is not None and node.is_head():
+            raise LaunchError(
+                "detach=True was requested, and this process is connected to a Ray that it has started, which ends with it. Call ray.shutdown(), "
+                "and leave address out for a local Ray of the run's own; or start one that stays, `ray start --head` in a terminal, and pass "
+                "address='auto'."
+            )
+        context = ray.get_runtime_context()
+        connection = RayConnection(context.gcs_address, dict(context.runtime_env))
+    reservations = _reservations.get()
     with reservations.lock:
         _ = _usable(reservations, None)
     return connection
@@ -451,21 +446,11 @@ def _usable(reservations: _Reservations, request: ReservationRequest | None) -> 
     return None
 
 
-def _started(request: ReservationRequest, timeout: float) -> NodeReservation:
-    reservation = reserve(request, timeout)
-    try:
-        reservation.start(reservation.names, timeout)
-    except BaseException:
-        reservation.close()
-        raise
-    return reservation
-
-
 def _request(config: LaunchingConfig) -> ReservationRequest:
     """A CPU for each thread of a rank, and a GPU a rank where as many nodes as requested have any."""
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in _alive_nodes()]
     gpus = [] if config.cpu else sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
     each = gpus[config.num_nodes - 1] if len(gpus) >= config.num_nodes else 0
     hosts = [Host(f"node {index}") for index in range(config.num_nodes)]
