@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb import Run
 from accelerate_nb.launching.nodes import node_pool
 from tests.nodes.hosts import Hosts, made_hosts
-from tests.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +31,3 @@ def settings(hosts: Hosts, tmp_path: Path) -> dict[str, Any]:
         "folder": str(tmp_path),
         "panel": "off",
     }
-
-
-def until_loads(run: Run) -> None:
-    """Wait until it is known how busy each rank's device is."""
-    until(lambda: all("cpu" in rank.devices and rank.devices["cpu"].utilisation for rank in run.view.glances()), run)

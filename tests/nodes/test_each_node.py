@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -107,16 +106,6 @@ def test_accelerate_s_files_on_two_hosts_train_to_the_weights_of_one_process(hos
         assert weights == pytest.approx(alone, abs=1e-6)
 
 
-def test_a_worker_that_is_killed_on_one_host_is_named_on_the_other(hosts: Hosts, tmp_path: Path) -> None:
-    endpoint = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{hosts.addresses['h1']}:29556"}
-    with reducing(hosts, tmp_path, endpoint, endpoint) as (running, pid):
-        os.kill(pid, 9)
-        for process in running.values():
-            printed = process.communicate(timeout=40)[0]
-            assert process.returncode != 0
-            assert "rank 1 ended with SIGKILL" in printed
-
-
 def test_a_host_that_is_cut_off_is_named_and_both_end(hosts: Hosts, tmp_path: Path) -> None:
     master: dict[str, object] = {"master_addr": hosts.addresses["h1"], "use_port": 29557}
     with reducing(hosts, tmp_path, master, {**master, "node_rank": 1}) as (running, _):
@@ -140,30 +129,3 @@ def test_a_launcher_that_is_killed_is_named_on_the_other_host_which_ends(hosts: 
         assert time.monotonic() - began < LOST_WITHIN
         assert re.search(r"node 0 on \S+ was lost: its connection has ended", printed), printed
         assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_firewall_is_found_with_its_port_before_anything_starts(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "reduces.py").write_text(REDUCES)
-    settings = {"master_addr": hosts.addresses["h1"], "use_port": 29559, "folder": str(tmp_path)}
-    commands = {
-        host: [str(tmp_path / "reduces.py"), json.dumps({**settings, "node_rank": rank})]
-        for rank, host in enumerate(("h1", "h2"))
-    }
-    text = rf"can't connect to port \d+ of node 1 on .* \({re.escape(hosts.addresses['h2'])}, eth0\): nothing came back for 4 s"
-    with hosts.firewall("h2"), started(hosts, commands) as running:
-        for process in running.values():
-            printed = process.communicate(timeout=60)[0]
-            assert re.search(text, printed), printed
-            assert "pid" not in printed
-
-
-def test_a_host_that_does_not_come_is_reported_with_the_endpoint(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "reduces.py").write_text(REDUCES)
-    master = {"master_addr": hosts.addresses["h1"], "use_port": 29558, "rdzv_conf": {"join_timeout": 1}}
-    settings = [master, {**master, "master_addr": hosts.addresses["h2"], "node_rank": 1}]
-    commands = [[str(tmp_path / "reduces.py"), json.dumps({**item, "folder": str(tmp_path)})] for item in settings]
-    with started(hosts, {"h1": commands[0], "h2": commands[1]}) as running:
-        waited, missed = (process.communicate(timeout=40)[0] for process in running.values())
-    assert f"only 1 had come to {hosts.addresses['h1']}:29558" in waited
-    assert "node 1 did not" in waited
-    assert f"there was no run for this node at {hosts.addresses['h2']}:29558: Connection refused" in missed

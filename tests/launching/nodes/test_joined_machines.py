@@ -253,8 +253,11 @@ def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token
                 pytest.raises(ProtocolError, match="another token"),
             ):
                 prove_token(guess, bytes(16), 10.0)
-        with pytest.raises(LaunchError, match="5 connections had another token"):
+        with pytest.raises(LaunchError, match=r"5 connections had another token.*The port was closed") as caught:
             waiting.result()
+    assert ticket.token not in str(caught.value)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((ticket.host, ticket.port), 5)
     with pytest.raises(LaunchError, match="none had joined"):
         wait_for_machines(replace(config, join_timeout=0.0))
     assert JoinTicket.parse(terminal.tickets[1]).token != ticket.token
