@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.event_codec import EventReader
@@ -113,7 +113,7 @@ class AgentLoop:
             self._waker.send(b"\n")
 
 
-class Agent(Protocol):
+class Agent:
     """
     The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel.
 
@@ -121,29 +121,29 @@ class Agent(Protocol):
     thread.
     """
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of its workers."""
+    # of its workers
+    ranks: tuple[int, ...] = ()
+    # whether it brings the outcomes of its workers; else values and exceptions stay on their node
+    has_outcomes = True
 
     @property
     def takes_sockets(self) -> bool:
         """Whether its workers can inherit a socket of this process."""
-
-    @property
-    def has_outcomes(self) -> bool:
-        """Whether it brings the outcomes of its workers; else values and exceptions stay on their node."""
+        return False
 
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; the descriptors stay the caller's."""
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what is due, on the monotonic clock; returns the seconds for which the loop may wait, at most `timeout`."""
+        return timeout
 
     def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group; the descriptors stay the caller's."""
 
     def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
         """The stack dump of each of these ranks that has not ended, and its collectives, as far as it replies in time."""
+        return StackSnapshot({}, {})
 
     def drain(self) -> None:
         """Report what is left; the processes have ended."""
@@ -220,7 +220,7 @@ class OutputReader:
             self._take_output(rank, stream, *assembler.close())
 
 
-class NodeAgent:
+class NodeAgent(Agent):
     """
     Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread.
 
@@ -230,11 +230,10 @@ class NodeAgent:
     ...         loop.wait(agent.tick(time.monotonic(), 1.0))
     """
 
-    takes_sockets = has_outcomes = True
+    takes_sockets = True
 
     def __init__(self, engine: Engine, loop: AgentLoop, report: Report) -> None:
         self._engine, self._loop, self._report = engine, loop, report
-        self.ranks: tuple[int, ...] = ()
         self._numbers: Counter[int] = Counter()
         self._connections: dict[int, Connection] = {}
         self._readers: dict[int, EventReader] = {}

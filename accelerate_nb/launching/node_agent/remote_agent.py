@@ -19,7 +19,7 @@ from msgspec import structs
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.model import Event, HeldAt, NodeRanks, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
-from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
+from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_readable
 from accelerate_nb.transport.messages import (
@@ -170,7 +170,7 @@ class ChannelReader:
         reading.end(reason)
 
 
-class RemoteAgent:
+class RemoteAgent(Agent):
     """
     One group of workers of an agent whose process is at the other end of `channel`; another group can use the channel after it.
 
@@ -181,8 +181,6 @@ class RemoteAgent:
     What comes is read in the thread of `reader`, which the nodes of a run share. An agent from which nothing comes for some seconds is lost,
     and so is one whose connection has ended.
     """
-
-    has_outcomes = True
 
     def __init__(
         self,
@@ -201,7 +199,6 @@ class RemoteAgent:
         self._name, self._clock_offset, self._release = name, clock_offset, release
         self._inherits_environment, self._log_folder = inherits_environment, log_folder
         self._reader = reader or ChannelReader()
-        self.ranks: tuple[int, ...] = ()
         self._arrived: deque[ReceivedMessage] = deque()
         self._queries: dict[int, queue.SimpleQueue[StackSnapshot]] = {}
         self._numbers = itertools.count()

@@ -25,7 +25,7 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunContext
-from accelerate_nb.launching.node_agent.agent import AgentLoop, NodeAgent, Report
+from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, NodeAgent, Report
 from accelerate_nb.launching.node_agent.node_network import (
     NodeNetwork,
     connect,
@@ -466,16 +466,15 @@ class LaunchedGroupRunner(GroupRunner):
             super()._end_deadlock(snapshot)
 
 
-class RanksElsewhere:
+class RanksElsewhere(Agent):
     """The ranks of another node, of which is known what their node reports; their ends are not waited for."""
 
-    takes_sockets = has_outcomes = False
+    has_outcomes = False
 
     def __init__(
         self, runner: LaunchedGroupRunner, pass_on: Callable[[Message], None], _loop: AgentLoop, report: Report
     ) -> None:
         self._runner, self._pass_on, self._report = runner, pass_on, report
-        self.ranks: tuple[int, ...] = ()
         self._code: int | None = None
 
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
@@ -506,13 +505,3 @@ class RanksElsewhere:
                 self._code = -int(signal.SIGKILL)
             case ReleaseRanks() if self._code is None:
                 self._code = 0
-
-    def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
-        """None is known."""
-        return StackSnapshot({}, {})
-
-    def drain(self) -> None:
-        """Nothing is left."""
-
-    def close(self) -> None:
-        """Nothing is held."""

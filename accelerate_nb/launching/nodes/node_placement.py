@@ -139,21 +139,22 @@ def place_on_hosts(
 def spares_with_slots(
     placement: Placement, sizes: Sequence[int], spares: Sequence[Host], nodes: Sequence[NodeFacts]
 ) -> tuple[Host, ...]:
-    """Spares with their slots, else with one for each accelerator, on the CPU with as many as any node has ranks; pure."""
-    return tuple(
+    """
+    Spares with their slots, else with one for each accelerator, on the CPU with as many as any node has ranks; pure.
+
+    Raises `LaunchError` for one that has not the devices of the other hosts.
+    """
+    found = tuple(
         host if host.slots is not None else Host(host.name, max(sizes) if placement.cpu else facts.devices)
         for host, facts in zip(spares, nodes, strict=True)
     )
-
-
-def check_spares(placement: Placement, spares: Sequence[Host], nodes: Sequence[NodeFacts]) -> None:
-    """Raise `LaunchError` for a spare that has not the devices of the other hosts; pure."""
-    for host, facts in zip(spares, nodes, strict=True):
+    for host, facts in zip(found, nodes, strict=True):
         if not placement.cpu and (facts.device_kind != placement.kind or facts.devices < (host.slots or 0)):
             raise LaunchError(
                 f"{host.name}:{host.slots} is a spare for hosts that compute on {placement.kind}, and it has {facts.devices} "
                 f"{facts.device_label}s ({facts.device_kind}). Name a host with at least {host.slots}, or leave it out."
             )
+    return found
 
 
 def check_min_nodes(config: RunConfig, names: Sequence[str]) -> None:

@@ -32,7 +32,6 @@ from accelerate_nb.launching.nodes.node_engine import (
 )
 from accelerate_nb.launching.nodes.node_placement import (
     check_min_nodes,
-    check_spares,
     hosts_of,
     leave_out,
     place_on_hosts,
@@ -177,7 +176,6 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
         facts = _facts(engine, [host.name for host in (*hosts, *spares)])
         placement, sizes = place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
         spares = spares_with_slots(placement, sizes, spares, facts[len(hosts) :])
-        check_spares(placement, spares, facts[len(hosts) :])
     names = tuple(host.name for host in (*hosts, *spares))
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
     check_training(config, placement)

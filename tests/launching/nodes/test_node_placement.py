@@ -11,7 +11,6 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.nodes.node_placement import (
     check_min_nodes,
-    check_spares,
     hosts_of,
     leave_out,
     node_sizes,
@@ -169,11 +168,12 @@ def test_a_spare_that_can_not_be_reached_is_passed_over():
 
 def test_a_spare_needs_the_devices_of_the_others():
     placement = Placement("supervisor", 2, cpu=False, why="", kind="cuda")
-    check_spares(placement, [Host("c", 2)], [facts("cuda", 2)])
+    assert spares_with_slots(placement, (2,), [Host("c", 2)], [facts("cuda", 2)]) == (Host("c", 2),)
     for found in (facts(), facts("cuda", 1)):
         with pytest.raises(LaunchError, match="c:2 is a spare"):
-            check_spares(placement, [Host("c", 2)], [found])
-    check_spares(Placement("supervisor", 2, cpu=True, why=""), [Host("c", 2)], [facts()])
+            spares_with_slots(placement, (2,), [Host("c", 2)], [found])
+    on_cpu = Placement("supervisor", 2, cpu=True, why="")
+    assert spares_with_slots(on_cpu, (2,), [Host("c", 2)], [facts()]) == (Host("c", 2),)
 
 
 def test_a_spare_without_slots_has_room_for_any_node_as_far_as_its_devices_allow():
