@@ -70,7 +70,7 @@ class NodeConnection:
         """Check that an agent that was there before still is; raises `LaunchError`."""
         # it says nothing by itself: what comes is its end
         if time.monotonic() - self._queried_at > _FRESH or is_readable(self.channel.fileno(), 0):
-            self._query(REPLY_TIMEOUT)
+            self._query(REPLY_TIMEOUT if self._facts is not None else _START_TIMEOUT)
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message to an agent that has no workers, and wait for its reply; raises `LaunchError` where none comes."""

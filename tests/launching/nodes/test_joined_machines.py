@@ -35,7 +35,7 @@ from accelerate_nb.transport.messages import (
     MembershipGranted,
     RequestMembership,
 )
-from tests.waiting import until_lines
+from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -214,11 +214,11 @@ def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
             time.sleep(0.01)
         ticket = JoinTicket.parse(terminal.tickets[0])
         first, gone, second = joined(ticket, "twin"), joined(ticket, "twin-2"), None
+        until(lambda: "twin-2 has joined" in terminal.getvalue())
         gone.shutdown()
-        while "twin-2 has left" not in terminal.getvalue():
-            assert not waiting.done()
-            time.sleep(0.01)
+        until(lambda: "twin-2 has left" in terminal.getvalue())
         second = joined(ticket, "twin-2")
+        until(lambda: terminal.getvalue().count("twin-2 has joined") == 2)
         clock.monotonic = lambda: 31.0
         with pytest.raises(LaunchError) as caught:
             waiting.result()
