@@ -229,19 +229,14 @@ def test_a_crash_of_compiled_code_is_reported_with_its_stack(start: Callable[...
     assert "in crashes_on_one_rank" in failure.traceback
 
 
-def test_stacks_of_all_ranks_are_brought_while_they_run(start: Callable[..., Group]) -> None:
+def test_stacks_of_all_ranks_are_brought_while_they_run_and_a_stopped_one_is_known_as_such(
+    start: Callable[..., Group],
+) -> None:
     group = start(waits)
     until(lambda: group.view.line_count == 2)
     stacks = group.runner.snapshot().replies
     assert sorted(stacks) == [0, 1]
     assert all("in waits" in text for text in stacks.values())
-    group.runner.stop("kill")
-    assert all(item.failure is not None and item.failure.ended_by_us for item in group.end())
-
-
-def test_a_rank_whose_process_is_stopped_is_known_as_such(start: Callable[..., Group]) -> None:
-    group = start(waits)
-    until(lambda: group.view.line_count == 2)
     process = psutil.Process(int(group.view.rank(1).detail))
     process.suspend()
     stacks = group.runner.snapshot().replies
@@ -249,7 +244,7 @@ def test_a_rank_whose_process_is_stopped_is_known_as_such(start: Callable[..., G
     assert stacks[1].startswith(f"its process {process.pid} is stopped")
     process.resume()
     group.runner.stop("kill")
-    assert group.end()[1].failure is not None
+    assert all(item.failure is not None and item.failure.ended_by_us for item in group.end())
 
 
 def test_a_task_of_a_session_is_done_and_its_reply_comes_back(start: Callable[..., Group]) -> None:

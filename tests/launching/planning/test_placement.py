@@ -102,14 +102,6 @@ def test_accelerators_that_are_not_there_are_reported(settings, words):
         choose(LaunchingConfig(**settings), HALF, can_fork=True)
 
 
-def test_the_reason_is_given():
-    assert choose(LaunchingConfig(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
-    assert (
-        choose(LaunchingConfig(num_processes=2), LAPTOP, True).why
-        == "2 processes: no GPU found, using the CPU; forked by a supervisor"
-    )
-
-
 def through(device, count, cores=96, **more):
     found = XlaDevices(device, count, **more)
     return AvailableDevices("xla", found.label, count, cores, xla=found)
@@ -202,13 +194,19 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
         choose(LaunchingConfig(start_method="fork"), held, can_fork=True)
 
 
-def test_the_reason_names_torch_xla():
-    assert choose(LaunchingConfig(), KAGGLE, True).why == "8 of 8 TPU chips; forked by a supervisor"
-    assert choose(LaunchingConfig(num_processes=1), KAGGLE, True).why == "1 of 8 TPU chips; forked by a supervisor"
-    assert choose(LaunchingConfig(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
-    assert choose(LaunchingConfig(engine="xla"), BARE, True).why.startswith(
-        "1 XLA CPU device, through torch_xla: there is no TPU; "
-    )
+@pytest.mark.parametrize(
+    ("settings", "devices", "why"),
+    [
+        ({}, SERVER, "4 of 4 GPUs; forked by a supervisor"),
+        ({"num_processes": 2}, LAPTOP, "2 processes: no GPU found, using the CPU; forked by a supervisor"),
+        ({}, KAGGLE, "8 of 8 TPU chips; forked by a supervisor"),
+        ({"num_processes": 1}, KAGGLE, "1 of 8 TPU chips; forked by a supervisor"),
+        ({}, XLA_CPU, "2 XLA CPU devices; forked by a supervisor"),
+        ({"engine": "xla"}, BARE, "1 XLA CPU device, through torch_xla: there is no TPU; forked by a supervisor"),
+    ],
+)
+def test_the_reason_is_given(settings, devices, why):
+    assert choose(LaunchingConfig(**settings), devices, can_fork=True).why == why
 
 
 # Before a launch takes an accelerator that a detached run holds, it names the run.

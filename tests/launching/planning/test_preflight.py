@@ -59,22 +59,11 @@ def test_settings_that_fit_only_together_are_ready():
     assert ready({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
 
 
-def test_processes_that_machines_can_not_share_are_reported():
-    (objection,) = ready({"num_nodes": 2, "num_processes": 3}, TWO_GPUS).objections
-    assert objection.name == "num_processes"
-    assert "can't share them evenly" in objection.text
-
-
 def test_several_wrong_settings_are_each_reported():
     assert [objection.name for objection in ready({"num_processes": 0, "timeout": -1}).objections] == [
         "num_processes",
         "timeout",
     ]
-
-
-def test_a_system_that_cannot_fork_is_an_error():
-    (objection,) = ready({"start_method": "fork"}, can_fork=False).objections
-    assert objection.name == "start_method"
 
 
 @pytest.mark.parametrize(
@@ -88,18 +77,6 @@ def test_what_works_and_is_slow_is_advice(settings, name):
 
 
 TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"num_processes": 3}, "num_processes"),
-        ({"gpu_ids": "0"}, "gpu_ids"),
-    ],
-)
-def test_what_a_tpu_can_not_do_stands_at_its_setting(settings, name):
-    (objection,) = ready(settings, TPU).objections
-    assert (objection.name, objection.grave) == (name, True)
 
 
 def test_bf16_is_advised_on_a_tpu():
@@ -116,9 +93,17 @@ def test_options_of_a_strategy_that_was_not_requested_are_reported():
     assert not ready({**options, "strategy": "fsdp"}, TWO_GPUS).objections
 
 
+def test_a_system_that_cannot_fork_is_an_error():
+    (objection,) = ready({"start_method": "fork"}, can_fork=False).objections
+    assert objection.name == "start_method"
+
+
 @pytest.mark.parametrize(
     ("settings", "devices", "name", "words"),
     [
+        ({"num_nodes": 2, "num_processes": 3}, TWO_GPUS, "num_processes", "can't share them evenly"),
+        ({"num_processes": 3}, TPU, "num_processes", "Use 8 or 1"),
+        ({"gpu_ids": "0"}, TPU, "gpu_ids", "not chosen by number"),
         (
             {"parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2}},
             TWO_GPUS,
@@ -128,7 +113,7 @@ def test_options_of_a_strategy_that_was_not_requested_are_reported():
         ({"strategy": "fsdp"}, TPU, "strategy", "strategy='fsdp' was requested on XLA devices.*Leave strategy out"),
     ],
 )
-def test_what_a_strategy_can_not_do_stands_at_its_setting(settings, devices, name, words):
+def test_what_does_not_fit_the_machine_stands_at_its_setting(settings, devices, name, words):
     (objection,) = ready(settings, devices).objections
     assert (objection.name, objection.grave) == (name, True)
     assert re.search(words, objection.text)
