@@ -169,7 +169,7 @@ def test_a_spare_that_can_not_be_reached_is_passed_over():
 def test_a_spare_needs_the_devices_of_the_others():
     placement = Placement("supervisor", 2, cpu=False, why="", kind="cuda")
     assert spares_with_slots(placement, (2,), [Host("c", 2)], [facts("cuda", 2)]) == (Host("c", 2),)
-    for found in (facts(), facts("cuda", 1)):
+    for found in (facts(), facts("cuda", 1), facts("xpu", 2)):
         with pytest.raises(LaunchError, match="c:2 is a spare"):
             spares_with_slots(placement, (2,), [Host("c", 2)], [found])
     on_cpu = Placement("supervisor", 2, cpu=True, why="")
