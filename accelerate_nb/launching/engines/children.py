@@ -54,15 +54,28 @@ class ChildProcesses:
     def __init__(self, ranks: Mapping[int, int]) -> None:
         self._running = dict(ranks)
         self._codes: dict[int, int] = {}
-        self._watches = {pid: _watch(pid) for pid in ranks}
+        self._watches: dict[int, int] = {}
+        for pid in ranks:
+            # not Linux, or an old one: it is polled every tenth of a second instead
+            with contextlib.suppress(AttributeError, OSError):
+                self._watches[pid] = os.pidfd_open(pid)
 
     def exit_descriptors(self) -> Sequence[int]:
         """A descriptor for each process, where the system has them (`pidfd_open`)."""
-        return [watch for pid, watch in self._watches.items() if watch is not None and pid in self._running]
+        return [watch for pid, watch in self._watches.items() if pid in self._running]
 
     def news(self) -> None:
         """Collect those that have ended, and end what they left behind."""
-        ended = {pid: code for pid in self._running if (code := _ended(pid)) is not None}
+        ended: dict[int, int] = {}
+        for pid in self._running:
+            try:
+                found, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                # somebody else in this process waits for all children; how it ended is not known
+                ended[pid] = 0
+            else:
+                if found:
+                    ended[pid] = os.waitstatus_to_exitcode(status)
         kill_sessions(*ended)
         for pid, code in ended.items():
             self._codes[self._running.pop(pid)] = code
@@ -90,26 +103,8 @@ class ChildProcesses:
     def close(self) -> None:
         """Close the watches."""
         for watch in self._watches.values():
-            if watch is not None:
-                os.close(watch)
+            os.close(watch)
         self._watches.clear()
-
-
-def _watch(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        # not Linux, or an old one: it is polled every tenth of a second instead
-        return None
-
-
-def _ended(pid: int) -> int | None:
-    try:
-        found, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        # somebody else in this process waits for all children; how it ended is not known
-        return 0
-    return os.waitstatus_to_exitcode(status) if found else None
 
 
 def fork_workers(payload: Payload, workers: Sequence[LocalWorker]) -> ChildProcesses:
@@ -131,24 +126,23 @@ def fork_workers(payload: Payload, workers: Sequence[LocalWorker]) -> ChildProce
 
 def spawn_workers(workers: Sequence[LocalWorker]) -> ChildProcesses:
     """Start a new interpreter for each worker; nothing of this process is in them."""
-    return ChildProcesses({_spawn(worker): worker.rank for worker in workers})
-
-
-def _spawn(worker: LocalWorker) -> int:
-    reader, writer = os.pipe()
-    spec, descriptors = worker.spec, worker.descriptors.all()
-    environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    with os.fdopen(writer, "wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.worker.main", str(reader)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[reader, *descriptors],
-            start_new_session=True,
-            env=environ,
-        )
-        os.close(reader)
-        file.write(frame(BeginWorker(worker), len(descriptors)))
-    # the process is waited for by its number, and Popen must not do it too when it is collected
-    process.returncode = 0
-    return process.pid
+    ranks = {}
+    for worker in workers:
+        reader, writer = os.pipe()
+        spec, descriptors = worker.spec, worker.descriptors.all()
+        environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        with os.fdopen(writer, "wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "accelerate_nb.worker.main", str(reader)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[reader, *descriptors],
+                start_new_session=True,
+                env=environ,
+            )
+            os.close(reader)
+            file.write(frame(BeginWorker(worker), len(descriptors)))
+        # the process is waited for by its number, and Popen must not do it too when it is collected
+        process.returncode = 0
+        ranks[process.pid] = worker.rank
+    return ChildProcesses(ranks)
