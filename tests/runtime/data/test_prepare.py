@@ -109,15 +109,6 @@ def without_remainder(seen: Any) -> Any:
     return [(batch, end, epoch) for batch, end, _, epoch in seen[0]], seen[1]
 
 
-@pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("split", [True, False])
-def test_splitting_and_evening_out_are_accelerates(split: bool, even: bool) -> None:
-    for length, index in product([1, 5, 8, 11], [0, 1]):
-        options = {"num_processes": 2, "process_index": index, "split_batches": split, "even_batches": even}
-        mine, their = (read(package, make("shuffled", length, 4), **options) for package in (ours, theirs))
-        assert mine == their, (length, index)
-
-
 def test_a_sampler_of_batches_is_sharded_by_them() -> None:
     whole = [plain(batch) for batch in make("sampler of batches", 10, 2)]
     for index in range(2):
