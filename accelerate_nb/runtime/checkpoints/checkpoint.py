@@ -105,7 +105,11 @@ class Checkpoint:
             checked = pool.submit(self._check, folder)
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
-            gradients, random_file = self._read_gradients(folder), self._random(folder)
+            random_file = self._random(folder)
+            gradients_path = folder / file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank)
+            gradients: list[dict[str, Tensor]] = [{}] * len(self.bundle.models)
+            if gradients_path.exists():
+                gradients = read(gradients_path, "the gradients of a window of accumulation")
             positions = self._read_positions(folder, options)
             # those of stateful loaders are where Accelerate has written them, too
             for index, loader in () if positions else self._stateful():
@@ -219,13 +223,6 @@ class Checkpoint:
             "them begin at their beginning. Prepare the same loaders as when it was saved."
         )
         return []
-
-    def _read_gradients(self, folder: Path) -> list[dict[str, Tensor]]:
-        path = folder / file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank)
-        if not path.exists():
-            return [{}] * len(self.bundle.models)
-        saved: list[dict[str, Tensor]] = read(path, "the gradients of a window of accumulation")
-        return saved
 
     def _random(self, folder: Path) -> LoadedFile | None:
         path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)

@@ -29,13 +29,6 @@ def _unsupported(part: str, instead: str) -> Callable[[F], F]:
     return decorated
 
 
-def refuse(owner: str, **given: Any) -> None:
-    """Raise `NotYetError` for the first argument of `owner` that was given a value."""
-    for name, value in given.items():
-        if value is not None:
-            raise NotYetError(f"{owner}({name}=...) is not offered here yet. Leave it out.")
-
-
 _fsdp1 = _unsupported("FSDP's first version", "Leave it out: its second version keeps tied weights.")
 _other_model = _unsupported(
     "a model of transformers in Megatron that is neither GPT-2 nor Llama",

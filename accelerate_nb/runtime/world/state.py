@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.compat.env_vars import LauncherSettings, parse_flag_from_env
 from accelerate_nb.runtime.compat.kwargs_handlers import InitProcessGroupKwargs
-from accelerate_nb.runtime.compat.unsupported import refuse
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.registry import SharedState, current_world
@@ -323,14 +322,15 @@ class AcceleratorState(PartialState):
         _from_accelerator: bool = False,
         **options: Any,
     ) -> None:
-        refuse(
-            type(self).__name__,
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            parallelism_config=parallelism_config,
-        )
+        refused = {
+            "deepspeed_plugin": deepspeed_plugin,
+            "fsdp_plugin": fsdp_plugin,
+            "torch_tp_plugin": torch_tp_plugin,
+            "megatron_lm_plugin": megatron_lm_plugin,
+            "parallelism_config": parallelism_config,
+        }
+        if given := [name for name, value in refused.items() if value is not None]:
+            raise NotYetError(f"{type(self).__name__}({given[0]}=...) is not offered here yet. Leave it out.")
         partial = PartialState(cpu, **options)
         self.__dict__ = self._shared_state
         first = "_mixed_precision" not in self.__dict__
