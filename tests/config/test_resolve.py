@@ -27,12 +27,24 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file():
     assert config.launching.max_restarts == 3
 
 
-def test_a_default_of_a_signature_leaves_the_word_to_the_environment():
-    assert resolve({"mixed_precision": unset("no")}, {PRECISION: "bf16"}).training.mixed_precision == "bf16"
-
-
-def test_the_same_value_set_here_wins():
-    assert resolve({"mixed_precision": "no"}, {PRECISION: "bf16"}).training.mixed_precision == "no"
+@pytest.mark.parametrize(
+    ("arguments", "environment", "file", "precision"),
+    [
+        # a default of a signature leaves the word to the environment, and the same value from a caller wins
+        ({"mixed_precision": unset("no")}, {PRECISION: "bf16"}, {}, "bf16"),
+        ({"mixed_precision": "no"}, {PRECISION: "bf16"}, {}, "no"),
+        # an empty variable sets nothing, and one of this package wins over Accelerate's
+        ({}, {PRECISION: ""}, {"mixed_precision": "fp16"}, "fp16"),
+        ({}, {"ACCELERATE_NB_MIXED_PRECISION": "fp16", PRECISION: "bf16"}, {}, "fp16"),
+        # in any case
+        ({"mixed_precision": "BF16"}, {}, {}, "bf16"),
+        # fp8 by torchao, also where a file names it
+        ({}, {}, {"mixed_precision": "fp8"}, "fp8"),
+        ({}, {}, {"mixed_precision": "fp8", "fp8_config": {"backend": "AO", "pad_inner_dim": True}}, "fp8"),
+    ],
+)
+def test_the_first_that_sets_a_value_counts(arguments, environment, file, precision):
+    assert resolve(arguments, environment, file).training.mixed_precision == precision
 
 
 @pytest.mark.parametrize("value", ["no", "", 0, 3, 0.1])
@@ -43,15 +55,6 @@ def test_a_marked_default_is_like_its_value_and_was_not_set(value):
     assert isinstance(marked, type(value))
     assert given_arguments({"name": marked}) == {}
     assert given_arguments({"name": value}) == {"name": value}
-
-
-def test_an_empty_variable_sets_nothing():
-    assert resolve({}, {PRECISION: ""}, {"mixed_precision": "fp16"}).training.mixed_precision == "fp16"
-
-
-def test_our_own_variable_wins_over_accelerates():
-    config = resolve({}, {"ACCELERATE_NB_CPU": "0", "ACCELERATE_USE_CPU": "1"})
-    assert config.launching.cpu is False
 
 
 @pytest.mark.parametrize("value", [0, -1, True, False, 1.5, "two", "2", [2], float("nan")])
@@ -71,31 +74,6 @@ def test_numpys_whole_numbers_are_numbers():
 def test_seconds_are_a_number(value):
     with pytest.raises(ConfigurationError, match="timeout was given as"):
         resolve({"timeout": value}, {})
-
-
-def test_an_unknown_mixed_precision_lists_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"'fp17'.*'no', 'fp16', 'bf16'"):
-        resolve({"mixed_precision": "fp17"}, {})
-
-
-def test_words_may_be_written_in_any_case():
-    assert resolve({"mixed_precision": "BF16"}, {}).training.mixed_precision == "bf16"
-
-
-@pytest.mark.parametrize("arguments", [{"rdzv_backend": "etcd"}, {"rdzv_backend": "etcd-v2"}])
-def test_a_choice_that_comes_later_is_reported_to_come_later(arguments):
-    with pytest.raises(NotYetError, match=r"was given as .* not offered here yet"):
-        resolve(arguments, {})
-
-
-@pytest.mark.parametrize("entries", [{}, {"fp8_config": {"backend": "AO", "pad_inner_dim": True}}])
-def test_a_file_may_request_fp8_by_torchao(entries):
-    assert resolve({}, {}, {"mixed_precision": "fp8", **entries}).training.mixed_precision == "fp8"
-
-
-def test_a_file_that_requests_fp8_by_another_package_is_not_trained_by_torchao():
-    with pytest.raises(NotYetError, match=r"fp8 by TE .* not offered here yet"):
-        resolve({}, {}, {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}})
 
 
 def test_an_unknown_setting_names_the_nearest_or_the_known_ones():
@@ -124,27 +102,34 @@ def test_a_variable_that_is_no_setting_s_is_left_alone(variable):
     assert resolve({}, {variable: "0", "ACCELERATE_NB_NUM_PROCESES": ""}) == resolve({}, {})
 
 
-def test_a_broken_variable_is_named():
-    with pytest.raises(ConfigurationError, match=r"variable ACCELERATE_NB_NUM_PROCESSES is 'two'"):
-        resolve({}, {"ACCELERATE_NB_NUM_PROCESSES": "two"})
-
-
-def test_a_broken_value_of_the_file_is_named():
-    with pytest.raises(ConfigurationError, match=r"num_processes in the configuration file is 'many'"):
-        resolve({}, {}, {"num_processes": "many"})
+@pytest.mark.parametrize(
+    ("arguments", "environment", "file", "message"),
+    [
+        ({"mixed_precision": "fp17"}, {}, {}, r"'fp17'.*'no', 'fp16', 'bf16'"),
+        ({}, {"ACCELERATE_NB_NUM_PROCESSES": "two"}, {}, "variable ACCELERATE_NB_NUM_PROCESSES is 'two'"),
+        ({}, {}, {"num_processes": "many"}, "num_processes in the configuration file is 'many'"),
+        ({"node_rank": 1}, {}, {}, "node_rank=1 was given for num_nodes=1"),
+        ({"num_nodes": 2, "hosts": "a,b"}, {}, {}, "Leave num_nodes out"),
+        ({"num_nodes": 2, "engine": "inline"}, {}, {}, "runs on one machine"),
+    ],
+)
+def test_what_can_not_be_is_named_with_where_it_was_set(arguments, environment, file, message):
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(arguments, environment, file)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "file", "message"),
     [
-        ({"node_rank": 1}, ConfigurationError, "node_rank=1 was given for num_nodes=1"),
-        ({"num_nodes": 2, "hosts": "a,b"}, ConfigurationError, "Leave num_nodes out"),
-        ({"num_nodes": 2, "engine": "inline"}, ConfigurationError, "runs on one machine"),
+        ({"rdzv_backend": "etcd"}, {}, "was given as .* not offered here yet"),
+        ({"rdzv_backend": "etcd-v2"}, {}, "was given as .* not offered here yet"),
+        # by another package, fp8 is not trained by torchao
+        ({}, {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}}, "fp8 by TE .* not offered here yet"),
     ],
 )
-def test_nodes_that_contradict_other_settings_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        resolve(arguments, {})
+def test_what_comes_later_is_reported_to_come_later(arguments, file, message):
+    with pytest.raises(NotYetError, match=message):
+        resolve(arguments, {}, file)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +202,12 @@ def test_what_workers_receive_is_resolved_to_the_same_again():
 def test_a_setting_has_one_spelling_on_each_way_in():
     settings = {setting.name: setting for setting in all_settings()}
     assert len(settings) == len(all_settings())
+    assert all(setting.help.endswith(".") for setting in all_settings())
     setting = settings["mixed_precision"]
     assert setting.flag == "--mixed-precision"
     assert setting.choices == ("no", "fp16", "bf16", "fp8")
     assert setting.variables == ("ACCELERATE_NB_MIXED_PRECISION", PRECISION)
     assert settings["cpu"].keys == ("cpu", "use_cpu")
-
-
-def test_every_setting_describes_itself():
-    assert all(setting.help.endswith(".") for setting in all_settings())
 
 
 EXAMPLES = {
