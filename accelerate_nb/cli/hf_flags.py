@@ -203,28 +203,14 @@ class HfFlagValues:
     values: Mapping[str, Any]
     in_use: frozenset[str] = frozenset()
 
-    def settings(self) -> dict[str, tuple[str, Any]]:
-        """Their settings of this package, each with the flag that requests it and its value."""
-        return {name: (f"--{flag.name}", value) for flag, _ in self._given() for name, value in flag.settings.items()}
-
-    def features(self) -> dict[str, Mapping[str, Any]]:
-        """The settings that are options of the requested features, with the entries that come with these."""
-        return {flag.feature: flag.entries for flag, _ in self._given() if flag.feature}
-
     def entries(self, setting: str) -> dict[str, Any]:
         """The entries of a setting that is a mapping."""
-        return {flag.name: value for flag, value in self._given() if flag.entry_of == setting}
-
-    def tpus(self) -> dict[str, Any]:
-        """Their TPU settings, by the fields of `TpusConfig`."""
-        return {
-            flag.tpu: flag.tpu_value if flag.value_type is None else value for flag, value in self._given() if flag.tpu
-        }
+        return {flag.name: value for flag, value in self.given() if flag.entry_of == setting}
 
     def variables(self) -> dict[str, str]:
         """The environment variables that workers get because of them."""
         found: dict[str, str] = {}
-        for flag, value in self._given():
+        for flag, value in self.given():
             parts = value if isinstance(value, tuple) else (value,)
             found.update(zip(flag.variables, map(str, parts), strict=False))
         return found
@@ -233,11 +219,12 @@ class HfFlagValues:
         """The flags that change nothing in a launch, which is on TPUs or not, and why."""
         return {
             f"--{flag.name}": flag.idle
-            for flag, _ in self._given()
+            for flag, _ in self.given()
             if flag.idle and flag.entry_of not in self.in_use and not (flag.tpu and on_tpus)
         }
 
-    def _given(self) -> Iterator[tuple[HfFlag, Any]]:
+    def given(self) -> Iterator[tuple[HfFlag, Any]]:
+        """The flags, each with its value."""
         return ((flag, self.values[flag.name]) for flag in FLAGS if flag.name in self.values)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from string import ascii_uppercase
@@ -159,22 +159,24 @@ def _differing_rows(
 
 _RUN_HEAD = ("", "run", "tags", "folder", "state", "time", "ranks", "began")
 _METRIC_HEAD = ("metric", "run", "min", "max", "last", "difference")
-_NO_SETTINGS = "All settings are the same."
-_NO_METRICS = "No run logged a metric."
 _NO_SOURCE = "No source was kept of both runs."
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """The comparison: the runs, the settings that differ, the metrics, and the diffs of the source."""
-    settings = [("setting", *comparison.labels), *((name, *values) for name, values in comparison.settings)]
     parts: list[Sequence[str]] = [
-        aligned([_RUN_HEAD, *_run_rows(comparison)]),
-        aligned(settings) if comparison.settings else [_NO_SETTINGS],
-        aligned([_METRIC_HEAD, *_metric_rows(comparison)]) if comparison.metrics else [_NO_METRICS],
-        *([_diff_title(diff), *map(plain, diff.lines)] for diff in comparison.diffs),
-        *([] if comparison.diffs else [[_NO_SOURCE]]),
+        aligned([head, *rows]) if rows else [none] for head, rows, none in _tables(comparison)
     ]
+    parts += [[_diff_title(diff), *map(plain, diff.lines)] for diff in comparison.diffs] or [[_NO_SOURCE]]
     return [line for part in parts for line in (*part, "")][:-1]
+
+
+def _tables(comparison: Comparison) -> Iterator[tuple[Sequence[str], list[Sequence[str]], str]]:
+    """The head and the rows of each table, and what is said where it has none."""
+    yield _RUN_HEAD, [*_run_rows(comparison)], ""
+    rows = [(name, *values) for name, values in comparison.settings]
+    yield ("setting", *comparison.labels), [*rows], "All settings are the same."
+    yield _METRIC_HEAD, [*_metric_rows(comparison)], "No run logged a metric."
 
 
 def _run_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
@@ -237,24 +239,20 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
 
 
 def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
-    runs = []
-    for index, (label, *cells) in enumerate(_run_rows(comparison)):
-        # a run's letter, with the colour of its lines
-        square = f'<span aria-hidden="true" style="color:{COLOURS[index % len(COLOURS)]}">■</span>'
-        runs.append([f"{square} <b>{label}</b>", *map(escape, cells)])
-    yield _table(_RUN_HEAD, runs)
-    if comparison.settings:
-        rows = ([escape(cell) for cell in (name, *values)] for name, values in comparison.settings)
-        yield _table(("setting", *comparison.labels), rows)
-    else:
-        yield f"<div{_GAP}>{_NO_SETTINGS}</div>"
-    if comparison.metrics:
-        pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
-        named = f' id="{charts_id}"' if charts_id else ""
-        yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
-        yield _table(_METRIC_HEAD, ([escape(cell) for cell in row] for row in _metric_rows(comparison)))
-    else:
-        yield f"<div{_GAP}>{_NO_METRICS}</div>"
+    for head, rows, none in _tables(comparison):
+        if head is _METRIC_HEAD and rows:
+            pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
+            named = f' id="{charts_id}"' if charts_id else ""
+            yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
+        cells = [[*map(escape, row)] for row in rows]
+        for index, row in enumerate(cells if head is _RUN_HEAD else ()):
+            # a run's letter, with the colour of its lines
+            square = f'<span aria-hidden="true" style="color:{COLOURS[index % len(COLOURS)]}">■</span>'
+            row[0] = f"{square} <b>{row[0]}</b>"
+        lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
+        lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in cells]
+        table = "\n".join(["<table>", *first_fitting(lines, _TABLE), "</table>"])
+        yield table if rows else f"<div{_GAP}>{none}</div>"
     for diff in comparison.diffs:
         yield f"<div{_GAP}><b>{_diff_title(diff)}</b></div>"
         if diff.lines:
@@ -262,12 +260,6 @@ def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
             yield f"<pre{_DIFF}>{chr(10).join(lines)}</pre>"
     if not comparison.diffs:
         yield f"<div{_GAP}>{_NO_SOURCE}</div>"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in rows]
-    return "<table>\n" + "\n".join(first_fitting(lines, _TABLE)) + "\n</table>"
 
 
 def _diff_line(line: str) -> str:

@@ -42,14 +42,6 @@ class KernelChoice:
     is_current_python: bool = False
     notes: tuple[str, ...] = ()
 
-    def manager(self) -> Any:
-        """The kernel manager, which starts and stops it."""
-        specs = _CurrentPythonSpecs() if self.is_current_python else KernelSpecManager()
-        # what cells hold and give would else go in plain text through ports that others of this machine can read
-        can_encrypt = "transport_encryption" in AsyncKernelManager.class_trait_names() and zmq.has("curve")
-        encryption = {"transport_encryption": "auto"} if can_encrypt else {}
-        return AsyncKernelManager(kernel_name=self.name, kernel_spec_manager=specs, **encryption)
-
 
 @dataclass(frozen=True, slots=True)
 class CellFailure:
@@ -115,7 +107,11 @@ class _Execution:
     def __init__(self, content: Any, kernel: KernelChoice, progress: CellProgress) -> None:
         self._content, self._kernel, self._progress = content, kernel, progress
         self._end = ExecutionResult()
-        self._manager = kernel.manager()
+        specs = _CurrentPythonSpecs() if kernel.is_current_python else KernelSpecManager()
+        # what cells hold and give would else go in plain text through ports that others of this machine can read
+        can_encrypt = "transport_encryption" in AsyncKernelManager.class_trait_names() and zmq.has("curve")
+        encryption = {"transport_encryption": "auto"} if can_encrypt else {}
+        self._manager: Any = AsyncKernelManager(kernel_name=kernel.name, kernel_spec_manager=specs, **encryption)
         self._client = _Client(content, self._manager, progress, self._begun)
         self._is_executing = False
         self._tasks: set[asyncio.Future[Any]] = set()

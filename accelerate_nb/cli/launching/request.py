@@ -73,10 +73,10 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     """The request of a parsed command line; `ConfigurationError` names what can't be so."""
     settings = given_settings(arguments, SETTINGS)
     flags = hf_flags.given_flags(arguments, cpu=bool(settings.get("cpu")))
-    for name, (flag, value) in flags.settings().items():
+    for word, name, value in [(flag.name, *setting) for flag, _ in flags.given() for setting in flag.settings.items()]:
         if settings.setdefault(name, value) != value:
             raise ConfigurationError(
-                f"{flag} was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
+                f"--{word} was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
             )
     file = hf_files.find(os.environ, arguments.config_file)
     content = hf_files.read(file) if file is not None else None
@@ -99,10 +99,13 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     tpus = TpusConfig()
     if on_tpus:
         named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
-        given = {**flags.tpus(), **{name: value for name, value in named.items() if value is not None}}
         # a named TPU means that one, and not this machine's
-        is_pod = {"is_pod": True} if arguments.tpu_name else {}
-        tpus = replace(hf_keys.tpus_of(content or {}), **{**is_pod, **given})
+        given: dict[str, Any] = {"is_pod": True} if arguments.tpu_name else {}
+        for flag, value in flags.given():
+            if flag.tpu:
+                given[flag.tpu] = flag.tpu_value if flag.value_type is None else value
+        given |= {name: value for name, value in named.items() if value is not None}
+        tpus = replace(hf_keys.tpus_of(content or {}), **given)
     return LaunchRequest(
         settings=settings,
         file=file,
@@ -118,7 +121,8 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
 
 def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]]:
     """The settings that are mappings, with the entries that flags give them, where what they are options of is requested."""
-    training, features = config.training, flags.features()
+    training = config.training
+    features = {flag.feature: flag.entries for flag, _ in flags.given() if flag.feature}
     present = {
         "fsdp_config": training.strategy == "fsdp",
         "deepspeed_config": training.strategy == "deepspeed",
