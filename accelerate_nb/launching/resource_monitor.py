@@ -74,25 +74,19 @@ class ResourceMonitor:
                 began = time.thread_time()
                 if self._view.changes != seen:
                     moved = time.monotonic()
-                self._sample(host, gauge)
+                load, own_pid = host.sample(), os.getpid()
+                self._view.apply(load)
+                # a rank in this very process reports no process, and runs from the first moment
+                pids = {
+                    glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
+                    for glance in self._view.glances()
+                    if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
+                }
+                for sample in device_samples(gauge, self._ranks(), pids, load):
+                    self._view.apply(sample)
                 seen = self._view.changes
                 rests = time.monotonic() - moved > _RESTS_AFTER
                 timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
-
-    def _sample(self, host: HostGauge, gauge: DeviceGauge) -> None:
-        load = host.sample()
-        self._view.apply(load)
-        for sample in device_samples(gauge, self._ranks(), self._pids(), load):
-            self._view.apply(sample)
-
-    def _pids(self) -> dict[int, int]:
-        """The processes of ranks that run; a rank in this very process reports none, and runs from the first moment."""
-        own_pid = os.getpid()
-        return {
-            glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
-            for glance in self._view.glances()
-            if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
-        }
 
 
 def device_samples(

@@ -253,3 +253,23 @@ def taken(view, lines):
     for line in lines:
         view.apply(line)
     return time.thread_time() - begin
+
+
+def test_a_slice_has_what_some_ranks_do_from_a_cursor_on_until_it_ends():
+    sample = HostSample(1.0, (1, 2), None, None, 1.0)
+    view = fed(line("before"), sample, size=2)
+    cursor = view.since(0).cursor
+    view.apply_lines([line("between"), line("of another", 1)])
+    part = view.slice([0], cursor)
+    view.apply_lines([line("within"), line("of another", 1)])
+    for rank in (0, 1):
+        view.apply(Metric(rank, "loss", 1.0, 0, 0.0))
+        view.apply(StateChange(rank, "failed", 0.0))
+    assert texts(part.since(0).shown) == ["between", "within"]
+    assert [metric.rank for metric in part.metrics_since(0).metrics] == [0]
+    # its states are the caller's
+    assert (part.ranks, part.rank(0).state, part.host) == ((0, 1), "starting", sample)
+    end = view.end_slice(part)
+    view.apply(line("after"))
+    assert part.line_count == 2
+    assert texts(view.since(end).shown) == ["after"]

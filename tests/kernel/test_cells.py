@@ -333,16 +333,6 @@ def test_status_stacks_and_logs_show_the_session(two: Kernel) -> None:
     assert two.ok("%accelerate stacks").stdout == "Every rank waits for a cell.\n"
 
 
-def test_flags_are_completed_in_a_kernel(two: Kernel) -> None:
-    for text, found in (
-        ("%%accelerate --mix", ["--mixed-precision"]),
-        ("%%accelerate --mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
-        ("%accelerate sta", ["stacks", "status"]),
-    ):
-        reply = two.value(f"get_ipython().kernel.do_complete({text!r}, {len(text)})['matches']")
-        assert sorted(reply) == sorted(found)
-
-
 def test_stopped_and_started_again(two: Kernel) -> None:
     assert "has ended" in two.ok("%accelerate stop").stdout
     assert two.workers() == []

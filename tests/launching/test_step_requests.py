@@ -41,11 +41,8 @@ def checked(times, pace=0.1):
     return HeldAt(0, STOP, None, pace, checks=True, stepless_checks=times)
 
 
-def test_the_last_step_is_one_more_than_the_farthest_rank_has_made():
+def test_the_last_step_is_one_more_than_the_farthest_rank_has_made_once_all_have_answered():
     assert negotiation(at(7), at(9), at(8)).last_step == 10
-
-
-def test_there_is_no_last_step_before_all_have_answered():
     waits = StopNegotiation(ranks=[0, 1], stop_grace_period=2.0, now=0.0)
     waits.reply(0, at(7), now=1.0)
     assert waits.last_step is None
@@ -53,21 +50,22 @@ def test_there_is_no_last_step_before_all_have_answered():
     assert waits.needs_force([], now=2.1)
 
 
-def test_a_rank_that_makes_no_steps_is_not_waited_for():
-    assert negotiation(at(7), None).needs_force([], now=1.0)
-    assert negotiation(at(7), HeldAt(1, STOP, None)).needs_force([], now=1.0)
-
-
-def test_a_slow_rank_gets_its_steps_beyond_the_stop_grace_period():
-    slow = negotiation(at(7, pace=10.0), at(7))
-    assert not slow.needs_force([], now=32.9)
-    assert slow.needs_force([], now=33.1)
-
-
-def test_ranks_that_save_are_given_the_time_for_it():
-    saves = negotiation(structs.replace(at(7), saves=True), at(7))
-    assert not saves.needs_force([], now=300.0)
-    assert saves.needs_force([], now=304.0)
+@pytest.mark.parametrize(
+    ("first", "second", "time"),
+    [
+        (at(7), None, 0.0),
+        (at(7), HeldAt(1, STOP, None), 0.0),
+        (at(7, pace=10.0), at(7), 33.0),
+        # it saves
+        (structs.replace(at(7), saves=True), at(7), 303.0),
+        # some looks behind
+        (checked(7, pace=10.0), checked(9), 53.0),
+    ],
+)
+def test_ranks_have_the_time_that_their_way_to_the_stop_takes_and_none_where_one_makes_no_steps(first, second, time):
+    comes = negotiation(first, second)
+    assert time == 0.0 or not comes.needs_force([], now=time - 0.1)
+    assert comes.needs_force([], now=time + 0.1)
 
 
 def test_ranks_that_have_all_come_take_as_long_as_they_like():
@@ -80,30 +78,22 @@ def test_ranks_that_have_all_come_take_as_long_as_they_like():
     assert not came.needs_force([], now=100.0)
 
 
-def test_an_exception_is_raised_unless_every_function_looks_for_the_stop():
-    assert negotiation(at(7), at(7, checks=True)).raises
-    assert not negotiation(at(7, checks=True), at(7, checks=True)).raises
-
-
-def test_ranks_that_look_and_make_no_steps_stop_at_the_look_after_the_farthest_ones():
-    agreed = negotiation(checked(7), checked(9))
-    assert [agreed.stop_point_of(rank).stepless_checks for rank in range(2)] == [10, 10]
-    assert not agreed.stop_point_of(0).raises
-
-
-def test_looks_are_agreed_on_only_where_every_rank_looks():
-    assert negotiation(checked(7), at(9)).stop_point_of(0).stepless_checks is None
-
-
-def test_ranks_that_are_far_apart_stop_each_at_its_next_look():
-    apart = negotiation(checked(7), checked(90))
-    assert [apart.stop_point_of(rank).stepless_checks for rank in range(2)] == [8, 91]
-
-
-def test_a_rank_that_is_some_looks_behind_gets_the_time_for_them():
-    behind = negotiation(checked(7, pace=10.0), checked(9))
-    assert not behind.needs_force([], now=52.9)
-    assert behind.needs_force([], now=53.1)
+@pytest.mark.parametrize(
+    ("positions", "raises", "looks"),
+    [
+        ((at(7), at(7, checks=True)), True, [None, None]),
+        ((at(7, checks=True), at(7, checks=True)), False, [1, 1]),
+        # those that make no steps stop at the look after the farthest one's, where all look
+        ((checked(7), checked(9)), False, [10, 10]),
+        ((checked(7), at(9)), True, [None, None]),
+        # far apart, each at its next one
+        ((checked(7), checked(90)), False, [8, 91]),
+    ],
+)
+def test_ranks_stop_at_a_look_where_all_look_and_are_ended_by_an_exception_otherwise(positions, raises, looks):
+    agreed = negotiation(*positions)
+    assert agreed.raises is raises
+    assert [agreed.stop_point_of(rank).stepless_checks for rank in range(2)] == looks
 
 
 # ------------------------------------------------------------------------------------------------- knobs

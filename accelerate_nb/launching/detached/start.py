@@ -43,7 +43,11 @@ def launch_detached(
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     wanted = request(function, args, config, folder)
     try:
-        start_run_host(wanted)
+        with (
+            closing(wanted.plan.payload),
+            nullcontext(()) if wanted.nodes is None else wanted.nodes.handed_over() as machines,
+        ):
+            _start_run_host(wanted, machines)
     except BaseException:
         if folder is None and kept_run(wanted.folder) is None:
             # a launch that fails leaves nothing
@@ -57,14 +61,8 @@ def launch_detached(
     return RemoteConductor(saved)
 
 
-def start_run_host(run_request: RunRequest) -> None:
+def _start_run_host(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
     """Start a run host, which takes over the payload, and machines that joined this process; returns when processes can attach to the run."""
-    nodes = run_request.nodes
-    with closing(run_request.plan.payload), nullcontext(()) if nodes is None else nodes.handed_over() as machines:
-        _start(run_request, machines)
-
-
-def _start(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
     descriptor = memory_file("accelerate_nb_request")
     near, far = socket.socketpair()
     offer = None

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.rank_lists import listed, named, of_ranks
@@ -110,6 +109,8 @@ class CellControl:
         self.timeout: float | None = None
         self.stacks_at_end: str | None = None
         self._timers: list[threading.Timer] = []
+        # of the whole session
+        self.log_file, self.stacks = tasks.conductor.log_file, tasks.stacks
         self.view = tasks.conductor.view.slice(facts.ranks, cursor)
         for rank in self.view.ranks:
             state: State = "running" if rank in facts.ranks else "finished"
@@ -123,14 +124,6 @@ class CellControl:
 
     def start(self) -> None:
         """It was sent to the ranks before."""
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far in the session."""
-        return self._tasks.conductor.log_file(rank)
-
-    def stacks(self) -> str:
-        """The stack of every rank, with the lines of the cells; takes up to some seconds."""
-        return self._tasks.stacks()
 
     def request_stop(self, how: Stop) -> None:
         """Interrupt the cell on every rank that still runs it, and leave the session; a "kill" ends that."""

@@ -71,11 +71,14 @@ class Session:
         return session
 
     def __init__(self, config: RunConfig) -> None:
+        # what the session was started with, and `adjust` has changed
+        self.config = config
         self._ready: set[int] = set()
         self._begun, self._gone = threading.Event(), threading.Event()
         self._cells = itertools.count(1)
         self._closing = False
-        self._error: BaseException | None = None
+        # the reason why it ended, where the end was not requested: a `WorkerError` with a worker's last words, a `LaunchError`
+        self.error: BaseException | None = None
         # a cell has its own timeout and its own idle watchdog
         launching_config = replace(
             config.launching, timeout=None, max_restarts=0, hang_warning_after=0.0, results="main"
@@ -98,7 +101,7 @@ class Session:
             self._begun.wait()
         except BaseException:
             self.request_stop("kill")
-            self._gone.wait(self._tasks.config.launching.stop_grace_period + 5)
+            self._gone.wait(self.config.launching.stop_grace_period + 5)
             raise
         if self._gone.is_set():
             raise self._conductor.error or LaunchError(
@@ -107,11 +110,6 @@ class Session:
         known = (glance for glance in self.view.glances() if glance.detail.isdigit() and glance.rank in self.ranks)
         self._tasks.pids = {glance.rank: int(glance.detail) for glance in known}
         atexit.register(self.close)
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration that the session was started with."""
-        return self._tasks.config
 
     @property
     def name(self) -> str:
@@ -127,11 +125,6 @@ class Session:
     def done(self) -> bool:
         """Whether every worker has ended."""
         return self._gone.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The reason why it ended, where the end was not requested: a `WorkerError` with a worker's last words, a `LaunchError`."""
-        return self._error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,7 +225,7 @@ class Session:
 
         >>> session.adjust(stop_grace_period=5.0)
         """
-        self._tasks.config = replace(self._tasks.config, launching=replace(self._tasks.config.launching, **launching))
+        self.config = self._tasks.config = replace(self.config, launching=replace(self.config.launching, **launching))
         if not launching.keys().isdisjoint({"name", "tags"}):
             self._conductor.rename(self.config.launching.name, self.config.launching.tags)
 
@@ -248,7 +241,7 @@ class Session:
             self._tasks.interrupt(cell)
         for rank in self.ranks:
             self._conductor.send(rank, CloseSession())
-        if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
+        if not self._gone.wait(self.config.launching.stop_grace_period + FREEING):
             self._conductor.request_stop("kill")
         # a next session may need its port
         self._conductor.over.wait(5)
@@ -257,7 +250,7 @@ class Session:
         """What takes tasks; raises a `LaunchError` where the session has ended."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         if not self.alive:
-            why = f": {self._error}" if self._error is not None else ""
+            why = f": {self.error}" if self.error is not None else ""
             raise LaunchError(f"A task was sent to a session that has ended{why}. Start another session.")
         return self._tasks
 
@@ -278,15 +271,15 @@ class Session:
     def _end(self) -> None:
         """The workers have ended, whatever the reason."""
         with self._tasks.lock:
-            if self._error is None and not self._closing:
-                self._error = self._conductor.error
+            if self.error is None and not self._closing:
+                self.error = self._conductor.error
             self._gone.set()
             self._begun.set()
         atexit.unregister(self.close)
-        self._tasks.end(self._error)
+        self._tasks.end(self.error)
 
     def _end_stuck(self, error: HangError) -> None:
-        self._error = error
+        self.error = error
         self.request_stop("kill")
 
 

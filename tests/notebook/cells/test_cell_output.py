@@ -25,7 +25,7 @@ class Desk:
         self.paper = Paper(bound or OutputLimits())
         self.view, ranks = view or RunState(size), tuple(ranks or range(size))
         facts = LaunchFacts("Cell In[1]", "", FOLDER, 0.0, "all", 0.0, ranks=ranks, is_cell=True)
-        tasks = SimpleNamespace(conductor=SimpleNamespace(view=self.view))
+        tasks = SimpleNamespace(conductor=SimpleNamespace(view=self.view, log_file=None), stacks=None)
         self.control = CellControl(tasks, facts, 1, cursor, runs_code=True)
         self.output = CellOutput(lambda: self.paper, ranks, prefix_template, displays, clock=lambda: self.now)
         self.output.opened(Run(self.control, self.output))
