@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from accelerate_nb import Run, launch
 from accelerate_nb.errors import WorkerError
@@ -288,7 +289,10 @@ def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known
     run = start(steps, str(end))
     until(lambda: run.view.has_stepped and {rank.state for rank in run.view.glances()} == {"running"})
     # the "machines" don't have the run's folder
-    monkeypatch.setattr(run._control._profiles, "_folder", Path("/not here") / run.folder.name)
+    send, elsewhere = run._control.send, f"/not here/{run.folder.name}"
+    monkeypatch.setattr(
+        run._control, "send", lambda rank, message: send(rank, structs.replace(message, folder=elsewhere))
+    )
     run.profile(steps=2, ranks=[1])
     until(lambda: run.view.rank(1).profile is not None)
     trace = nodes_cache / "accelerate_nb_runs" / "nodes" / run.folder.name / "profile_1_rank_1.json.gz"
