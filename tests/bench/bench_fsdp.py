@@ -14,15 +14,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.bench_gpt_shards import WAYS
 from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 BATCH, LENGTH = 4, 64
-Step = Callable[[], None]
 
 
 def main() -> None:
@@ -48,7 +46,7 @@ def steps(rounds: int, width: int, blocks: int) -> list[Row]:
     """The median time of a step of each way, and the median of its ratios to the hand-written one in the same round."""
     torch.set_num_threads(1)
     current_world()
-    ways = {name: make(width, blocks) for name, make in WAYS.items()}
+    ways = {name: step_of(name, width, blocks) for name in WAYS}
     for step in ways.values():
         step()
     gc.collect()
@@ -63,7 +61,7 @@ def memory(way: str, width: int, blocks: int) -> int:
     torch.set_num_threads(1)
     current_world()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = WAYS[way](width, blocks)
+    step = step_of(way, width, blocks)
     for _ in range(3):
         step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
@@ -140,75 +138,18 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A number for each token."""
+        """A loss: the mean square of a number for each token."""
         for block in self.blocks:
             inputs = block(inputs)
-        return self.head(inputs)
+        return self.head(inputs).square().mean()
 
 
-def _parts(width: int, blocks: int) -> tuple[nn.Module, torch.Tensor]:
+def step_of(way: str, width: int, blocks: int) -> Callable[[], None]:
+    """A step of one way, with the same weights and inputs for each."""
     torch.manual_seed(0)
-    return Transformer(width, blocks), torch.randn(BATCH, LENGTH, width)
+    step, inputs = WAYS[way](partial(Transformer, width, blocks), bf16=False), torch.randn(BATCH, LENGTH, width)
+    return partial(step, inputs)
 
-
-def hand_written(width: int, blocks: int) -> Step:
-    """The step with torch alone."""
-    model, inputs = _parts(width, blocks)
-    for block in model.blocks:  # type: ignore[union-attr]  # a list of modules
-        fully_shard(block)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        model(inputs).square().mean().backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        assert isinstance(norm, DTensor)
-        norm.full_tensor()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def ours(width: int, blocks: int) -> Step:
-    """The step with this package."""
-    from accelerate_nb import Accelerator
-
-    accelerator = Accelerator(cpu=True, strategy="fsdp")
-    return _with(accelerator, *_parts(width, blocks))
-
-
-def accelerates(width: int, blocks: int) -> Step:
-    """The step with Accelerate, made to take the CPU for a device that it shards over."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
-    from accelerate.utils import DistributedType
-
-    PartialState(cpu=True)
-    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
-    )
-    return _with(Accelerator(cpu=True, fsdp_plugin=plugin), *_parts(width, blocks))
-
-
-def _with(accelerator: object, model: nn.Module, inputs: torch.Tensor) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    prepared, optimizer = accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]  # of either package
-
-    def step() -> None:
-        accelerator.backward(prepared(inputs).square().mean())  # type: ignore[attr-defined]  # of either package
-        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)  # type: ignore[attr-defined]  # of either package
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-WAYS: dict[str, Callable[[int, int], Step]] = {
-    "hand-written": hand_written,
-    "accelerate_nb": ours,
-    "Accelerate": accelerates,
-}
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from tests.bench.rows import Row, compared, print_rows, read_arguments, timed
 from tests.ranks import run_on_ranks
 
 Step = Callable[[Tensor], None]
+Make = Callable[[], nn.Module]  # of a model with `blocks` of class `Block`, whose output is a loss
 
 # GPT-2's smallest with 124 M parameters, and one with 1.3 B, of GPT-3's shape.
 SHAPES = {
@@ -68,7 +70,7 @@ def _turn(name: str, shape: Shape, device: torch.device) -> tuple[float, float]:
     """The milliseconds of a step, and the bytes that it took at most on this rank's GPU."""
     torch.manual_seed(0)
     tokens = torch.randint(shape.vocabulary, (shape.batch, shape.context), device=device)
-    step = WAYS[name](shape)
+    step = WAYS[name](partial(GPT, shape), bf16=True)
     for _ in range(2):
         step(tokens)
     if device.type == "cuda":
@@ -92,19 +94,20 @@ def _all_agree(value: bool) -> bool:
     return any(found)
 
 
-def hand_written(shape: Shape) -> Step:
+def hand_written(make: Make, *, bf16: bool) -> Step:
     """The step with torch alone."""
     device = current_world().device
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    number = torch.bfloat16 if bf16 else None
+    policy = MixedPrecisionPolicy(param_dtype=number, reduce_dtype=number)
     with device:
-        model = GPT(shape)
-    for block in model.blocks:
+        model = make()
+    for block in model.blocks:  # type: ignore[union-attr]  # a list of modules
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
 
-    def step(tokens: Tensor) -> None:
-        model(tokens).backward()
+    def step(inputs: Tensor) -> None:
+        model(inputs).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         assert isinstance(norm, DTensor)
         norm.full_tensor()
@@ -114,15 +117,15 @@ def hand_written(shape: Shape) -> Step:
     return step
 
 
-def ours(shape: Shape) -> Step:
+def ours(make: Make, *, bf16: bool) -> Step:
     """The step with this package."""
     from accelerate_nb import Accelerator
 
-    accelerator = Accelerator(cpu=current_world().device.type == "cpu", strategy="fsdp", mixed_precision="bf16")
-    return _with(accelerator, shape)
+    is_cpu = current_world().device.type == "cpu"
+    return _with(Accelerator(cpu=is_cpu, strategy="fsdp", mixed_precision="bf16" if bf16 else "no"), make)
 
 
-def accelerates(shape: Shape) -> Step:
+def accelerates(make: Make, *, bf16: bool) -> Step:
     """The step with Accelerate; on a CPU it is made to take that for a device that it shards over."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
     from accelerate.state import AcceleratorState
@@ -136,27 +139,27 @@ def accelerates(shape: Shape) -> Step:
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
     )
-    return _with(Accelerator(cpu=is_cpu, fsdp_plugin=plugin, mixed_precision="bf16"), shape)
+    return _with(Accelerator(cpu=is_cpu, fsdp_plugin=plugin, mixed_precision="bf16" if bf16 else "no"), make)
 
 
-def _with(accelerator: object, shape: Shape) -> Step:
+def _with(accelerator: Any, make: Make) -> Step:
     # a billion random numbers are soon made by the device, and not by one thread of the host
     with current_world().device:
-        model = GPT(shape)
+        model = make()
     fused = current_world().device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
-    prepared, optimizer = accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]  # of either package
+    prepared, optimizer = accelerator.prepare(model, optimizer)
 
-    def step(tokens: Tensor) -> None:
-        accelerator.backward(prepared(tokens))  # type: ignore[attr-defined]  # of either package
-        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)  # type: ignore[attr-defined]  # of either package
+    def step(inputs: Tensor) -> None:
+        accelerator.backward(prepared(inputs))
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-WAYS: dict[str, Callable[[Shape], Step]] = {
+WAYS: dict[str, Callable[..., Step]] = {
     "hand-written": hand_written,
     "accelerate_nb": ours,
     "Accelerate": accelerates,

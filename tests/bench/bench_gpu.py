@@ -11,15 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tests.bench import bench_checkpoints, bench_gpt, bench_gpt_shards, bench_operations, bench_step
-from tests.bench.rows import Row, compared, in_turns, json_of, markdown_of, print_rows, timed
+from tests.bench.rows import Row, json_of, markdown_of, print_rows
 from tests.ranks import run_on_ranks
 
 # The part of the time that a section may take; one that is not over by then is left out, and said to be.
@@ -192,41 +190,13 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
 
 
 def operating(tiny: bool, seconds: float) -> list[Row]:
-    """Calls between ranks, and the check that comes before each of them."""
+    """Calls between ranks."""
     size = ranks(tiny)
     if size == 1:
         raise RuntimeError("calls between ranks need two GPUs, and there is one here")
-    rows: list[Row] = run_on_ranks(checking, size, tiny, 5 if tiny else 40, limit=seconds / 3)[0]
-    for only in ("64 B", "16 MB"):
-        rows += run_on_ranks(bench_operations.measure, size, 2 if tiny else 20, only, limit=seconds / 3)[0]
-    return rows
-
-
-def checking(tiny: bool, rounds: int) -> list[Row]:
-    """Microseconds of the check of a call, and of a bare all-gather of as many bytes whose end the host waits for."""
-    from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
-    from accelerate_nb.runtime.world.registry import current_world
-
-    if not tiny:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo" if tiny else "nccl")
-    world = current_world()
-    sent = torch.zeros(16 << 10, dtype=torch.uint8, device=world.device)
-    came = sent.new_empty(world.size * len(sent))
-    # the function of torch.distributed costs more than what it calls
-    group: Any = world.group
-
-    def bare() -> None:
-        group._allgather_base(came, sent).wait()
-        came[:32].cpu()
-
-    ways: dict[str, Callable[[], object]] = {
-        "bare all-gather of 16 KB, read by the host": bare,
-        "the check before a call": lambda: agree(world, CollectiveCall("gather", "a tensor")),
-    }
-    calls = {name: partial(timed, way, 20, before=dist.barrier) for name, way in ways.items()}
-    in_turns(calls, 1)  # the first turn allocates
-    return compared(in_turns(calls, rounds), next(iter(ways)), "µs", scale=1e6)
+    rounds, limit = 2 if tiny else 20, seconds / 2
+    sizes = ("64 B", "16 MB")
+    return [row for only in sizes for row in run_on_ranks(bench_operations.measure, size, rounds, only, limit=limit)[0]]
 
 
 # ------------------------------------------------------------------------------------------------- steps and checkpoints

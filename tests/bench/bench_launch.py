@@ -294,79 +294,10 @@ def writes(lines: int) -> None:
         print(f"step {number} loss {number / 7:.4f} and a few words more")
 
 
-# A training loop in a process of its own: it counts its steps, and tells the count whenever it is asked.
-TRAINING = """
-import sys, threading, torch
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data, target = torch.randn(64, 64), torch.randint(10, (64,))
-steps = 0
-def tell():
-    for _ in sys.stdin:
-        print(steps, flush=True)
-threading.Thread(target=tell, daemon=True).start()
-while True:
-    loss = torch.nn.functional.cross_entropy(model(data), target)
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    steps += 1
-"""
-
-
-class Training:
-    """The loop, and its speed between two moments."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", TRAINING]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        while self.steps() == 0:
-            threading.Event().wait(0.1)
-
-    def steps(self) -> int:
-        """How many it has done so far."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def speed_while(self, act: Callable[[], Any]) -> float:
-        """Steps a second while something else happens."""
-        before, begin = self.steps(), time.perf_counter()
-        act()
-        return (self.steps() - before) / (time.perf_counter() - begin)
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-
 def writing(rounds: int) -> list[Row]:
-    """
-    Lines a second from four ranks into `RunView`, and how much a training loop slows beside a steady stream of lines.
-
-    The loop is compared with itself beside ranks that write the same lines into files of their own: what four writing
-    processes take of two cores is theirs, what the launcher takes is ours.
-    """
-    rates = []
-    for turn in range(min(rounds, 5) + 1):
-        rate = lines_a_second()
-        if turn:
-            rates.append(rate)
-    training = Training()
-    with_lines, without_lines = [], []
-    try:
-        for _ in range(min(rounds, 5)):
-            without_lines.append(training.speed_while(lambda: steady(into_the_pipe=False)))
-            with_lines.append(training.speed_while(lambda: steady(into_the_pipe=True)))
-    finally:
-        training.end()
-    slower = statistics.median(1 - b / q for b, q in zip(with_lines, without_lines, strict=True))
-    return [
-        Row("lines from 4 ranks into RunView", statistics.median(rates), "lines/s"),
-        Row("training beside 30,000 lines/s from 4 ranks: slower by", 100 * slower, "%"),
-    ]
+    """Lines a second from four ranks into the run's state; the first time warms up."""
+    rates = [lines_a_second() for _ in range(min(rounds, 5) + 1)]
+    return [Row("lines from 4 ranks into the run's state", statistics.median(rates[1:]), "lines/s")]
 
 
 def lines_a_second() -> float:
@@ -384,29 +315,6 @@ def lines_a_second() -> float:
         seconds = time.perf_counter() - begin
         assert run.view.line_count == LINES * WRITERS
         return (run.view.line_count - had) / seconds
-
-
-def writes_steadily(seconds: float, rate: int, into_the_pipe: bool) -> None:
-    """Write `rate` lines a second, a hundred at a time."""
-    with open(os.devnull, "w") as nothing:
-        out = sys.stdout if into_the_pipe else nothing
-        begin = time.perf_counter()
-        waiting = threading.Event()
-        for number in range(int(seconds * rate / 100)):
-            for line in range(100):
-                print(f"step {number} {line} loss 0.1234 and a few words more", file=out)
-            waiting.wait(max(0.0, begin + (number + 1) * 100 / rate - time.perf_counter()))
-
-
-def steady(into_the_pipe: bool) -> None:
-    """Three seconds of 30,000 lines a second from four ranks."""
-    from accelerate_nb import launch
-
-    with tempfile.TemporaryDirectory() as folder:
-        args = (3.0, 30_000 // WRITERS, into_the_pipe)
-        run = launch(writes_steadily, args, num_processes=WRITERS, cpu=True, folder=folder, config_file="")
-        while not run.done:
-            threading.Event().wait(0.1)
 
 
 if __name__ == "__main__":

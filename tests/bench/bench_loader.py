@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
@@ -22,16 +22,6 @@ from tests.ranks import run_on_ranks
 BATCHES = 300
 SIZE = 8
 Epoch = Callable[[], None]
-
-
-class Stream(IterableDataset[Any]):
-    """The rows of a data set, one after the other."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __iter__(self) -> Any:
-        return (self.data[index] for index in range(len(self.data)))
 
 
 def main() -> None:
@@ -49,7 +39,7 @@ def measure(rounds: int) -> list[Row]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     current_world()  # connects the processes, which all loaders then find connected
-    return [row for way in ("sharded", "stream", "dispatched") for row in of_way(way, rounds)]
+    return [row for way in ("sharded", "dispatched") for row in of_way(way, rounds)]
 
 
 def of_way(way: str, rounds: int) -> list[Row]:
@@ -78,9 +68,9 @@ def data() -> TensorDataset:
     return TensorDataset(torch.zeros(length, 8), torch.zeros(length, 1))
 
 
-def plain(way: str) -> DataLoader[Any]:
+def plain() -> DataLoader[Any]:
     """A loader as it is before it is prepared."""
-    return DataLoader(Stream(data()) if way == "stream" else data(), batch_size=SIZE)
+    return DataLoader(data(), batch_size=SIZE)
 
 
 class Received:
@@ -103,20 +93,10 @@ class Received:
 def hand_written(way: str) -> Any:
     """The loader as one writes it with nothing but PyTorch."""
     if processes() == 1:
-        return plain(way)
+        return plain()
     if way == "dispatched":
-        return Received(plain(way))
-    if way == "stream":
-        return DataLoader(Dealt(data()), batch_size=SIZE)
+        return Received(plain())
     return DataLoader(data(), batch_size=SIZE, sampler=DistributedSampler(data(), shuffle=False))
-
-
-class Dealt(Stream):
-    """A process's own rows of a stream, of which it reads all."""
-
-    def __iter__(self) -> Any:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        return (row for index, row in enumerate(super().__iter__()) if index // SIZE % size == rank)
 
 
 def ours(way: str) -> Any:
@@ -125,7 +105,7 @@ def ours(way: str) -> Any:
     from accelerate_nb.utils import DataLoaderConfiguration
 
     config = DataLoaderConfiguration(dispatch_batches=way == "dispatched")
-    return Accelerator(dataloader_config=config).prepare(plain(way))
+    return Accelerator(dataloader_config=config).prepare(plain())
 
 
 def hugging_face(way: str) -> Any:
@@ -134,7 +114,7 @@ def hugging_face(way: str) -> Any:
     from accelerate.utils import DataLoaderConfiguration
 
     config = DataLoaderConfiguration(dispatch_batches=way == "dispatched")
-    return Accelerator(cpu=True, dataloader_config=config).prepare(plain(way))
+    return Accelerator(cpu=True, dataloader_config=config).prepare(plain())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one operation between processes costs: ours, Hugging Face Accelerate's and bare `torch.distributed` side by side."""
+"""What one operation between processes costs: ours and Hugging Face Accelerate's side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[[], object]
 SIZES = {"64 B": 16, "64 KB": 16 << 10, "1 MB": 256 << 10, "16 MB": 4 << 20}
 # How long the calls of one turn are together, about, in microseconds: many of a short one, few of a long one.
 TURN = 4000.0
-OURS, THEIRS, BARE = "accelerate_nb", "Accelerate", "bare"
+OURS, THEIRS = "accelerate_nb", "Accelerate"
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 def measure(rounds: int, only: str) -> list[Row]:
     """The median time of a call of each operation, and that of its ratios to Accelerate's in the same round."""
     torch.set_num_threads(1)
-    # connects the processes, which all three ways then find connected
+    # connects the processes, which both packages then find connected
     device = current_world().device
     import accelerate.utils as their_operations
     from accelerate import Accelerator as Theirs
@@ -50,7 +50,6 @@ def measure(rounds: int, only: str) -> list[Row]:
     packages = {
         OURS: ways(ours, our_operations, device),
         THEIRS: ways(theirs, their_operations, device),
-        BARE: bare(device),
     }
     gc.collect()
     gc.disable()
@@ -60,7 +59,7 @@ def measure(rounds: int, only: str) -> list[Row]:
             calls = {way: several[operation] for way, several in packages.items()}
             for call in calls.values():
                 call()
-            count = agreed_count(calls[BARE])
+            count = agreed_count(calls[THEIRS])
             ways_ = {way: partial(timed, call, count, before=dist.barrier, after=finish) for way, call in calls.items()}
             what = f"{dist.get_world_size()} ranks, {operation}: {{}}"
             rows += compared(in_turns(ways_, rounds), THEIRS, "µs", what, 1e6)
@@ -82,69 +81,20 @@ def agreed_count(call: Call) -> int:
     return int(count)
 
 
-def calls_of(device: torch.device, operations: dict[str, Callable[[Any], object]]) -> dict[str, Call]:
-    """Each operation with a tensor, texts or a tensor of another length on every rank, in each size."""
+def ways(accelerator: Any, package: Any, device: torch.device) -> dict[str, Call]:
+    """The calls that both packages know, with a tensor or a text on every rank, in each size."""
     calls: dict[str, Call] = {}
     for name, count in SIZES.items():
-        tensor = torch.ones(count, device=device)
-        given: dict[str, Any] = {
-            "gather": tensor,
-            "reduce": tensor,
-            "broadcast": tensor,
-            "gather_object": ["x" * 4 * count],
-            "broadcast_object_list": ["x" * 4 * count],
-            "pad_across_processes": torch.ones(count - dist.get_rank(), device=device),
+        tensor, text = torch.ones(count, device=device), ["x" * 4 * count]
+        calls |= {
+            f"gather {name}": partial(accelerator.gather, tensor),
+            f"reduce {name}": partial(accelerator.reduce, tensor, "mean"),
+            f"broadcast {name}": partial(package.broadcast, tensor),
+            f"gather_object {name}": partial(package.gather_object, text),
+            f"broadcast_object_list {name}": partial(package.broadcast_object_list, text),
         }
-        calls |= {f"{operation} {name}": partial(operations[operation], value) for operation, value in given.items()}
     metrics = (torch.ones(32, 10, device=device), torch.ones(32, dtype=torch.int64, device=device))
-    calls["gather_for_metrics"] = partial(operations["gather_for_metrics"], metrics)
-    return calls
-
-
-def ways(accelerator: Any, package: Any, device: torch.device) -> dict[str, Call]:
-    """The calls that both packages know."""
-    of_package = {name: getattr(package, name) for name in ("broadcast", "gather_object", "broadcast_object_list")}
-    of_accelerator = {
-        name: getattr(accelerator, name) for name in ("gather", "pad_across_processes", "gather_for_metrics")
-    }
-    return calls_of(
-        device, {**of_package, **of_accelerator, "reduce": lambda tensor: accelerator.reduce(tensor, "mean")}
-    )
-
-
-def bare(device: torch.device) -> dict[str, Call]:
-    """The calls as one writes them with nothing but PyTorch."""
-    size = dist.get_world_size()
-
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(size)]
-        dist.all_gather(parts, tensor)
-        return torch.cat(parts)
-
-    def mean(tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()
-        dist.all_reduce(copy)
-        return copy / size
-
-    def broadcast(tensor: torch.Tensor) -> torch.Tensor:
-        received = tensor.clone()
-        dist.broadcast(received, 0)
-        return received
-
-    def pad(tensor: torch.Tensor) -> torch.Tensor:
-        longest = int(gather(torch.tensor([len(tensor)], device=device)).max())
-        return torch.nn.functional.pad(tensor, (0, longest - len(tensor)))
-
-    operations: dict[str, Callable[[Any], object]] = {
-        "gather": gather,
-        "reduce": mean,
-        "broadcast": broadcast,
-        "gather_object": lambda text: dist.all_gather_object([None] * size, text),
-        "broadcast_object_list": lambda text: dist.broadcast_object_list(text, 0),
-        "pad_across_processes": pad,
-        "gather_for_metrics": lambda metrics: [gather(metric) for metric in metrics],
-    }
-    return calls_of(device, operations)
+    return {**calls, "gather_for_metrics": partial(accelerator.gather_for_metrics, metrics)}
 
 
 if __name__ == "__main__":

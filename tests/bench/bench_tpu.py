@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
 
-STEPS, ACCUMULATION = 20, 4
+STEPS, WIDTH = 20, 64
 Epoch = Callable[[], None]
 
 
@@ -27,7 +27,6 @@ def main() -> None:
     """Measure what was asked for, and print what was found."""
     wanted: dict[str, Callable[[int], list[Row]]] = {
         "step": stepping,
-        "programs": compiling,
         "launch": launching,
         "print": printing,
     }
@@ -64,7 +63,7 @@ def stepping(rounds: int) -> list[Row]:
 def steps_in_turns(rounds: int) -> dict[str, list[float]]:
     """The times of each way's step, in this process."""
     torch.set_num_threads(1)
-    epochs = {name: way(1, 64) for name, way in WRITTEN.items()}
+    epochs = {name: way() for name, way in WRITTEN.items()}
     for epoch in epochs.values():
         epoch()  # compiles
     return in_turns({name: partial(step_of, epoch) for name, epoch in epochs.items()}, rounds)
@@ -77,64 +76,58 @@ def step_of(epoch: Epoch) -> float:
     return timed(epoch, before=xm.wait_device_ops, after=xm.wait_device_ops) / STEPS * 1e3
 
 
-def parts(
-    accumulation: int, width: int, device: torch.device | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
+def parts(device: torch.device | None = None) -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
     """A small model and its data, for as many steps as are measured."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     # torch puts other weights in the place of those that go to an XLA device, so by hand the optimizer is made after that
     model.to(device)
-    samples = 16 * STEPS * accumulation
+    samples = 16 * STEPS
     data = TensorDataset(torch.randn(samples, 32), torch.randint(0, 10, (samples,)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 100))
     return model, optimizer, DataLoader(data, batch_size=16), schedule
 
 
-def hand_written(accumulation: int, width: int) -> Epoch:
+def hand_written() -> Epoch:
     """The loop as one writes it with nothing but torch_xla."""
     import torch_xla
     import torch_xla.core.xla_model as xm
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
     device = torch_xla.device()
-    model, optimizer, data, schedule = parts(accumulation, width, device)
+    model, optimizer, data, schedule = parts(device)
     loader = MpDeviceLoader(data, device)
 
     def epoch() -> None:
-        for number, (inputs, targets) in enumerate(loader, start=1):
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            (loss / accumulation).backward()
-            if number % accumulation == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                xm.optimizer_step(optimizer)
-                schedule.step()
-                optimizer.zero_grad()
+        for inputs, targets in loader:
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            xm.optimizer_step(optimizer)
+            schedule.step()
+            optimizer.zero_grad()
 
     return epoch
 
 
-def ours(accumulation: int, width: int) -> Epoch:
+def ours() -> Epoch:
     """The loop with this package."""
     from accelerate_nb import Accelerator
 
-    return prepared(Accelerator(gradient_accumulation_steps=accumulation), accumulation, width)
+    return prepared(Accelerator())
 
 
-def hugging_face(accumulation: int, width: int) -> Epoch:
+def hugging_face() -> Epoch:
     """The loop with Hugging Face Accelerate."""
     from accelerate import Accelerator
 
-    return prepared(Accelerator(gradient_accumulation_steps=accumulation), accumulation, width)
+    return prepared(Accelerator())
 
 
-def prepared(
-    accelerator: Any, accumulation: int, width: int, print_loss: Callable[[torch.Tensor], object] | None = None
-) -> Epoch:
+def prepared(accelerator: Any, print_loss: Callable[[torch.Tensor], object] | None = None) -> Epoch:
     """The loop that both know."""
     assert accelerator.device.type == "xla", accelerator.device
-    model, optimizer, loader, schedule = accelerator.prepare(*parts(accumulation, width))
+    model, optimizer, loader, schedule = accelerator.prepare(*parts())
 
     def epoch() -> None:
         for inputs, targets in loader:
@@ -152,39 +145,11 @@ def prepared(
     return epoch
 
 
-WRITTEN: dict[str, Callable[[int, int], Epoch]] = {
+WRITTEN: dict[str, Callable[[], Epoch]] = {
     "hand-written": hand_written,
     "Accelerate": hugging_face,
     "accelerate_nb": ours,
 }
-
-
-# ------------------------------------------------------------------------------------------------------------ programs
-
-
-def compiling(rounds: int) -> list[Row]:
-    """Programs compiled, and seconds taken, in 20 steps that accumulate 4 gradients each; each way in a process of its own."""
-    found = {name: on_device(programs_of, name) for name in WRITTEN}
-    what = f"{STEPS} steps with accumulation {ACCUMULATION}"
-    hand = found["hand-written"]
-    rows = []
-    for name, (count, seconds) in found.items():
-        beside = "" if name == "hand-written" else "hand-written"
-        rows.append(Row(f"{what}, programs compiled: {name}", count, "", count / hand[0] if beside else None, beside))
-        rows.append(Row(f"{what}, compiling: {name}", seconds, "s", seconds / hand[1] if beside else None, beside))
-    return rows
-
-
-def programs_of(name: str) -> tuple[int, float]:
-    """How many programs one way's steps take, and how long their compilation."""
-    from torch_xla.debug import metrics
-
-    epoch = WRITTEN[name](ACCUMULATION, 64)
-    before = metrics.metric_data("CompileTime") or (0, 0.0)
-    step_of(epoch)
-    metric = metrics.metric_data("CompileTime")
-    assert metric is not None
-    return metric[0] - before[0], (metric[1] - before[1]) / 1e9
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -261,7 +226,7 @@ def prints_in_turns(rounds: int) -> dict[str, list[float]]:
         "accelerator.print(loss)": accelerator.print,
         "accelerator.log": lambda loss: accelerator.log({"loss": loss}),
     }
-    epochs = {name: prepared(accelerator, 1, 64, print_loss) for name, print_loss in printers.items()}
+    epochs = {name: prepared(accelerator, print_loss) for name, print_loss in printers.items()}
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
         for epoch in epochs.values():
             epoch()  # compiles
