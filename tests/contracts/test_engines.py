@@ -225,7 +225,8 @@ def test_nothing_is_left_or_changed_after_runs_that_return_fail_and_are_stopped(
 
 def environment_and_signals():
     """What a launch could leave changed in this process."""
-    return dict(os.environ), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    return dict(os.environ), handlers, os.getcwd(), list(sys.path), signal.set_wakeup_fd(signal.set_wakeup_fd(-1))
 
 
 def belongings():

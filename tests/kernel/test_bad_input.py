@@ -39,13 +39,6 @@ MISSPELLED = {
     "file": WITH_FILE.format(key="num_proceses", value=2),
     "variable": WITH_VARIABLE.format(key="NUM_PROCESES", value=2),
 }
-ABSENT_GPUS = {
-    "call": "notebook_launcher(print, gpu_ids='0,999')",
-    "launch": "launch(print, num_processes=2, gpu_ids='0,999')",
-    "cell": "%%accelerate --gpu-ids 0,999\n1",
-    "file": WITH_FILE.format(key="gpu_ids", value="0,999"),
-    "variable": WITH_VARIABLE.format(key="GPU_IDS", value="0,999"),
-}
 
 
 @pytest.fixture
@@ -61,23 +54,6 @@ def test_a_misspelled_setting_is_reported_in_one_line(magics: Kernel, call: str)
     assert re.search("(?i)did you mean (--|ACCELERATE_NB_)?num[-_]processes", text)
     assert cell.error is not None
     assert len(cell.error.traceback.strip().splitlines()) == 1, cell.error.traceback
-
-
-@pytest.mark.parametrize("call", ABSENT_GPUS.values(), ids=ABSENT_GPUS)
-def test_gpus_that_are_not_there_are_refused(magics: Kernel, call: str) -> None:
-    text = refused(magics.run(call), "LaunchError")
-    assert "gpu_ids='0,999' was requested, but " in text
-
-
-def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    def takes_one(value):
-        pass
-    notebook_launcher(takes_one, num_processes=2)
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "TypeError"
-    assert "missing 1 required positional argument: 'value'" in cell.error.text
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,3 @@ def test_what_belongs_to_a_session_is_refused(notebook: Kernel, flag: str) -> No
     cell = notebook.run(f"%%accelerate -n 2 --detach {flag}\n1")
     assert cell.error is not None
     assert "was given with --detach" in cell.error.text
-
-
-def test_a_value_that_can_not_travel_is_named(notebook: Kernel) -> None:
-    notebook.ok("import threading\nlock = threading.Lock()")
-    cell = notebook.run("%%accelerate -n 2 --detach\nprint(lock)")
-    assert cell.error is not None
-    assert cell.error.name == "PayloadError"
-    assert "'lock'" in cell.error.text

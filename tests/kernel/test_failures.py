@@ -67,37 +67,3 @@ def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel)
     assert cell.error.name == "KeyError"
     assert '{}["first"]' in cell.error.traceback
     assert "raise cause" in cell.error.traceback
-
-
-def test_a_rank_that_dies_in_a_collective_leads(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    import os, torch, torch.distributed as dist
-    def dies():
-        dist.init_process_group("gloo")
-        dist.all_reduce(torch.ones(1))
-        if dist.get_rank() == 1:
-            print("last words", flush=True)
-            os._exit(9)
-        dist.all_reduce(torch.ones(1))
-    notebook_launcher(dies, num_processes=2)
-    """)
-    text = raised(cell)
-    assert text.startswith("rank 1 ended with exit code 9")
-    assert "last words" in text
-
-
-def test_a_memory_limit_of_torch_is_reported_where_it_was_met(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    import os, resource, time, torch
-    def grows():
-        if os.environ["RANK"] == "1":
-            size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + (128 << 20),) * 2)
-            held = [torch.ones(16 << 20) for _ in range(8)]
-        time.sleep(60)
-    notebook_launcher(grows, num_processes=2)
-    """)
-    text = raised(cell)
-    assert text.startswith("rank 1 stopped with RuntimeError")
-    assert "allocate" in text
-    assert "held = [torch.ones" in text

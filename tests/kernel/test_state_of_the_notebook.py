@@ -77,29 +77,6 @@ def test_a_port_that_was_requested_and_is_busy_is_reported_and_one_that_is_free_
         assert kernel.value("met") == str(port)
 
 
-def test_signal_handlers_environment_and_folder_stay_as_they_were(kernel: Kernel) -> None:
-    kernel.ok("""
-    import os, signal, sys
-    def state():
-        handlers = [repr(signal.getsignal(number)) for number in signal.valid_signals()]
-        return handlers, dict(os.environ), os.getcwd(), list(sys.path), signal.set_wakeup_fd(signal.set_wakeup_fd(-1))
-    def changes_everything():
-        os.environ["CHANGED"] = "yes"
-        os.chdir("/")
-        sys.path.clear()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    before = state()
-    for method in ("supervisor", "fork", "spawn"):
-        notebook_launcher(changes_everything, num_processes=2, start_method=method)
-        try:
-            notebook_launcher(lambda: 1 / 0, num_processes=2, start_method=method)
-        except ZeroDivisionError:
-            pass
-    after = state()
-    """)
-    assert kernel.value("before == after"), kernel.value("[before, after]")
-
-
 def test_a_module_that_was_edited_is_the_new_one_in_the_next_launch(kernel: Kernel) -> None:
     for answer in ("first", "second, which is longer"):
         kernel.ok(f"""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from accelerate_nb.events.collapse import WINDOW
-from accelerate_nb.events.model import Display, IdleWarning, LogLine, Metric, Progress
+from accelerate_nb.events.model import Display, LogLine, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session.cell_run import CellControl, CellResult
@@ -55,51 +54,10 @@ def rich(rank, html):
     return Display(rank, {"text/html": html, "text/plain": "table"}, {}, 0.0)
 
 
-def test_a_quiet_cell_shows_nothing():
-    desk = Desk()
-    desk.refresh()
-    assert desk.close() == []
-    assert desk.paper.open == []
-
-
-def test_a_cell_that_logged_metrics_ends_with_a_summary_as_a_run_does():
-    desk = Desk()
-    desk.feed(Metric(0, "loss", 1.0, 0, 0.0), Metric(0, "loss", 0.5, 1, 0.0))
-    head, curve = desk.close()
-    assert head.startswith("Cell In[1] finished after")
-    assert "loss" in curve
-
-
-def test_an_idle_time_is_reported_once_and_again_when_it_has_doubled():
-    desk = Desk()
-    lines = ["... Nothing has come.\nrank 0 waits ..."]
-    desk.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
-    assert desk.refresh() == desk.refresh() == lines
-    desk.feed(IdleWarning(120.0, "Still nothing.", 0.0))
-    assert desk.refresh() == [*lines, "... Still nothing. ..."]
-    desk.feed(IdleWarning(0.0, "", 0.0))
-    desk.refresh()
-    desk.feed(IdleWarning(60.0, "Again.", 0.0))
-    assert desk.refresh()[-1] == "... Again. ..."
-
-
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
     desk = Desk(size=3)
     desk.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
     assert desk.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
-
-
-def test_what_all_have_written_is_there_at_the_next_look():
-    desk = Desk()
-    desk.feed(line("a", 0), line("a", 1))
-    assert desk.refresh(0.1) == ["[0-1] a"]
-
-
-def test_what_one_rank_writes_waits_for_the_window():
-    desk = Desk()
-    desk.feed(line("a", 0))
-    assert desk.refresh(0.01) == []
-    assert desk.refresh(WINDOW + 0.1) == ["[0]   a"]
 
 
 def test_a_cell_begins_where_the_one_before_ended():
@@ -196,23 +154,3 @@ def test_bars_move_below_a_cell_and_are_gone_when_they_end():
     desk.refresh()
     assert desk.paper.open == ["[1]   train ██████░░░░░░ 5/10 2 it/s 00:02"]
     assert desk.close() == []
-
-
-def test_a_prefix_template_is_filled_in():
-    desk = Desk(prefix_template="<${rank}> ")
-    desk.feed(line("a", 0), line("a", 1), line("b", 1))
-    assert desk.close() == ["<0-1> a", "<1> b"]
-
-
-def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
-    desk = Desk(bound=OutputLimits(lines=3, tail_lines=2, tail_size=10_000))
-    desk.feed(*(line(str(number)) for number in range(10)))
-    assert desk.close() == [
-        "[0]   0",
-        "[0]   1",
-        "[0]   2",
-        "... a cell holds no more; all lines of each rank are in /runs/1 ...",
-        "[0]   ... 5 lines are only in /runs/1 ...",
-        "[0]   8",
-        "[0]   9",
-    ]
