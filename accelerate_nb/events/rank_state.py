@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,6 +36,20 @@ EPOCH = "epoch"
 SUMMED = frozenset({"speed/samples_per_s", "speed/tokens_per_s"})
 
 
+@dataclass(frozen=True, slots=True)
+class NewItems(Generic[T]):
+    """
+    The items of a log since a cursor, oldest first.
+
+    `skipped` others came in between and are kept no longer; they were older than all of `items`. `cursor` is the cursor for
+    what comes after these.
+    """
+
+    items: tuple[T, ...]
+    skipped: int
+    cursor: int
+
+
 class BoundedLog(Generic[T]):
     """The newest of many items: at most so many, and not more than so much in all; it counts them all."""
 
@@ -64,10 +78,10 @@ class BoundedLog(Generic[T]):
         """The newest items, at most `number`, in their order."""
         return tuple(islice(reversed(self._items), max(number, 0)))[::-1]
 
-    def since(self, cursor: int) -> tuple[tuple[T, ...], int, int]:
-        """The items after a cursor that are still kept, the number of others, and the cursor behind them all."""
+    def since(self, cursor: int) -> NewItems[T]:
+        """The items after a cursor; start with 0."""
         items = self.last(self.count - cursor)
-        return items, self.count - cursor - len(items), self.count
+        return NewItems(items, self.count - cursor - len(items), self.count)
 
 
 class MetricSeries:
@@ -172,10 +186,10 @@ class RankFold:
     """The state of one rank, made of its events so far."""
 
     lines: BoundedLog[LogLine]
+    series: defaultdict[str, MetricSeries]
     state: State = "starting"
     detail: str = ""
     open_lines: dict[Stream, LogLine] = field(default_factory=dict)
-    series: dict[str, MetricSeries] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
     devices: dict[str, DeviceSample] = field(default_factory=dict)
     coordinates: dict[str, int] = field(default_factory=dict)
@@ -233,11 +247,6 @@ class RankFold:
             self.windows.append(mean_steps(means, counts))
             self.window.clear()
 
-    def take_metric(self, metric: Metric, points: int) -> None:
-        if metric.name not in self.series:
-            self.series[metric.name] = MetricSeries(points)
-        self.series[metric.name].append(metric)
-
     def take_progress(self, progress: Progress) -> None:
         # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
         name = progress.bar or progress.label
@@ -249,17 +258,8 @@ class RankFold:
             closed = (item for item, bar in self.progress.items() if bar.closed)
             del self.progress[next(closed, next(iter(self.progress)))]
 
-    def glance(self, rank: int) -> RankSummary:
-        return RankSummary(**self._short(rank))
-
-    def seen(self, rank: int) -> RankState:
-        return RankState(
-            **self._short(rank),
-            lines=self.lines.last(self.lines.count),
-            series={name: series.points() for name, series in self.series.items()},
-        )
-
-    def _short(self, rank: int) -> dict[str, Any]:
+    def summary(self, rank: int) -> dict[str, Any]:
+        """The values of `RankSummary`."""
         return {
             "rank": rank,
             "state": self.state,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
@@ -34,7 +35,7 @@ from accelerate_nb.events.model import (
     StepBreakdown,
     StepProfile,
 )
-from accelerate_nb.events.rank_state import BoundedLog, RankFold, RankState, RankSummary
+from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
 
 Shown: TypeAlias = LogLine | Display
 
@@ -42,29 +43,6 @@ _MILLION = 1_000_000
 # Of a run that restarts again and again, the newest restarts are kept.
 _MOST_RESTARTS = 100
 _MOST_KNOB_CHANGES = 100
-
-
-@dataclass(frozen=True, slots=True)
-class NewOutput:
-    """
-    The output of ranks since a cursor, oldest first.
-
-    `skipped` lines and displays came in between and are kept no longer; they were older than all of `shown`. `cursor`
-    is the cursor for what comes after these.
-    """
-
-    shown: tuple[Shown, ...]
-    skipped: int
-    cursor: int
-
-
-@dataclass(frozen=True, slots=True)
-class NewMetrics:
-    """The numbers that were logged since a cursor, oldest first; `skipped` of them are kept no longer one by one."""
-
-    metrics: tuple[Metric, ...]
-    skipped: int
-    cursor: int
 
 
 class RunState:
@@ -77,7 +55,7 @@ class RunState:
 
     >>> view = RunState(size=2)
     >>> view.apply(LogLine(rank=0, stream="stdout", text="hello", time=0.0))
-    >>> [line.text for line in view.since(0).shown]
+    >>> [line.text for line in view.since(0).items]
     ['hello']
     """
 
@@ -125,7 +103,7 @@ class RunState:
                     self._take_state(event)
                 case Metric():
                     self._metrics.append(event, 1)
-                    self._rank(event.rank).take_metric(event, self._points)
+                    self._rank(event.rank).series[event.name].append(event)
                 case Progress():
                     self._rank(event.rank).take_progress(event)
                 case Display():
@@ -273,7 +251,7 @@ class RunState:
         return self._ranks[rank]
 
     def _new_rank(self) -> RankFold:
-        return RankFold(lines=BoundedLog(self._tail, 4 * _MILLION))
+        return RankFold(BoundedLog(self._tail, 4 * _MILLION), defaultdict(partial(MetricSeries, self._points)))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -301,20 +279,20 @@ class RunState:
         with self._lock:
             return tuple(rank.failure for _, rank in sorted(self._ranks.items()) if rank.failure is not None)
 
-    def since(self, cursor: int) -> NewOutput:
+    def since(self, cursor: int) -> NewItems[Shown]:
         """The output of ranks after `cursor`, over all ranks in the order in which it came; start with 0."""
         with self._lock:
-            return NewOutput(*self._shown.since(cursor))
+            return self._shown.since(cursor)
 
-    def metrics_since(self, cursor: int) -> NewMetrics:
+    def metrics_since(self, cursor: int) -> NewItems[Metric]:
         """The metrics of all ranks after `cursor`, in the order in which they came; start with 0."""
         with self._lock:
-            return NewMetrics(*self._metrics.since(cursor))
+            return self._metrics.since(cursor)
 
     def glances(self) -> tuple[RankSummary, ...]:
         """All ranks at this moment, in order, without their lines and series: cheap enough for ten times a second."""
         with self._lock:
-            return tuple(item.glance(rank) for rank, item in sorted(self._ranks.items()))
+            return tuple(RankSummary(**item.summary(rank)) for rank, item in sorted(self._ranks.items()))
 
     def knobs(self) -> dict[str, KnobValue]:
         """The knobs that ranks have declared, by name, with the value of the first rank that has it."""
@@ -338,7 +316,9 @@ class RunState:
     def rank(self, rank: int) -> RankState:
         """Everything about a rank at this moment; a rank that is not known yet is one that has written nothing."""
         with self._lock:
-            return (self._ranks.get(rank) or self._new_rank()).seen(rank)
+            item = self._ranks.get(rank) or self._new_rank()
+            series = {name: series.points() for name, series in item.series.items()}
+            return RankState(**item.summary(rank), lines=item.lines.last(item.lines.count), series=series)
 
 
 class RunInfo(Protocol):

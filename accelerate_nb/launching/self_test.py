@@ -76,7 +76,7 @@ class SelfTest(NoFrontEnd):
         assert self._run is not None, "a run is made before it is drawn"
         news = self._run.view.since(self._cursor)
         self._cursor = news.cursor
-        for check in filter(None, map(CheckResult.of, news.shown)):
+        for check in filter(None, map(CheckResult.of, news.items)):
             if self._checks["start"].state == "running":
                 self._take(replace(_START, state="passed", text=self._run.why))
             self._take(check)

@@ -38,21 +38,14 @@ _MOST_DIFF_LINES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class SourceDiff:
-    """The unified diff of the source of a later run from that of the first; `lines` are empty where they are the same."""
-
-    label: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """
     Runs beside each other, in the order in which they were named; the first is what the others are compared with.
 
     `settings` holds the name of a setting, or of an argument of the function or script, and its value in each run. The lines of `curves`,
     which are those of `metrics`, are runs, by their index, as the ranks of `overlay` are: means over a run's ranks. `diffs` has an entry
-    for each later run of which the source was kept.
+    for each later run of which the source was kept: its letter, and the lines of the unified diff from that of the first, none where they
+    are the same.
     """
 
     runs: tuple[SavedRun, ...]
@@ -60,7 +53,7 @@ class Comparison:
     metrics: tuple[str, ...]
     curves: tuple[MetricCurve, ...]
     overlay: RunState
-    diffs: tuple[SourceDiff, ...]
+    diffs: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
     def labels(self) -> str:
@@ -87,7 +80,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
         curves=curves_of(series, names, of="run"),
         overlay=overlay,
         diffs=tuple(
-            SourceDiff(label, diff_lines(sources[0], source, "A", label))
+            (label, diff_lines(sources[0], source, label))
             for label, source in zip(ascii_uppercase[1:], sources[1:], strict=False)
             if sources[0] and source
         ),
@@ -116,18 +109,16 @@ def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]
             yield Metric(index, name, mean, step, newest[step].time - started)
 
 
-def diff_lines(
-    first: Sequence[SourcePart], other: Sequence[SourcePart], first_label: str, other_label: str
-) -> tuple[str, ...]:
-    """The unified diff of two sources, part by part; the numbers of cells are no difference."""
+def diff_lines(first: Sequence[SourcePart], other: Sequence[SourcePart], label: str) -> tuple[str, ...]:
+    """The unified diff of the source of run `label` from that of run A, part by part; the numbers of cells are no difference."""
     lines: list[str] = []
     for role in dict.fromkeys(part.role for part in [*first, *other] if part.role != ARGUMENTS):
         old, new = _part(first, role), _part(other, role)
         lines += difflib.unified_diff(
             old.text.splitlines(),
             new.text.splitlines(),
-            f"{first_label}: {old.origin or 'nothing'}",
-            f"{other_label}: {new.origin or 'nothing'}",
+            f"A: {old.origin or 'nothing'}",
+            f"{label}: {new.origin or 'nothing'}",
             lineterm="",
         )
     if len(lines) > _MOST_DIFF_LINES:
@@ -167,24 +158,21 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     parts: list[Sequence[str]] = [
         aligned([head, *rows]) if rows else [none] for head, rows, none in _tables(comparison)
     ]
-    parts += [[_diff_title(diff), *map(plain, diff.lines)] for diff in comparison.diffs] or [[_NO_SOURCE]]
+    parts += [[_diff_title(*diff), *map(plain, diff[1])] for diff in comparison.diffs] or [[_NO_SOURCE]]
     return [line for part in parts for line in (*part, "")][:-1]
 
 
 def _tables(comparison: Comparison) -> Iterator[tuple[Sequence[str], list[Sequence[str]], str]]:
     """The head and the rows of each table, and what is said where it has none."""
-    yield _RUN_HEAD, [*_run_rows(comparison)], ""
-    rows = [(name, *values) for name, values in comparison.settings]
-    yield ("setting", *comparison.labels), [*rows], "All settings are the same."
-    yield _METRIC_HEAD, [*_metric_rows(comparison)], "No run logged a metric."
-
-
-def _run_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """A row for each run."""
+    runs = []
     for label, run in zip(comparison.labels, comparison.runs, strict=True):
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         name, tags = narrowed(plain(run.name), 60), ", ".join(run.tags)
-        yield label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began
+        runs.append((label, name, tags, run.folder.name, state_text(run), lasted(run), str(run.ranks), began))
+    yield _RUN_HEAD, [*runs], ""
+    rows = [(name, *values) for name, values in comparison.settings]
+    yield ("setting", *comparison.labels), [*rows], "All settings are the same."
+    yield _METRIC_HEAD, [*_metric_rows(comparison)], "No run logged a metric."
 
 
 def _metric_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
@@ -214,9 +202,9 @@ def _difference(first: float, last: float) -> str:
     return f"{sign}{value_text(abs(difference))}" + ("" if math.isnan(share) else f" ({sign}{abs(100 * share):.3g} %)")
 
 
-def _diff_title(diff: SourceDiff) -> str:
+def _diff_title(label: str, lines: Sequence[str]) -> str:
     """The heading of the source of a later run."""
-    return f"The source of {diff.label} {'differs from that of A:' if diff.lines else 'is that of A.'}"
+    return f"The source of {label} {'differs from that of A:' if lines else 'is that of A.'}"
 
 
 _LEFT = ' style="text-align:left"'
@@ -235,15 +223,12 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
 
     The element of the curves has the id `charts_id`.
     """
-    return "\n".join(_html_parts(comparison, charts_id))
-
-
-def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
+    parts: list[str] = []
     for head, rows, none in _tables(comparison):
         if head is _METRIC_HEAD and rows:
             pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
             named = f' id="{charts_id}"' if charts_id else ""
-            yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
+            parts.append(f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>")
         cells = [[*map(escape, row)] for row in rows]
         for index, row in enumerate(cells if head is _RUN_HEAD else ()):
             # a run's letter, with the colour of its lines
@@ -252,14 +237,15 @@ def _html_parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
         lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
         lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in cells]
         table = "\n".join(["<table>", *first_fitting(lines, _TABLE), "</table>"])
-        yield table if rows else f"<div{_GAP}>{none}</div>"
-    for diff in comparison.diffs:
-        yield f"<div{_GAP}><b>{_diff_title(diff)}</b></div>"
-        if diff.lines:
-            lines = first_fitting(map(_diff_line, diff.lines), _DIFF_LINES)
-            yield f"<pre{_DIFF}>{chr(10).join(lines)}</pre>"
+        parts.append(table if rows else f"<div{_GAP}>{none}</div>")
+    for label, diff in comparison.diffs:
+        parts.append(f"<div{_GAP}><b>{_diff_title(label, diff)}</b></div>")
+        if diff:
+            lines = first_fitting(map(_diff_line, diff), _DIFF_LINES)
+            parts.append(f"<pre{_DIFF}>{chr(10).join(lines)}</pre>")
     if not comparison.diffs:
-        yield f"<div{_GAP}>{_NO_SOURCE}</div>"
+        parts.append(f"<div{_GAP}>{_NO_SOURCE}</div>")
+    return "\n".join(parts)
 
 
 def _diff_line(line: str) -> str:

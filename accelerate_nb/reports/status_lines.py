@@ -121,7 +121,13 @@ class StatusLines:
         if view.state == "stopping" and not self._stopping:
             yield plain(view.detail) or "the run was asked to stop"
         self._stopping = view.state == "stopping"
-        yield from self._failures(view, ranks, time)
+        for rank in ranks if view.ended is None else ():
+            failure = rank.failure
+            if failure is None or rank.rank in self._failed or time < failure.time + _GOING_ON:
+                continue
+            self._failed.add(rank.rank)
+            if not (failure.ended_by_us or failure.lost_connection):
+                yield f"{failure_line(failure)}; other ranks go on"
         warning, shown = view.idle_warning, self._shown_warning
         if warning is None or shown is None or warning.seconds >= 2 * shown.seconds:
             self._shown_warning = warning
@@ -131,15 +137,6 @@ class StatusLines:
         if (found := newest_profile(ranks)) is not None and found[0].number > self._profile:
             self._profile = found[0].number
             yield profile_line(found[0])
-
-    def _failures(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
-        for rank in ranks if view.ended is None else ():
-            failure = rank.failure
-            if failure is None or rank.rank in self._failed or time < failure.time + _GOING_ON:
-                continue
-            self._failed.add(rank.rank)
-            if not (failure.ended_by_us or failure.lost_connection):
-                yield f"{failure_line(failure)}; other ranks go on"
 
 
 def summary(run: RunInfo) -> list[str]:

@@ -43,10 +43,10 @@ def fed(*events, **bounds):
 def test_lines_of_all_ranks_come_in_the_order_in_which_they_were_written_once_for_a_cursor():
     view = fed(line("a", 1), line("b", 0))
     cursor, changes = view.since(0).cursor, view.changes
-    assert (view.since(cursor).shown, view.changes) == ((), changes)
+    assert (view.since(cursor).items, view.changes) == ((), changes)
     view.apply(line("c", 1))
-    assert texts(view.since(cursor).shown) == ["c"]
-    assert texts(view.since(0).shown) == ["a", "b", "c"]
+    assert texts(view.since(cursor).items) == ["c"]
+    assert texts(view.since(0).items) == ["a", "b", "c"]
     assert texts(view.tail(1, 10)) == ["a", "c"]
 
 
@@ -68,7 +68,7 @@ def test_what_is_kept_no_longer_is_counted():
     view = fed(*(line(str(i), i % 2) for i in range(100)), backlog=10, tail=3)
     news = view.since(20)
     assert news.skipped == 70
-    assert texts(news.shown) == [str(i) for i in range(90, 100)]
+    assert texts(news.items) == [str(i) for i in range(90, 100)]
     assert texts(view.tail(1, 5)) == ["95", "97", "99"]
     assert view.line_count == 100
     assert view.line_count_of(0) == 50
@@ -77,26 +77,26 @@ def test_what_is_kept_no_longer_is_counted():
 @pytest.mark.parametrize("item", [line("x" * 1_000_000), Display(0, {"image/png": "x" * 1_000_000}, {}, 0.0)])
 def test_very_long_lines_and_displays_are_not_all_kept(item):
     view = fed(*([item] * 100))
-    assert len(view.since(0).shown) <= 32
+    assert len(view.since(0).items) <= 32
     assert view.since(0).skipped >= 68
     assert len(view.rank(0).lines) <= 4
 
 
 def test_the_newest_line_is_kept_however_long():
     view = fed(line("before"), line("x" * 50_000_000))
-    assert [len(text) for text in texts(view.since(0).shown)] == [50_000_000]
+    assert [len(text) for text in texts(view.since(0).items)] == [50_000_000]
     assert view.since(0).skipped == 1
 
 
 def test_an_open_line_is_replaced_by_the_next_and_ends_with_a_whole_one():
     view = fed(line("10%", open=True), line("20%", open=True))
     assert texts(view.open_lines()) == ["20%"]
-    assert view.since(0).shown == ()
+    assert view.since(0).items == ()
     # there is something to draw
     assert view.changes == 2
     view.apply(line("100%"))
     assert view.open_lines() == ()
-    assert texts(view.since(0).shown) == ["100%"]
+    assert texts(view.since(0).items) == ["100%"]
 
 
 def test_each_stream_of_each_rank_has_its_own_open_line():
@@ -109,7 +109,7 @@ def test_each_stream_of_each_rank_has_its_own_open_line():
 def test_displays_stand_between_the_lines():
     shown = Display(0, {"text/html": "<b>x</b>"}, {}, 0.0)
     view = fed(line("a"), shown, line("b"))
-    assert view.since(0).shown[1] is shown
+    assert view.since(0).items[1] is shown
     assert view.line_count == 2
 
 
@@ -231,7 +231,7 @@ def test_readers_lose_and_repeat_nothing_while_writers_write():
     while len(seen) < 20_000:
         news = view.since(cursor)
         assert news.skipped == 0
-        seen.extend(news.shown)
+        seen.extend(news.items)
         cursor = news.cursor
         view.rank(0)
         view.open_lines()
@@ -265,11 +265,11 @@ def test_a_slice_has_what_some_ranks_do_from_a_cursor_on_until_it_ends():
     for rank in (0, 1):
         view.apply(Metric(rank, "loss", 1.0, 0, 0.0))
         view.apply(StateChange(rank, "failed", 0.0))
-    assert texts(part.since(0).shown) == ["between", "within"]
-    assert [metric.rank for metric in part.metrics_since(0).metrics] == [0]
+    assert texts(part.since(0).items) == ["between", "within"]
+    assert [metric.rank for metric in part.metrics_since(0).items] == [0]
     # its states are the caller's
     assert (part.ranks, part.rank(0).state, part.host) == ((0, 1), "starting", sample)
     end = view.end_slice(part)
     view.apply(line("after"))
     assert part.line_count == 2
-    assert texts(view.since(end).shown) == ["after"]
+    assert texts(view.since(end).items) == ["after"]

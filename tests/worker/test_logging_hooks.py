@@ -21,7 +21,7 @@ def metrics_of(function, *arguments, **settings):
     run = launch(function, arguments, **{**SETTINGS, **settings})
     run.wait(110)
     found = {}
-    for metric in run.view.metrics_since(0).metrics:
+    for metric in run.view.metrics_since(0).items:
         found.setdefault(metric.name, []).append((metric.step, metric.value))
     return found
 

@@ -89,7 +89,7 @@ class MessageFeed:
         first["metrics"] = [*series_rows(self._view, MOST_POINTS)]
         bars = (bar for glance in self._view.glances() for bar in glance.progress.values())
         first["moved"] = max((bar.time for bar in bars), default=None)
-        parts = [*_parts([*map(_row, _lines_of(news.shown))])]
+        parts = [*_parts([*map(_row, _lines_of(news.items))])]
         for number, lines in enumerate(parts or [[]]):
             yield self.numbered({**(first if number == 0 else {}), "lines": lines, "skipped": skipped})
             skipped = 0
@@ -103,19 +103,26 @@ class MessageFeed:
         if (changes := self._view.changes) == self._changes:
             return None
         self._changes = changes
-        message = {**self._new_lines(), **self._small(), **self._new_metrics()}
-        return self.numbered(message) if message else None
-
-    def _new_lines(self) -> Message:
         news = self._view.since(self._lines)
         self._lines = news.cursor
-        lines = [*_lines_of(news.shown)]
+        lines = [*_lines_of(news.items)]
         newest = map(_row, reversed(lines[-_MOST_LINES:]))
         kept = first_within(newest, _MOST_CHARACTERS, lambda row: len(row[2]))[::-1]
         closed = {(line.rank, line.stream) for line in lines}
         rows = kept + self._open_rows(self._view.glances(), closed)
-        skipped = news.skipped + len(lines) - len(kept)
-        return {**({"lines": rows} if rows else {}), **({"skipped": skipped} if skipped else {})}
+        message: Message = {"lines": rows, "skipped": news.skipped + len(lines) - len(kept)}
+        message = {**{name: value for name, value in message.items() if value}, **self._small()}
+        logged = self._view.metrics_since(self._metrics)
+        self._metrics = logged.cursor
+        series: dict[tuple[str, int], list[Metric]] = {}
+        for metric in logged.items:
+            series.setdefault((metric.name, metric.rank), []).append(metric)
+        if series:
+            most = max(MOST_POINTS // len(series), 2)
+            message["metrics"] = [
+                [name, rank, [*map(_point, _thinned(values, most))]] for (name, rank), values in series.items()
+            ]
+        return self.numbered(message) if message else None
 
     def _open_rows(self, glances: Sequence[RankSummary], closed: set[tuple[int, Stream]]) -> list[list[Any]]:
         """Lines that have not ended and that the page does not have so, but for drawn bars; it forgets those that were closed."""
@@ -129,20 +136,8 @@ class MessageFeed:
         known = {key: line for key, line in self._open.items() if key not in closed}
         self._open = now
         ended = ((*key, line) for key, line in known.items() if key not in now)
-        gone = [[rank, _number(stream), "", line.time, 1] for rank, stream, line in ended]
+        gone = [[rank, int(stream == "stderr"), "", line.time, 1] for rank, stream, line in ended]
         return gone + [_row(line) for key, line in now.items() if known.get(key) is not line]
-
-    def _new_metrics(self) -> Message:
-        news = self._view.metrics_since(self._metrics)
-        self._metrics = news.cursor
-        series: dict[tuple[str, int], list[Metric]] = {}
-        for metric in news.metrics:
-            series.setdefault((metric.name, metric.rank), []).append(metric)
-        if not series:
-            return {}
-        most = max(MOST_POINTS // len(series), 2)
-        rows = [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
-        return {"metrics": rows}
 
     def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
@@ -273,11 +268,8 @@ def _row(line: LogLine) -> list[Any]:
     text, more = line.text, len(line.text) - _LONGEST_LINE
     if more > 0:
         text = f"{text[:_LONGEST_LINE]} ... ({more:,} more characters are in the run's folder)"
-    return [line.rank, _number(line.stream), text, line.time, int(line.open), *([line.meaning] if line.meaning else [])]
-
-
-def _number(stream: Stream) -> int:
-    return 1 if stream == "stderr" else 0
+    is_error = int(line.stream == "stderr")
+    return [line.rank, is_error, text, line.time, int(line.open), *([line.meaning] if line.meaning else [])]
 
 
 def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:

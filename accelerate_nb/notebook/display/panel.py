@@ -29,64 +29,40 @@ Reply: TypeAlias = tuple[Message, list[bytes]]
 _MOST_OF_A_FILE = 64 * 1024 * 1024
 
 
-class RunRequests:
-    """Carries out the requests of a run's pages; each gives the message that replies, or none."""
+def reply(run: Run, content: Message) -> Reply | None:
+    """Carry out the request of a page; the message that replies to it, if any."""
+    match content:
+        case {"do": "stacks"}:
+            return {"stacks": {"text": run.stacks() or "No rank runs any more."}}, []
+        case {"do": "knob", "name": name, "value": value}:
+            try:
+                run.set_knob(str(name), value)
+            except AccelerateNbError as error:
+                return {"knob_error": {"name": name, "text": str(error)}}, []
+        case {"do": "profile"}:
+            try:
+                run.profile(ranks=content.get("ranks"))
+            except AccelerateNbError as error:
+                return {"profile_error": str(error)}, []
+        case {"do": "trace", "rank": int(rank)}:
+            return _trace(run, rank)
+        case {"do": "log", "rank": int(rank)}:
+            path = run.log_file(rank)
+            return {"file": {"name": path.name}}, [end_of(path, _MOST_OF_A_FILE)]
+    return None
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._takes_stacks = False
 
-    def reply(self, content: Message) -> Reply | None:
-        """Carry out a request; the reply to it."""
-        match content:
-            case {"do": "stacks"}:
-                return self._stacks()
-            case {"do": "knob"}:
-                return self._knob(content.get("name"), content.get("value"))
-            case {"do": "profile"}:
-                return self._profile(content.get("ranks"))
-            case {"do": "trace", "rank": int(rank)}:
-                return self._trace(rank)
-            case {"do": "log", "rank": int(rank)}:
-                path = self._run.log_file(rank)
-                return {"file": {"name": path.name}}, [end_of(path, _MOST_OF_A_FILE)]
+def _trace(run: Run, rank: int) -> Reply | None:
+    if (profile := run.view.rank(rank).profile) is None:
         return None
-
-    def _stacks(self) -> Reply | None:
-        if self._takes_stacks:
-            return None
-        self._takes_stacks = True
-        try:
-            text = self._run.stacks() or "No rank runs any more."
-        finally:
-            self._takes_stacks = False
-        return {"stacks": {"text": text}}, []
-
-    def _knob(self, name: Any, value: Any) -> Reply | None:
-        try:
-            self._run.set_knob(str(name), value)
-        except AccelerateNbError as error:
-            return {"knob_error": {"name": name, "text": str(error)}}, []
-        return None
-
-    def _profile(self, ranks: Any) -> Reply | None:
-        try:
-            self._run.profile(ranks=ranks)
-        except AccelerateNbError as error:
-            return {"profile_error": str(error)}, []
-        return None
-
-    def _trace(self, rank: int) -> Reply | None:
-        if (profile := self._run.view.rank(rank).profile) is None:
-            return None
-        path = self._run.folder / Path(profile.trace).name
-        if not path.is_file():
-            text = f"The trace of rank {rank} is not in the run's folder on this machine; it was written to {profile.trace}"
-        elif path.stat().st_size > _MOST_OF_A_FILE:
-            text = f"The trace of rank {rank} is too large for a page. It is in {path}"
-        else:
-            return {"file": {"name": path.name}}, [path.read_bytes()]
-        return {"profile_error": text}, []
+    path = run.folder / Path(profile.trace).name
+    if not path.is_file():
+        text = f"The trace of rank {rank} is not in the run's folder on this machine; it was written to {profile.trace}"
+    elif path.stat().st_size > _MOST_OF_A_FILE:
+        text = f"The trace of rank {rank} is too large for a page. It is in {path}"
+    else:
+        return {"file": {"name": path.name}}, [path.read_bytes()]
+    return {"profile_error": text}, []
 
 
 def end_of(path: Path, most: int) -> bytes:
@@ -154,7 +130,7 @@ class LivePanel:
         # a run that a cell waits for is ended by `end`, however soon it was over
         self._ended = background and run.done
         self._feed = MessageFeed(run.view)
-        self._requests = RunRequests(run)
+        self._takes_stacks = False
         self._lock = threading.RLock()
         self._unanswered: deque[tuple[int, float]] = deque()
         self._holds_back = self._stop_requested = False
@@ -182,7 +158,8 @@ class LivePanel:
                 self._receive(self._inbox[0])
                 self._inbox.popleft()
             while self._outbox:
-                self._send_numbered(*self._outbox[0])
+                message, buffers = self._outbox[0]
+                self._send(self._feed.numbered(message), _BACKLOG_TIMEOUT, buffers)
                 self._outbox.popleft()
             if self.replied:
                 self._send_news()
@@ -233,13 +210,11 @@ class LivePanel:
             self._send(message, _BACKLOG_TIMEOUT)
         self._needs_all = self._holds_back = False
 
-    def _send_numbered(self, message: Message, buffers: list[bytes]) -> None:
-        self._send(self._feed.numbered(message), _BACKLOG_TIMEOUT, buffers)
-
     def _send_report(self, report: MimeBundle) -> None:
         """Send the report to pages: a reloaded page does not know its output under the display id of the report."""
         data, metadata = dict(report.data), dict(report.metadata)
-        self._send_numbered({"report": {"of": self._comm, "data": data, "metadata": metadata}}, [])
+        message = self._feed.numbered({"report": {"of": self._comm, "data": data, "metadata": metadata}})
+        self._send(message, _BACKLOG_TIMEOUT)
 
     def _send(self, message: Message, timeout: float, buffers: list[bytes] | None = None) -> None:
         self._unanswered.append((message["seq"], self._clock() + timeout))
@@ -286,8 +261,19 @@ class LivePanel:
         """Reply to a request in a thread of its own; the next step sends the reply."""
 
         def do() -> None:
-            if (reply := self._requests.reply(content)) is not None:
-                self._outbox.append(reply)
+            takes_stacks = content["do"] == "stacks"
+            if takes_stacks and self._takes_stacks:
+                # those that are being taken are the reply
+                return
+            if takes_stacks:
+                self._takes_stacks = True
+            try:
+                message = reply(self._run, content)
+            finally:
+                if takes_stacks:
+                    self._takes_stacks = False
+            if message is not None:
+                self._outbox.append(message)
             if self._ended:
                 self.step()
 

@@ -49,10 +49,6 @@ class FrontendState:
         self.reply: bool | None = None
         self._over: deque[_KeptWidget] = deque()
 
-    def timeout(self) -> float:
-        """The seconds to wait for a page's hello."""
-        return _TIMEOUT[self.reply]
-
     def keep(self, widget: _KeptWidget) -> None:
         """Let the panel of a run that is over stay, or a table of runs, and take away an old one for it."""
         self._over.append(widget)
@@ -171,7 +167,7 @@ class RunDisplay:
                     from accelerate_nb.notebook.display.panel import LivePanel
 
                     self._panel = LivePanel(run, self._host, self._kernel_comm, background=background)
-                    self._reply_deadline = self._clock() + self._frontend.timeout()
+                    self._reply_deadline = self._clock() + _TIMEOUT[self._frontend.reply]
                     if self._is_over:
                         self._frontend.keep(self._panel)
                 self._outputs.append(self._new_output(self._bundle()))
@@ -208,7 +204,14 @@ class RunDisplay:
             self._update(self._bundle())
             # where a drawing takes long, there are fewer of them
             self._next_drawing = self._clock() + max(_BETWEEN_DRAWINGS, 10 * (self._clock() - began))
-        self._show_displays()
+        # under the card, what ranks showed that is more than text
+        news = self._handle.view.since(self._cursor)
+        self._cursor = news.cursor
+        for item in news.items:
+            if isinstance(item, Display) and not is_text(item) and self._displays_left > 0:
+                self._displays_left -= 1
+                sys.stdout.write(f"[{item.rank}]\n")
+                CellSink().show(item.data, item.metadata)
 
     def _end(self) -> None:
         """Draw the last state, and replace the live display by the report."""
@@ -253,13 +256,3 @@ class RunDisplay:
     def _update(self, bundle: MimeBundle) -> None:
         for output in self._outputs:
             output.update(bundle)
-
-    def _show_displays(self) -> None:
-        """Show under the card what ranks showed that is more than text."""
-        news = self._handle.view.since(self._cursor)
-        self._cursor = news.cursor
-        for item in news.shown:
-            if isinstance(item, Display) and not is_text(item) and self._displays_left > 0:
-                self._displays_left -= 1
-                sys.stdout.write(f"[{item.rank}]\n")
-                CellSink().show(item.data, item.metadata)

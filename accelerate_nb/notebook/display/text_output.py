@@ -215,7 +215,7 @@ class OutputWriter:
         self.has_board = sink.redraws and not sink.shows_displays
         self._is_full = False
         self._lines_left, self._size_left, self._displays_left = sink.bound.lines, sink.bound.size, sink.bound.displays
-        waiting = Counter(item.rank for item in view.since(cursor).shown if isinstance(item, LogLine))
+        waiting = Counter(item.rank for item in view.since(cursor).items if isinstance(item, LogLine))
         # lines of each rank that were written, or reported as left out
         self._accounted = Counter({rank: view.line_count_of(rank) - waiting[rank] for rank in view.ranks})
         self._seen_open: set[tuple[int, Stream]] = set()
@@ -229,7 +229,7 @@ class OutputWriter:
         self.cursor = news.cursor
         if news.skipped and not self._is_full:
             self.note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
-        self._put(self._in_order(news.shown, is_last=is_last))
+        self._put(self._in_order(news.items, is_last=is_last))
 
     def finish(self) -> None:
         """Write all that is left: lines without an end, and where the limit was reached the last lines of each rank."""

@@ -50,7 +50,7 @@ def works(session):
 
 
 def lines(cell):
-    return [(entry.rank, entry.text) for entry in cell.view.since(0).shown if isinstance(entry, LogLine)]
+    return [(entry.rank, entry.text) for entry in cell.view.since(0).items if isinstance(entry, LogLine)]
 
 
 def pids(session):
@@ -148,7 +148,7 @@ def test_displays_and_figures_arrive(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [entry.data for entry in cell.view.since(0).shown if isinstance(entry, Display)]
+    shown = [entry.data for entry in cell.view.since(0).items if isinstance(entry, Display)]
     assert [sorted(set(entry) - {"text/plain"}) for entry in shown] == [["text/html"], ["image/png"]]
 
 
@@ -158,7 +158,7 @@ def test_a_display_with_an_id_is_replaced(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [entry for entry in cell.view.since(0).shown if isinstance(entry, Display)]
+    shown = [entry for entry in cell.view.since(0).items if isinstance(entry, Display)]
     assert [(entry.data["text/html"], entry.name, entry.update) for entry in shown] == [
         ("one", "it", False),
         ("two", "it", True),
@@ -213,7 +213,7 @@ def test_what_is_written_while_nothing_runs_arrives(session):
     while not agent._loop.is_registered(agent._output.fileno()):
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("write_now.set()", ranks=[0]).wait()
-    while "late" not in [entry.text for entry in session.view.since(cursor).shown]:
+    while "late" not in [entry.text for entry in session.view.since(cursor).items]:
         pause.wait(0.01)
 
 

@@ -20,7 +20,7 @@ from accelerate_nb.notebook.display import panel
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.notebook.display.output_area import MimeBundle
-from accelerate_nb.notebook.display.panel import LivePanel, RunRequests, end_of
+from accelerate_nb.notebook.display.panel import LivePanel, end_of, reply
 from accelerate_nb.notebook.display.run_display import FrontendState
 
 
@@ -114,11 +114,11 @@ def refusing(error: AccelerateNbError):
 
 def test_a_knob_is_set_and_a_refusal_is_the_reply():
     given = []
-    requests = RunRequests(SimpleNamespace(set_knob=lambda name, value: given.append((name, value))))
-    assert requests.reply({"do": "knob", "name": "lr", "value": 0.5}) is None
+    run = SimpleNamespace(set_knob=lambda name, value: given.append((name, value)))
+    assert reply(run, {"do": "knob", "name": "lr", "value": 0.5}) is None
     assert given == [("lr", 0.5)]
-    requests = RunRequests(SimpleNamespace(set_knob=refusing(ConfigurationError("takes finite numbers"))))
-    assert requests.reply({"do": "knob", "name": "lr", "value": "x"}) == (
+    run = SimpleNamespace(set_knob=refusing(ConfigurationError("takes finite numbers")))
+    assert reply(run, {"do": "knob", "name": "lr", "value": "x"}) == (
         {"knob_error": {"name": "lr", "text": "takes finite numbers"}},
         [],
     )
@@ -137,20 +137,19 @@ def test_pages_get_the_knobs_with_a_change_that_both_ranks_report_as_one():
 def test_a_profile_is_requested_and_its_trace_is_the_reply(tmp_path, monkeypatch):
     view, given = RunState(2), []
     run = SimpleNamespace(folder=tmp_path, view=view, profile=lambda ranks: given.append(ranks))
-    requests = RunRequests(run)
-    assert requests.reply({"do": "profile", "ranks": [1]}) is None
+    assert reply(run, {"do": "profile", "ranks": [1]}) is None
     assert given == [[1]]
-    assert requests.reply({"do": "trace", "rank": 1}) is None
+    assert reply(run, {"do": "trace", "rank": 1}) is None
     view.apply(StepProfile(1, 1, 10, 0.5, (), "/elsewhere/trace.json.gz", 3.0))
-    message, files = requests.reply({"do": "trace", "rank": 1})
+    message, files = reply(run, {"do": "trace", "rank": 1})
     assert "/elsewhere/trace.json.gz" in message["profile_error"]
     (tmp_path / "trace.json.gz").write_bytes(b"abc")
-    assert requests.reply({"do": "trace", "rank": 1}) == ({"file": {"name": "trace.json.gz"}}, [b"abc"])
+    assert reply(run, {"do": "trace", "rank": 1}) == ({"file": {"name": "trace.json.gz"}}, [b"abc"])
     monkeypatch.setattr(panel, "_MOST_OF_A_FILE", 2)
-    message, files = requests.reply({"do": "trace", "rank": 1})
+    message, files = reply(run, {"do": "trace", "rank": 1})
     assert (files, "too large" in message["profile_error"]) == ([], True)
     run.profile = refusing(StateError("one is under way"))
-    assert requests.reply({"do": "profile", "ranks": None}) == ({"profile_error": "one is under way"}, [])
+    assert reply(run, {"do": "profile", "ranks": None}) == ({"profile_error": "one is under way"}, [])
 
 
 def test_pages_get_a_profile_that_is_under_way_and_its_table():
@@ -173,4 +172,4 @@ def test_pages_get_a_profile_that_is_under_way_and_its_table():
 
 @pytest.mark.parametrize("content", [{"do": "log", "rank": "1"}, {"do": "trace"}, {"do": "sing"}])
 def test_a_request_that_means_nothing_has_no_reply(content):
-    assert RunRequests(SimpleNamespace()).reply(content) is None
+    assert reply(SimpleNamespace(), content) is None
