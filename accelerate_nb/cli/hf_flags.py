@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from accelerate_nb.cli.parser import spellings
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
@@ -28,31 +28,29 @@ class ThreeBooleans(ValueType):
         return parts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatchingText(ValueType):
     """A text that matches a pattern as a whole."""
 
-    PATTERN: ClassVar[str]
+    PLACEHOLDER: str
+    pattern: str
+    expected: str
 
     def parse(self, text: str) -> str:
-        if not re.fullmatch(self.PATTERN, text, re.DOTALL):
+        if not re.fullmatch(self.pattern, text, re.DOTALL):
             raise InvalidValue
         return text
 
 
-class RedirectedStreams(MatchingText):
-    """The streams to redirect: torchrun's number (0 none, 1 stdout, 2 stderr, 3 both), or one for each rank."""
-
-    PLACEHOLDER = "0-3"
-    PATTERN = r"[0-3]|\d+:[0-3](,\d+:[0-3])*,?"
-    expected = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or one for each rank, such as '0:3,1:1'"
-
-
-class Assignment(MatchingText):
-    """A variable of the environment with its value."""
-
-    PLACEHOLDER = "NAME=VALUE"
-    PATTERN = r"[A-Za-z_]\w*=.*"
-    expected = "a name and a value, such as 'A=1'"
+# The streams to redirect: torchrun's number, or one for each rank.
+_STREAMS = MatchingText(
+    PLACEHOLDER="0-3",
+    pattern=r"[0-3]|\d+:[0-3](,\d+:[0-3])*,?",
+    expected="0 (none), 1 (stdout), 2 (stderr), 3 (both), or one for each rank, such as '0:3,1:1'",
+)
+_ASSIGNMENT = MatchingText(
+    PLACEHOLDER="NAME=VALUE", pattern=r"[A-Za-z_]\w*=.*", expected="a name and a value, such as 'A=1'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +139,7 @@ def _entries(options: Entries, setting: str, feature: str, requested_by: str) ->
 FLAGS: tuple[HfFlag, ...] = (
     HfFlag(name="config_file", value_type=_TEXT, is_of_launch=True),
     *(HfFlag(name=name, is_of_launch=True) for name in ("quiet", "module", "no_python")),
-    HfFlag(name="tee", value_type=RedirectedStreams(), is_of_launch=True),
+    HfFlag(name="tee", value_type=_STREAMS, is_of_launch=True),
     *(HfFlag(name=name, setting=_RENAMED.get(name, name)) for name in _SETTINGS),
     _ignored("multi_gpu", "there is one process for each accelerator, unless --cpu is given"),
     _ignored("same_network", "machines meet at the address of node 0, whatever network they are in"),
@@ -170,7 +168,7 @@ FLAGS: tuple[HfFlag, ...] = (
     _of_tpus("no_tpu_cluster", "is_pod", tpu_value=False),
     _of_tpus("tpu_use_sudo", "sudo", help="Run it with sudo on the machines of a pod."),
     _ignored("vm", "the machines of a TPU are reached by the TPU's own name", _TEXT, repeats=True),
-    _of_tpus("env", "environment", Assignment(), repeats=True, help="A variable on the machines of a pod."),
+    _of_tpus("env", "environment", _ASSIGNMENT, repeats=True, help="A variable on the machines of a pod."),
     _of_tpus(
         "main_training_function",
         "function",

@@ -226,26 +226,14 @@ class Unset:
     """
 
 
-class _UnsetText(Unset, str):
-    __slots__ = ()
-
-
-class _UnsetInteger(Unset, int):
-    pass
-
-
-class _UnsetNumber(Unset, float):
-    pass
-
-
 def unset(value: T) -> T:
     """
     A default that equals `value`, reads like it, and can be told apart from the same value given by a caller.
 
     >>> def launcher(mixed_precision: str = unset("no")) -> None: ...
     """
-    marked: Any = {str: _UnsetText, int: _UnsetInteger, float: _UnsetNumber}[type(value)](value)
-    return marked  # type: ignore[no-any-return]
+    marked: T = type("Unset", (Unset, type(value)), {})(value)
+    return marked
 
 
 def given_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class LabelList(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(ValueType):
-    """One of several words, in any case; `unsupported` are those that are known and not supported yet."""
+    """One of several words, all small or all capitals, written in any case; `unsupported` are those that are known and not supported yet."""
 
     choices: tuple[str, ...]
     unsupported: tuple[str, ...] = ()
@@ -274,11 +274,11 @@ class OneOf(ValueType):
         return f"one of {', '.join(map(repr, self.choices))}"
 
     def parse(self, text: str) -> str:
-        word = text.strip().lower()
+        word = text.strip().upper() if self.choices[0].isupper() else text.strip().lower()
         if word in self.unsupported:
             raise NotYetError(f"which is not offered here yet. Use {self.expected}.")
         if word not in self.choices:
-            raise InvalidValue
+            raise InvalidValue(*filter(None, [did_you_mean(word, self.choices)]))
         return word
 
 

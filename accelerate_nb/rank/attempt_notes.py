@@ -5,21 +5,13 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import attempt_of
 
 _FILE = "attempt_notes.jsonl"
-
-
-class _LeftNotes:
-    """The notes that this process has left, which it does not leave again."""
-
-    def __init__(self) -> None:
-        self.lines: set[str] = set()
-
-
-_left = _LeftNotes()
 
 
 def leave_note(topic: str, **facts: Any) -> None:
@@ -32,12 +24,15 @@ def leave_note(topic: str, **facts: Any) -> None:
         return
     folder, number = attempt
     line = json.dumps({"topic": topic, "attempt": number, **facts}) + "\n"
-    if line in _left.lines:
-        return
-    _left.lines.add(line)
+    _append_once(folder / _FILE, line)
+
+
+@cache
+def _append_once(path: Path, line: str) -> None:
+    """Append a line to a file, which this process does not do again."""
     # a training of hours is worth more than its notes
     with suppress(OSError):
-        file = os.open(folder / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             # one write: lines of several ranks don't mix
             os.write(file, line.encode())

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
@@ -51,24 +52,27 @@ def run(arguments: argparse.Namespace) -> int:
     from accelerate_nb.launching.self_test import SelfTest
     from accelerate_nb.notebook.display.text import standard_sink
 
-    checks = _CheckList(None if arguments.json else standard_sink())
+    sink = None if arguments.json else standard_sink()
+    # every check so far, with its last state
+    checks: dict[str, CheckResult] = {}
+    take = partial(_show, found=checks, sink=sink)
     path: Path | None = None
     config: RunConfig | None = None
     try:
         path = find(os.environ, arguments.config_file)
         config = resolve(given, os.environ, {} if path is None else read(path))
     except AccelerateNbError as error:
-        checks.take(CheckResult("settings", "The settings", "failed", str(error)))
+        take(CheckResult("settings", "The settings", "failed", str(error)))
     try:
         if config is not None:
-            found = preflight.run_checks(config, os.environ, checks.take)
+            found = preflight.run_checks(config, os.environ, take)
             if not any(item.state == "failed" and item.name in _NEEDED for item in found):
-                SelfTest(config, checks.take).run()
+                SelfTest(config, take).run()
     except KeyboardInterrupt:
-        checks.end("Interrupted. No process of the test is left.")
+        _end(sink, "Interrupted. No process of the test is left.")
         raise
     # nothing failed, and nothing was left unchecked
-    states = [item.state for item in checks.found.values()]
+    states = [item.state for item in checks.values()]
     passed = all(state == "passed" for state in states)
     if arguments.json:
         settings = {} if config is None else differing(config)
@@ -76,39 +80,32 @@ def run(arguments: argparse.Namespace) -> int:
             "passed": passed,
             "config_file": None if path is None else str(path),
             "settings": {name: plain(value) for name, value in settings.items()},
-            "checks": [asdict(item) for item in checks.found.values()],
+            "checks": [asdict(item) for item in checks.values()],
         }
         print(json.dumps(report, indent=2, ensure_ascii=False))
     elif passed:
-        checks.end(f"All {len(states)} checks passed.")
+        _end(sink, f"All {len(states)} checks passed.")
     else:
         left = f", {states.count('left out')} left out" if "left out" in states else ""
-        checks.end(f"{states.count('failed')} of {len(states)} checks failed{left}.")
+        _end(sink, f"{states.count('failed')} of {len(states)} checks failed{left}.")
     return 0 if passed else 1
 
 
-class _CheckList:
-    """Every check so far, each with its last state; on a sink those that are over, and where it redraws those to come below them."""
+def _show(check: CheckResult, found: dict[str, CheckResult], sink: TextSink | None) -> None:
+    """Keep the news of a check; a sink shows those that are over, and where it redraws those to come below them."""
+    is_done = check.state in {"passed", "failed", "left out"} and found.get(check.name) != check
+    found[check.name] = check
+    if sink is not None:
+        sink.write(_lines(check) if is_done else [])
+        waiting = [item for item in found.values() if item.state in {"running", "waiting"}]
+        sink.show_open([line.label + line.text for item in waiting for line in _lines(item)[:1]])
 
-    def __init__(self, sink: TextSink | None) -> None:
-        self._sink = sink
-        self.found: dict[str, CheckResult] = {}
 
-    def take(self, check: CheckResult) -> None:
-        """Keep the news of a check, and show it."""
-        is_new = self.found.get(check.name) != check
-        self.found[check.name] = check
-        is_done = check.state in {"passed", "failed", "left out"} and is_new
-        if self._sink is not None:
-            self._sink.write(_lines(check) if is_done else [])
-            waiting = [item for item in self.found.values() if item.state in {"running", "waiting"}]
-            self._sink.show_open([line.label + line.text for item in waiting for line in _lines(item)[:1]])
-
-    def end(self, text: str) -> None:
-        """Nothing follows but this text."""
-        if self._sink is not None:
-            self._sink.show_open(())
-            self._sink.write([LabelledLine("stdout", text)])
+def _end(sink: TextSink | None, text: str) -> None:
+    """Show a text, which nothing follows."""
+    if sink is not None:
+        sink.show_open(())
+        sink.write([LabelledLine("stdout", text)])
 
 
 def _lines(check: CheckResult) -> list[LabelledLine]:

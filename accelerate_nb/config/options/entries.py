@@ -114,7 +114,7 @@ class Entries(NamedValues):
             reason = [f"{name} is {value!r}, but should be {value_type.expected}.", *unfit.args]
             raise InvalidValue(" ".join(reason)) from None
         except NotYetError as error:
-            raise NotYetError(f"of which {name}={value!r} requests {error}") from None
+            raise NotYetError(f"of which {name}={value!r} was requested, {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +187,6 @@ class OrAuto(ValueType):
 
     def parse(self, text: str) -> Any:
         return text if text == "auto" else self.value_type.parse(text)
-
-
-@dataclass(frozen=True, slots=True)
-class CapitalWord(OneOf):
-    """One of several words in capitals, written in any case."""
-
-    def parse(self, text: str) -> str:
-        word = text.strip().upper()
-        if word in self.unsupported:
-            raise NotYetError(f"what is not offered here yet. Use {self.expected}.")
-        if word not in self.choices:
-            raise InvalidValue(*filter(None, [did_you_mean(word, self.choices)]))
-        return word
 
 
 @dataclass(frozen=True, slots=True)

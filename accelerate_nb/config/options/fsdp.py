@@ -8,14 +8,13 @@ from typing import Any
 
 from accelerate_nb.config.options.entries import (
     BooleanOrWord,
-    CapitalWord,
     Entries,
     Names,
     StrategyOptions,
     entries_of,
     option,
 )
-from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Text
+from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, OneOf, Text
 
 _STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
 # The key and the value for the version that weights are sharded by.
@@ -48,12 +47,12 @@ class FsdpOptions:
     reshard_after_forward: Any = option(_Sharding(), True, launched=True)
     backward_prefetch: Any = option(BooleanOrWord())
     mixed_precision_policy: Any = None
-    auto_wrap_policy: Any = option(CapitalWord(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "NO_WRAP")
+    auto_wrap_policy: Any = option(OneOf(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")), "NO_WRAP")
     cpu_offload: Any = option(
         Boolean(), False, launched=False, key="fsdp_offload_params", variable="FSDP_OFFLOAD_PARAMS"
     )
     ignored_modules: Any = option(Text())
-    state_dict_type: Any = option(CapitalWord(("SHARDED_STATE_DICT", "FULL_STATE_DICT"), ("LOCAL_STATE_DICT",)))
+    state_dict_type: Any = option(OneOf(("SHARDED_STATE_DICT", "FULL_STATE_DICT"), ("LOCAL_STATE_DICT",)))
     state_dict_config: Any = None
     optim_state_dict_config: Any = None
     limit_all_gathers: bool = True

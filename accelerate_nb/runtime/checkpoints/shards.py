@@ -97,13 +97,9 @@ class ShardIndex:
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-        metadata = self.metadata
-
-        class ShardReader(dcp.FileSystemReader):
-            """Reads the shards of a list that is known already."""
-
-            def read_metadata(self, *_: Any, **__: Any) -> Any:
-                return metadata
+        reader: Any = dcp.FileSystemReader(self.folder)
+        # the list is known already
+        reader.read_metadata = lambda *_, **__: self.metadata
 
         class ShardPlanner(DefaultLoadPlanner):
             """Reads what is no tensor without running code that it holds."""
@@ -121,7 +117,7 @@ class ShardIndex:
                 # it states one process, which is right
                 warnings.simplefilter("ignore", UserWarning)
                 planner = ShardPlanner(flatten_state_dict=flatten)
-                dcp.load(state, storage_reader=ShardReader(self.folder), planner=planner, no_dist=True)
+                dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
         except CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if not isinstance(first, Exception):

@@ -39,14 +39,13 @@ class PhaseTimer:
     On a CPU the host's clock counts. On a GPU events in its stream do, which are read once they have happened: nothing waits for the device.
 
     The backward of a loss ends, for this process, where its last gradient is computed; what it takes after that is the communication that
-    computation does not hide. `size` is the number of processes.
+    computation does not hide. `size` is the number of processes. As a block, it ends the current phase.
     """
 
     def __init__(self, rank: int, device: torch.device, size: int) -> None:
         self._rank, self._size = rank, size
         self._clock = _GpuClock(device) if device.type == "cuda" else _HostClock()
         self._stack: list[Phase] = []
-        self._block = _Block(self)
         self._marks: list[tuple[Phase, Mark]] = []
         self._pending: deque[tuple[int, list[tuple[Phase, Mark]]]] = deque(maxlen=_MOST_PENDING)
         self._measured_at = self._sent_at = 0.0
@@ -109,13 +108,18 @@ class PhaseTimer:
             model.register_forward_pre_hook(_ForwardHook(self, begins=True), with_kwargs=True)
             model.register_forward_hook(_ForwardHook(self, begins=False))
 
-    def backward(self, loss: Any) -> _Block:
+    def backward(self, loss: Any) -> PhaseTimer:
         """A block of the phase "backward", which ends when the last gradient of this loss is computed; then others may be waited for."""
         self.begin("backward")
         if self._size > 1 and self._stack and isinstance(loss, Tensor) and loss.requires_grad:
             # callbacks are called in their order, and a strategy that waits for others asks for its own later
             loss.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(self._computed))
-        return self._block
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     def stepped(self) -> None:
         """An optimizer has stepped: the next step begins."""
@@ -176,20 +180,6 @@ class PhaseTimer:
 
 
 _PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer", "idle")
-
-
-class _Block:
-    """A block that ends the current phase; one for all, since it is entered in every step."""
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, timer: PhaseTimer) -> None:
-        self._timer = timer
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.end()
 
 
 class _HostClock:

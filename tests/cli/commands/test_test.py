@@ -73,14 +73,14 @@ def test_a_failure_reports_what_to_do_and_the_rest_is_left_out(monkeypatch, caps
 
 def test_an_interrupt_ends_the_workers(monkeypatch, capsys):
     with_step(monkeypatch, "loader", hangs)
-    take = command._CheckList.take
+    show = command._show
 
-    def interrupt_loader(self, check):
-        take(self, check)
+    def interrupt_loader(check, **where):
+        show(check, **where)
         if (check.name, check.state) == ("loader", "running"):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(command._CheckList, "take", interrupt_loader)
+    monkeypatch.setattr(command, "_show", interrupt_loader)
     before = children()
     assert main([*CPU, "--start-method", "fork", "--stop-grace-period", "0"]) == 130
     assert capsys.readouterr().out.endswith("Interrupted. No process of the test is left.\n")

@@ -261,7 +261,7 @@ def test_a_mistake_is_named_before_any_worker_starts(
     [
         (
             {"fsdp_config": {"fsdp_state_dict_type": "local_state_dict"}},
-            "fsdp_state_dict_type='local_state_dict' requests",
+            "fsdp_state_dict_type='local_state_dict' was requested",
         ),
     ],
 )
