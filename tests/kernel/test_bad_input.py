@@ -56,6 +56,13 @@ def test_a_misspelled_setting_is_reported_in_one_line(magics: Kernel, call: str)
     assert len(cell.error.traceback.strip().splitlines()) == 1, cell.error.traceback
 
 
+def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(lambda value: value, num_processes=2)")
+    assert cell.error is not None
+    assert cell.error.name == "TypeError"
+    assert "missing 1 required positional argument: 'value'" in cell.error.text
+
+
 @pytest.mark.parametrize(
     "call", ["input('how many? ')", "breakpoint()", "import pdb; pdb.set_trace()\n        print()"]
 )

@@ -95,6 +95,7 @@ def test_how_a_cell_is_shown_can_change_without_a_new_session(two: Kernel) -> No
     cell = two.ok("%%accelerate --log-line-prefix-template '<${rank}> ' --stop-grace-period 3\nprint(kept)")
     assert cell.stdout.splitlines() == ["<0-1> 1"]
     two.ok("%accelerate restart")
+    assert two.ok("%%accelerate\nprint(kept := 2)").stdout.splitlines()[-1] == "<0-1> 2"
     assert two.ok("%%accelerate -n 2 --log-line-prefix-template ''\nprint(2)").stdout.splitlines()[-1] == "2"
     two.ok("%accelerate stop")
 
@@ -182,10 +183,22 @@ def test_another_setting_starts_the_session_anew_and_reports_why(notebook: Kerne
     cell = notebook.ok(
         "%%accelerate -n 2 --mixed-precision bf16\nprint('kept' in globals(), accelerator.mixed_precision)"
     )
-    assert "mixed_precision was not set and is bf16 now" in cell.stdout
+    assert "restarts (mixed_precision was not set and is bf16 now); its variables are gone" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] False bf16"
     cell = notebook.ok("%%accelerate --restart --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
     assert cell.stdout.splitlines()[-1] == "[0-1] 2 no"
+    # what a form holds is for the next session, unless the cell or one before has set it
+    notebook.ok("""
+    kept = get_ipython().find_cell_magic("accelerate").kept
+    kept.picked = lambda: {"gradient_accumulation_steps": 4, "num_processes": 8}
+    """)
+    steps = "print(world_size, accelerator.gradient_accumulation_steps)"
+    assert notebook.ok(f"%%accelerate\n{steps}").stdout == "[0-1] 2 1\n"
+    cell = notebook.ok(f"%%accelerate --restart\n{steps}")
+    assert "restarts (as requested)" in cell.stdout
+    assert "From the form: gradient_accumulation_steps=4.\n" in cell.stdout
+    assert cell.stdout.splitlines()[-1] == "[0-1] 2 4"
+    notebook.ok("kept.picked = dict\n%accelerate restart --gradient-accumulation-steps 1")
 
 
 def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two: Kernel) -> None:
@@ -257,6 +270,9 @@ def test_a_worker_that_is_killed_between_cells_is_reported(two: Kernel) -> None:
         time.sleep(0.01)
     """)
     assert "has ended" in two.ok("%accelerate").text
+    error = two.run("%accelerate pull pid").error
+    assert error is not None
+    assert "rank 1 ended with SIGKILL" in error.text
     cell = two.ok("%%accelerate\nprint('back')")
     assert "SIGKILL" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] back"
@@ -338,6 +354,7 @@ def test_stopped_and_started_again(two: Kernel) -> None:
     assert two.workers() == []
     assert "No session" in two.ok("%accelerate").text
     cell = two.ok("%%accelerate -n 2\nprint('again')")
+    assert "2 processes are ready after" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] again"
 
 

@@ -193,105 +193,11 @@ def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys
         magics.CellCode(shell, "await f()").run_locally()
 
 
-class Fake:
-    """A session of which only the settings count."""
-
-    def __init__(self, config):
-        self.config, self.size, self.why, self.alive, self.done, self.error = (
-            config,
-            2,
-            "2 on the CPU",
-            True,
-            False,
-            None,
-        )
-        self.closed = 0
-        self.ranks = range(self.size)
-        self.names = ("weights",)
-        self.adjusted = {}
-
-    def adjust(self, **launching):
-        self.adjusted.update(launching)
-
-    def close(self):
-        self.closed += 1
-        self.alive, self.done = False, True
-
-
-@pytest.fixture
-def kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_NB_CONFIG_FILE", "")
-    made = []
-
-    def start(config):
-        made.append(Fake(config))
-        return made[-1]
-
-    monkeypatch.setattr("accelerate_nb.notebook.cells.session_manager.Session", SimpleNamespace(start=start))
-    keeps = NotebookSession()
-    keeps.made = made
-    return keeps
-
-
-def test_a_session_starts_once_and_stays(kept, capsys):
-    first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
-    for options in ({}, {"num_processes": 2}, {"mixed_precision": "bf16"}, {"cpu": False}):
-        assert kept.ready(options) is first
-    output = capsys.readouterr().out
-    assert "2 processes are ready after" in output
-    assert len(output.splitlines()) == 1
-
-
-def test_another_setting_starts_it_anew_and_reports_which(kept, capsys):
-    first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
-    second = kept.ready({"num_processes": 4})
-    assert first.closed == 1
-    assert second.config.launching.num_processes == 4
-    assert second.config.training.mixed_precision == "bf16"  # what was said before still holds
-    output = capsys.readouterr().out
-    assert "restarts (num_processes was 2 and is 4 now); its variables are gone" in output
-
-
-def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsys):
-    first = kept.ready({"num_processes": 2})
-    assert kept.ready({"panel": "widget", "stop_grace_period": 5.0, "name": "probe", "num_processes": 2}) is first
-    assert first.adjusted == {"panel": "widget", "stop_grace_period": 5.0, "name": "probe"}
-    assert kept.ready(restart=True).config.launching.panel == "widget"  # it still holds
-
-
-def test_what_a_form_sets_holds_for_the_next_session_unless_its_cell_sets_otherwise(kept, capsys):
-    first = kept.ready({"num_processes": 2})
-    kept.picked = lambda: {"mixed_precision": "bf16", "num_processes": 8}
-    assert kept.ready() is first
-    second = kept.ready(restart=True)
-    assert second.config.training.mixed_precision == "bf16"
-    assert second.config.launching.num_processes == 2
-    assert "From the form: mixed_precision=bf16." in capsys.readouterr().out
-
-
-def test_a_fresh_one_can_be_requested(kept, capsys):
-    first = kept.ready({"num_processes": 2})
-    assert kept.ready(restart=True) is not first
-    assert first.closed == 1
-    assert "as requested" in capsys.readouterr().out
-
-
-def test_a_session_that_has_died_is_followed_by_a_new_one_that_reports_why(kept, capsys):
-    first = kept.ready({"num_processes": 2})
-    first.alive, first.error = False, LaunchError("rank 1 ended with SIGKILL: out of memory\nmore")
-    with pytest.raises(LaunchError, match="rank 1 ended with SIGKILL"):
-        kept.there("%accelerate pull")
-    second = kept.ready()
-    assert second.config.launching.num_processes == 2
-    output = capsys.readouterr().out
-    assert "The session has ended, and its variables are gone: rank 1 ended with SIGKILL: out of memory." in output
-
-
-def test_no_session_starts_in_a_worker(kept, monkeypatch):
+def test_no_session_starts_in_a_worker(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LaunchError, match="inside rank 1 of 2"):
-        kept.ready()
+        NotebookSession().ready()
 
 
 @pytest.mark.parametrize(

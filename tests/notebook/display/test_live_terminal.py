@@ -89,6 +89,8 @@ def did_you_mean(text, meaning, rank=0):
 
 def test_each_stream_holds_its_own_lines_with_their_ranks_and_standard_error_what_became_of_the_run():
     captured = CapturedStreams()
+    for percent in (10, 20):
+        captured.feed(line(f"{percent}%", 1, "stderr", open=True))  # what has not ended is in no pipe
     captured.feed(line("a"), line("b", 1, "stderr"), line("a", 1))
     out, err = captured.end()
     assert out == ["[0] a", "[1] a"]
@@ -221,11 +223,37 @@ def test_errors_and_warnings_have_their_colours_in_a_terminal_and_none_in_a_pipe
     assert captured.end()[1][:3] == [event.text for event in events]
 
 
-def test_colours_pass_and_what_would_move_the_cursor_does_not():
-    captured = TwoStreams(1)
-    captured.feed(line("\x1b[31mred\x1b[0m \x1b[2K\x1b[5A\x1b[?25lstill"))
-    assert "\x1b[31mred\x1b[0m still\x1b[0m\n" in captured.out.getvalue()
-    assert not re.search(r"\x1b\[(2K|5A|\?25l)", captured.out.getvalue())
+@pytest.fixture
+def small_terminal(monkeypatch):
+    """A terminal of 20 columns and 8 rows."""
+    monkeypatch.setattr(Screen, "fileno", lambda screen: -1, raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((20, 8)))
+
+
+@pytest.mark.usefixtures("small_terminal")
+def test_open_lines_are_drawn_over_and_as_many_as_a_terminal_has_rows():
+    captured = TwoStreams(20, prefix_template="[$rank] ")
+    for percent in range(3):
+        captured.feed(*(line(f"{percent}% of {rank}", rank, open=True) for rank in range(20)))
+    assert captured.screen == [*(f"[{rank}] 2% of {rank}" for rank in range(7)), ""]
+
+
+@pytest.mark.usefixtures("small_terminal")
+@pytest.mark.parametrize(("letter", "fitting"), [("x", 15), ("学", 7)])
+def test_a_long_open_line_is_not_wrapped(letter, fitting):
+    captured = TwoStreams(prefix_template="[$rank] ")
+    for _ in range(2):
+        captured.feed(line(letter * 100, open=True))
+    assert captured.screen[0].rstrip() == "[0] " + letter * fitting
+
+
+def test_open_lines_stand_below_the_lines_and_above_what_others_write():
+    captured = TwoStreams()
+    for percent in (40, 50):
+        captured.feed(*(line(f"{percent}%", rank, open=True) for rank in (0, 1)))
+    captured.feed(line("news"), line("news", 1), *(line("60%", rank, open=True) for rank in (0, 1)))
+    captured.out.write("<end>")
+    assert [captured.screen[index] for index in (0, 1, -1)] == ["[0-1] news", "[0-1] 60%", "<end>"]
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": ""}])

@@ -1,22 +1,10 @@
-"""Plain text in a real kernel's cell, in a terminal, and in a pipe."""
+"""Plain text in a real kernel's cell."""
 
 from __future__ import annotations
-
-import fcntl
-import os
-import pty
-import re
-import struct
-import subprocess
-import sys
-import termios
-import textwrap
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-
-from tests.notebook.paper import on_screen
 
 FEED = """
 from pathlib import Path
@@ -61,16 +49,6 @@ view.apply(Display(1, {"text/html": "<b>bold</b>", "text/plain": "bold",
 front_end.closed()
 """
 
-FLOOD = """
-view, front_end = start()
-for number in range(25_000):
-    for rank in range(4):
-        view.apply(line(f"step {number} loss 0.123456 " + "x" * 60, rank))
-    if number % 1000 == 0:
-        front_end.refresh()
-front_end.closed()
-"""
-
 MEANT = """
 view, front_end = start()
 view.apply(LogLine(0, "stderr", "WARNING:root:slow", 0.0, meaning="warning"))
@@ -85,7 +63,6 @@ CELLS = {
     "bars": BARS,
     "unfinished": BARS.replace("#middle", "front_end.closed(); raise SystemExit"),
     "rich": RICH,
-    "flood": FLOOD,
 }
 
 
@@ -129,117 +106,3 @@ def test_a_cell_shows_something_rich_without_its_widget(outputs):
     assert label.text == "[1]\n"
     assert rich.data == {"text/html": "<b>bold</b>", "text/plain": "bold"}
     assert rich.metadata == {"isolated": True}
-
-
-def test_a_flood_stays_under_a_megabyte_with_its_beginning_and_its_end(outputs):
-    cell = nbformat.v4.new_code_cell(outputs=outputs["flood"])
-    saved = nbformat.writes(nbformat.v4.new_notebook(cells=[cell]))
-    assert len(saved.encode()) < 1_000_000
-    text = "".join(output.text for output in outputs["flood"])
-    assert text.startswith("[0] step 0 loss")
-    for rank in range(4):
-        assert f"[{rank}] step 24999 loss" in text
-    assert "/runs/1" in text
-
-
-def run_in_pipe(source):
-    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
-
-
-def test_a_pipe_gets_progress_only_when_it_is_over():
-    done = run_in_pipe(FEED + BARS)
-    assert done.stdout == ""
-    assert done.stderr == "[0] 100%\n[1] 100%\n"
-
-
-def test_a_pipe_gets_every_line():
-    flood = FLOOD.replace("25_000", "6_000")
-    assert run_in_pipe(FEED + flood).stdout.count("\n") == 24_000
-
-
-def run_in_terminal(source, columns=20, rows=24):
-    """What a terminal receives."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(theirs)
-    received = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # Linux says so when the other side has closed
-            break
-        if not part:
-            break
-        received += part
-    os.close(ours)
-    assert process.wait(30) == 0
-    return received.decode().replace("\r\n", "\n")
-
-
-def on_glass(received):
-    """The lines that stand on the terminal after all this, but for those of the board."""
-    board = re.compile(r"train  |\[.*\] [○●] ")
-    return [line.rstrip() for line in on_screen(received) if line and not board.match(line)]
-
-
-def test_a_terminal_draws_progress_over():
-    received = run_in_terminal(FEED + BARS)
-    assert received.count(" 50%") == 1
-    assert on_glass(received) == ["[0-1] 100%"]
-
-
-def test_a_terminal_keeps_progress_below_the_lines_and_above_what_others_write():
-    middle = (
-        'view.apply(line("news")); view.apply(line("news", 1)); front_end.refresh(); print("<end>"); raise SystemExit'
-    )
-    received = run_in_terminal(FEED + BARS.replace("#middle", middle))
-    assert on_glass(received) == ["[0-1] news", "[0-1] 90%", "<end>"]
-
-
-@pytest.mark.parametrize(("letter", "fitting"), [("x", 15), ("学", 7)])
-def test_a_terminal_is_not_wrapped_by_long_progress(letter, fitting):
-    source = f'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("{letter}" * 100, open=True)); front_end.refresh()'
-    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + letter * fitting]
-
-
-def test_a_terminal_holds_no_more_open_lines_than_it_has_rows():
-    source = """
-view, front_end = start()
-for percent in range(3):
-    for rank in range(20):
-        view.apply(line(f"{percent}% of {rank}", rank, open=True))
-    front_end.refresh()
-"""
-    assert on_glass(run_in_terminal(FEED + source, rows=8)) == [f"[{rank}] 2% of {rank}" for rank in range(7)]
-
-
-MEASURED = """
-from accelerate_nb.events.model import Metric, StateChange
-view, front_end = start()
-front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="train", started=1.0))
-for rank in range(2):
-    view.apply(StateChange(rank, "running", 1.0))
-for step in range(3):
-    view.apply(line(f"step {step}"))
-    for rank in range(2):
-        view.apply(Metric(rank, "loss", 3.0 - step, step, 1.0))
-    front_end.refresh()
-view.apply(StateChange(None, "finished", 3.0))
-front_end.closed()
-"""
-
-SUMMED_UP = ["train finished after 00:02", "  loss  █▅▁  min 1  max 3  last 1 mean of 2  step 2"]
-
-
-def test_a_terminal_and_a_pipe_get_the_summary_of_metrics():
-    assert on_glass(run_in_terminal(FEED + MEASURED)) == [*(f"[0] step {step}" for step in range(3)), *SUMMED_UP]
-    done = run_in_pipe(FEED + MEASURED)
-    assert done.stdout.splitlines() == [f"[0] step {step}" for step in range(3)]
-    assert done.stderr.splitlines() == SUMMED_UP
