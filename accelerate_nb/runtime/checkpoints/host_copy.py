@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -46,9 +47,9 @@ class DeviceToHost:
         def is_away(leaf: Any) -> bool:
             return isinstance(leaf, Tensor) and is_apart(leaf.device)
 
-        if not any(map(is_away, leaves_of(value))):
+        if not any(map(is_away, leaves_of(value, _is_sealed))):
             return value
-        return mapped(lambda leaf: self.tensor(leaf) if is_away(leaf) else leaf, value)
+        return mapped(lambda leaf: self.tensor(leaf) if is_away(leaf) else leaf, value, _is_sealed)
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """The future copy of a tensor of such a device."""
@@ -73,6 +74,11 @@ class DeviceToHost:
             for item in waiting:
                 item.data = copied
         self._coming.clear()
+
+
+def _is_sealed(item: Any) -> bool:
+    """Whether it is a mapping without a `copy`, which may be made in another way than from its items."""
+    return isinstance(item, Mapping) and not hasattr(item, "copy")
 
 
 def settle(value: Any) -> None:
@@ -109,8 +115,7 @@ class HostCopier:
         return mapped(
             lambda leaf: self._tensor(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
             value,
-            # others may be made in another way than from their elements
-            is_leaf=lambda item: isinstance(item, (list, tuple)) and type(item) not in (list, tuple),
+            lambda item: _is_sealed(item) or (isinstance(item, (list, tuple)) and type(item) not in (list, tuple)),
         )
 
     def finish(self) -> None:

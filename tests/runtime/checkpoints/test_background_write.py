@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,30 @@ def test_copies_share_memory_as_their_originals_do() -> None:
     assert copied["low"].untyped_storage().data_ptr() == copied["turned"].untyped_storage().data_ptr()
     assert copied["low"].data_ptr() == copied["tied"].data_ptr()
     assert copied["deep"][0][0].item() == 2.0
+
+
+class Settings(Mapping[str, Any]):
+    """A mapping that is not made of its items."""
+
+    def __init__(self, width: int, names: list[str]) -> None:
+        self.width, self.names = width, names
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+
+def test_a_mapping_of_ones_own_is_copied_whole() -> None:
+    state = {"settings": Settings(3, ["a"])}
+    copied = HostCopier().copy(state)
+    state["settings"].names.append("b")
+    assert type(copied["settings"]) is Settings
+    assert dict(copied["settings"]) == {"width": 3, "names": ["a"]}
 
 
 def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
