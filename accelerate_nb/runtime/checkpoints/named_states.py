@@ -227,9 +227,11 @@ def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Mo
     expected = f"the state of optimizer {index}"
     if (parts / LIST).exists():
         was_empty = not bare.state
-        content = {"optimizer": _like(states.get_optimizer_state_dict(model, bare))}
-        if was_empty:  # an optimizer that has not stepped was given a state, of the right shapes
-            bare.state.clear()
+        try:
+            content = {"optimizer": _like(states.get_optimizer_state_dict(model, bare))}
+        finally:
+            if was_empty:  # an optimizer that has not stepped was given a state, of the right shapes
+                bare.state.clear()
         list_shards(parts).load_into(content)
         state, path = content["optimizer"], parts
     else:

@@ -245,3 +245,22 @@ def test_damage_is_named_runs_no_code_and_changes_nothing(tmp_path: Path) -> Non
             assert message.startswith(str(tmp_path / name)), (name, message)
             assert file.rpartition("/")[0] in message, (name, message)
     assert not (tmp_path / "proof").exists()
+
+
+def test_an_optimizer_that_has_not_stepped_has_no_state_after_a_refused_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    (tmp_path / named_states.optimizer_folder(0)).mkdir()
+    (tmp_path / named_states.optimizer_folder(0) / named_states.LIST).touch()
+
+    def breaks(_: nn.Module, given: torch.optim.Optimizer) -> None:
+        # as torch makes a state of the right shapes
+        given.state[model.weight] = {"step": torch.zeros(())}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(named_states.states, "get_optimizer_state_dict", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        named_states.load_optimizer(tmp_path, 0, optimizer, [model])
+    assert not optimizer.state
