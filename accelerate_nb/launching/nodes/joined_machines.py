@@ -271,14 +271,15 @@ def _admit(engine: JoinedMachines, machine: JoiningMachine) -> str:
         number += 1
         name = f"{machine.name}-{number}"
     connection = NodeConnection(engine, name, PlacedAgent(machine.channel))
+    machine.channel.try_send(MembershipGranted(name))
     try:
-        machine.channel.send(MembershipGranted(name))
         connection.open()
-    except (OSError, LaunchError):
-        connection.close(0.0)
+    except LaunchError:
         return ""
+    finally:
+        # one that has not replied is closed
+        release(connection, is_usable=True)
     channels[engine.address, name] = machine.channel
-    release(connection, is_usable=True)
     return name
 
 

@@ -51,7 +51,7 @@ class NodeConnection:
         self.clock_offset = 0.0
         # the addresses of the nodes to which it can connect
         self.reached: frozenset[str] = frozenset()
-        # a reply that did not come in time may come yet, and be taken for another one's
+        # a reply that did not come in time, or before an interrupt, may come yet, and be taken for another one's
         self.is_usable = True
 
     @property
@@ -74,13 +74,16 @@ class NodeConnection:
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message to an agent that has no workers, and wait for its reply; raises `LaunchError` where none comes."""
+        self.is_usable = False
         try:
-            return self.channel.request(message, reply_class, timeout)
+            reply = self.channel.request(message, reply_class, timeout)
         except TimeoutError:
             reason = f"nothing came from it within {timeout:g} s"
         except OSError:
             reason = self._reason()
-        self.is_usable = False
+        else:
+            self.is_usable = True
+            return reply
         raise LaunchError(
             f"Workers on {self.name} were requested, and its agent can't be reached: {reason}. {self.engine.advice(self.name)}."
         )
@@ -173,10 +176,12 @@ def idle_nodes(engine: NodeEngine) -> list[str]:
             connection.refresh()
 
     found = _pool.get().take_all(engine)
-    if found:
-        _ = of_all(refresh, found)
-    for connection in found:
-        release(connection, is_usable=True)
+    try:
+        if found:
+            _ = of_all(refresh, found)
+    finally:
+        for connection in found:
+            release(connection, is_usable=True)
     return [connection.name for connection in found if connection.is_usable]
 
 

@@ -1,14 +1,17 @@
-"""Agents that no run uses are ended together."""
+"""Agents that no run uses stay through an interrupt, and are ended together."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 
+from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.launching.nodes.node_pool import NodeConnection
@@ -56,3 +59,30 @@ def test_no_agent_waits_for_the_end_of_another_one() -> None:
     node_pool.close_nodes()
     # one that had to wait for the end of another was killed
     assert [process.returncode for process in processes] == [0, 0, 0]
+
+
+@pytest.mark.timeout(40)
+def test_an_interrupt_while_agents_are_looked_for_ends_those_alone_whose_reply_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    for _, far in pairs:
+        threading.Thread(target=AgentServer(Channel(far)).serve, daemon=True).start()
+    agents = (PlacedAgent(Channel(near)) for near, _ in pairs)
+    engine = Placed(tuple(zip("ab", agents, strict=True)))
+    connections = [NodeConnection(engine, name) for name in "ab"]
+    for connection in connections:
+        connection.open()
+        node_pool.release(connection, is_usable=True)
+
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node_pool, "_FRESH", 0.0)
+        patched.setattr(connections[1].channel, "request", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            node_pool.idle_nodes(engine)
+    assert node_pool.idle_nodes(engine) == ["a"]
+    assert connections[1].channel.is_closed
+    node_pool.close_nodes()
