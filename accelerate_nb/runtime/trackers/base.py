@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import IncompleteTrackerError
-from accelerate_nb.rank.event_sink import report_logged
+from accelerate_nb.rank.event_sink import outlet, report_logged
 from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.world.registry import current_world
 
@@ -222,6 +222,7 @@ class PanelTracker(GeneralTracker):
 
     def log_at(self, now: float, values: dict[str, Any], step: int | None = None) -> None:
         """Show values as those of a moment."""
-        count = plain(step)
+        # a tensor on a device is waited for only where its value is shown
+        count = None if outlet() is None else plain(step)
         shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
         report_logged(values, shown_step, now)

@@ -16,7 +16,7 @@ from accelerate_nb import Accelerator, launch
 from accelerate_nb.errors import AccelerateNbError, IncompleteTrackerError
 from accelerate_nb.events.event_codec import from_line, to_line
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.runtime.trackers.base import plain, settings
+from accelerate_nb.runtime.trackers.base import PanelTracker, plain, settings
 from accelerate_nb.tracking import GeneralTracker, on_main_process
 from tests.peers import under_both
 
@@ -32,6 +32,15 @@ class NotStartedYet(GeneralTracker):
 
 class Nameless(GeneralTracker):
     tracker = None
+
+
+class Pending(torch.Tensor):
+    def item(self):
+        raise AssertionError("the device was waited for")
+
+
+def test_a_step_on_a_device_is_not_waited_for_where_nobody_listens():
+    PanelTracker().log({"loss": torch.ones(()).as_subclass(Pending)}, step=torch.ones(()).as_subclass(Pending))
 
 
 def test_what_is_missing_is_named():
