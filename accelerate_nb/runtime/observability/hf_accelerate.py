@@ -63,10 +63,8 @@ class AccelerateSteps:
 
         return call
 
-    def _prepare(
-        self, metrics: StepMetrics, original: _Method, accelerator: Any, item: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        made = original(accelerator, item, *args, **kwargs)
+    def _prepare(self, metrics: StepMetrics, original: _Method, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(accelerator, *args, **kwargs)
         if made in self._metrics:
             return made
         if isinstance(made, Module):
