@@ -106,20 +106,16 @@ class GpuGauge(DeviceGauge):
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU of this machine, whether processes are to see it or not; `memory` in bytes."""
-
-    name: str
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver's version, the newest CUDA that it runs, and the GPUs of this machine."""
+    """
+    The driver's version, the newest CUDA that it runs, and the GPUs of this machine, whether processes are to see them or not.
+
+    Of each GPU there are the name, and the memory in bytes.
+    """
 
     version: str
     cuda: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[tuple[str, int], ...]
 
 
 def driver() -> Driver | None:
@@ -136,7 +132,7 @@ def driver() -> Driver | None:
         if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
             continue  # one that this container was not given
         nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        gpus.append(Gpu(_text(partial(nvml.nvmlDeviceGetName, handle)), int(memory.total)))
+        gpus.append((_text(partial(nvml.nvmlDeviceGetName, handle)), int(memory.total)))
     return Driver(
         version=_text(nvml.nvmlSystemGetDriverVersion),
         cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",

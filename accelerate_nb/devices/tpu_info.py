@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 from accelerate_nb.devices.usage import DeviceGauge, RankProcesses
 from accelerate_nb.events.model import DeviceSample
@@ -17,15 +16,8 @@ _USED = "tpu.runtime.hbm.memory.usage.bytes"
 _BUSY = "tpu.runtime.tensorcore.dutycycle.percent"
 # All ports are queried at once, and none is waited for longer: the service is on this machine.
 _TIMEOUT = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class TpuCore:
-    """One device as torch_xla counts them, which is a chip: its memory, and how busy it is."""
-
-    used: int | None
-    total: int | None
-    busy: float | None
+# The used and all memory of a device in bytes, and how busy it is in percent.
+TpuLoad: TypeAlias = tuple[int, int | None, float | None]
 
 
 class TpuGauge(DeviceGauge):
@@ -54,16 +46,16 @@ class TpuGauge(DeviceGauge):
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
         # all processes are queried before any reply is waited for
         queries = [_query(metrics) for _, metrics in self._services]
-        known: dict[int, TpuCore] = {}
+        known: dict[int, TpuLoad] = {}
         for futures in queries:
             known = cores(*map(_reply, futures)) | known
-        for rank, (_, core) in enumerate(sorted(known.items())[: ranks.size]):
+        for rank, (_, (used, total, busy)) in enumerate(sorted(known.items())[: ranks.size]):
             yield DeviceSample(
                 rank=rank,
                 device=f"TPU {rank}",
-                utilisation=core.busy,
-                memory_used=core.used,
-                memory_total=core.total,
+                utilisation=busy,
+                memory_used=used,
+                memory_total=total,
                 time=now,
             )
 
@@ -91,13 +83,13 @@ def _reply(future: Any) -> dict[int, Any]:
         return {}
 
 
-def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, TpuCore]:
-    """The load of each device by the service."""
+def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, TpuLoad]:
+    """The load of each device by the service, in the order of their numbers; a device is a chip, as torch_xla counts them."""
     return {
-        number: TpuCore(
-            used=int(used[number].as_int),
-            total=int(total[number].as_int) if number in total else None,
-            busy=float(busy[number].as_double) if number in busy else None,
+        number: (
+            int(used[number].as_int),
+            int(total[number].as_int) if number in total else None,
+            float(busy[number].as_double) if number in busy else None,
         )
         for number in sorted(used)
     }

@@ -105,26 +105,23 @@ class WorkerGauge(DeviceGauge):
         at = time.monotonic()
         passed, self._at = at - self._at, at
         found = usage(set(ranks.pids.values()))
-        samples = [
-            DeviceSample(
+        samples = []
+        for rank, pid in ranks.pids.items():
+            if not (processes := found[pid]):
+                continue
+            known = [item.seconds - self._before[item.pid] for item in processes if item.pid in self._before]
+            busy = 100.0 * sum(known) / (passed * self._share) if known and passed > 0 else None
+            sample = DeviceSample(
                 rank=rank,
                 device="cpu",
-                utilisation=self._utilisation(found[pid], passed),
-                memory_used=sum(item.memory for item in found[pid]),
+                utilisation=None if busy is None else min(100.0, max(0.0, busy)),
+                memory_used=sum(item.memory for item in processes),
                 memory_total=ranks.memory,
                 time=now,
             )
-            for rank, pid in ranks.pids.items()
-            if found[pid]
-        ]
+            samples.append(sample)
         self._before = {entry.pid: entry.seconds for item in found.values() for entry in item}
         return samples
-
-    def _utilisation(self, processes: Iterable[ProcessUsage], passed: float) -> float | None:
-        known = [process.seconds - self._before[process.pid] for process in processes if process.pid in self._before]
-        if not known or passed <= 0:
-            return None
-        return min(100.0, max(0.0, 100.0 * sum(known) / (passed * self._share)))
 
 
 @dataclass(frozen=True, slots=True)

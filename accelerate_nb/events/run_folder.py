@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import msgspec
@@ -70,7 +69,7 @@ class RunRecorder:
     Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
     Who reads the folder while the run goes on finds lines at once, and events about half a second later.
 
-    >>> with RunRecorder(folder) as record:
+    >>> with closing(RunRecorder(folder)) as record:
     ...     record.output(0, b"a line\n")
     """
 
@@ -85,14 +84,6 @@ class RunRecorder:
         self._unwritten: set[str] = set()
         self._unwritten_lock = threading.Lock()
         self._output_flushed = float("-inf")
-
-    def __enter__(self) -> RunRecorder:
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def output(self, rank: int, data: bytes) -> None:
         """Add whole lines to a rank's log."""

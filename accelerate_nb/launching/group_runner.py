@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -49,7 +49,7 @@ from accelerate_nb.transport.messages import (
     ToRank,
 )
 from accelerate_nb.transport.outcome import read_result
-from accelerate_nb.transport.worker_spec import MasterAddress
+from accelerate_nb.transport.worker_spec import NetworkAddress
 
 # How many lines a process that died without an exception is quoted with.
 _LAST_LINES = 8
@@ -148,14 +148,9 @@ class IdleObserver:
         end_deadlock: Callable[[StackSnapshot], None],
     ) -> None:
         self._run_context, self._snapshot, self._end_deadlock = run_context, snapshot, end_deadlock
-        self._watchdog = IdleWatchdog(run_context.hang_warning_after, time.monotonic())
+        self.watchdog = IdleWatchdog(run_context.hang_warning_after, time.monotonic())
         self._thread: threading.Thread | None = None
         self._found: tuple[float, StackSnapshot] | None = None
-
-    @property
-    def due(self) -> float:
-        """The time of the next warning on the monotonic clock, if nothing is received until then."""
-        return self._watchdog.due
 
     @property
     def is_busy(self) -> bool:
@@ -165,7 +160,7 @@ class IdleObserver:
     def check(self) -> None:
         """Warn of what the last snapshot shows, and take another where it is due."""
         found, self._found = self._found, None
-        if found is not None and found[0] == self._watchdog.since:
+        if found is not None and found[0] == self.watchdog.since:
             lasts = time.monotonic() - found[0]
             where = diagnosis(found[1], self._run_context.sources)
             self._run_context.take(
@@ -173,19 +168,19 @@ class IdleObserver:
             )
             if waits_for_returned(found[1]):
                 self._end_deadlock(found[1])
-        if self._watchdog.is_due(time.monotonic()) and not self.is_busy:
+        if self.watchdog.is_due(time.monotonic()) and not self.is_busy:
             self._thread = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
             self._thread.start()
 
     def restart(self, timeout: float | None = None) -> None:
         """Start again, since something was received; with another `timeout` in seconds where it is given."""
         if timeout is not None:
-            self._watchdog.timeout = timeout
-        if self._watchdog.restart(time.monotonic()):
+            self.watchdog.timeout = timeout
+        if self.watchdog.restart(time.monotonic()):
             self._run_context.take(IdleWarning(0, "", time.time()))
 
     def _observe(self) -> None:
-        since = self._watchdog.since
+        since = self.watchdog.since
         snapshot = self._snapshot()
         if is_at_work(snapshot):
             self._found = since, snapshot
@@ -207,7 +202,7 @@ class GroupRunner:
         agents: Sequence[AgentFactory],
         run_context: RunContext,
         number: int,
-        master: MasterAddress | None = None,
+        master: NetworkAddress | None = None,
         *,
         store: socket.socket | None = None,
         group: WorkerGroup | None = None,
@@ -254,7 +249,7 @@ class GroupRunner:
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns every rank's result, in the order of ranks."""
         self._run_context.wake = self._loop.wake
-        with self._loop, ExitStack() as agents:
+        with closing(self._loop), ExitStack() as agents:
             agents.callback(self._close_files)
             for agent in self._agents:
                 agents.callback(agent.close)
@@ -313,13 +308,13 @@ class GroupRunner:
             self._start_workers(self._master, () if self._listener is None else (self._listener.fileno(),))
             return
         with rendezvous_socket(self._plan.port) as rendezvous:
-            master, store = MasterAddress(*rendezvous.getsockname()), [rendezvous.fileno()]
+            master, store = NetworkAddress(*rendezvous.getsockname()), [rendezvous.fileno()]
             if not self._agents[0].takes_sockets:
                 # rank 0's process can't be the store's host
                 self._store, store = host_store(rendezvous), []
             self._start_workers(master, store)
 
-    def _start_workers(self, master: MasterAddress, store: Sequence[int] = ()) -> None:
+    def _start_workers(self, master: NetworkAddress, store: Sequence[int] = ()) -> None:
         """Start every node's workers; rank 0's process gets the listening socket of the store."""
         for agent, specs in zip(self._agents, self._plan.specs(master, self._number), strict=True):
             request = StartWorkers(specs, has_store=bool(store))
@@ -336,7 +331,7 @@ class GroupRunner:
                 idle_time = BETWEEN_READS
             else:
                 longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
-                due = min(self._idle_observer.due, self._run_context.deadline or float("inf"))
+                due = min(self._idle_observer.watchdog.due, self._run_context.deadline or float("inf"))
                 idle_time = min(max(due - now, 0.0), longest)
             self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
             self._run_context.record.flush_output(time.monotonic())
@@ -432,7 +427,7 @@ class GroupRunner:
         code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
         since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
         last = [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
-        by_us = self._group.was_killed_by_us(rank)
+        by_us = rank in self._group.killed
         when = self._group.reported.get(rank, time.time())
         if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
             return node_loss_failure(rank, last_lines=last, time=when)

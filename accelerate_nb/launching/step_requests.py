@@ -44,7 +44,8 @@ class StopNegotiation:
     last_step: int | None = None
     _positions: dict[int, HeldAt] = field(default_factory=dict)
     _has_boundaries: bool = True
-    _stopped: dict[int, str] = field(default_factory=dict)
+    # the ranks that have reached their stop points, each with its words for it
+    stopped: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._deadline = self.now + self.stop_grace_period
@@ -82,17 +83,13 @@ class StopNegotiation:
     @property
     def stopped_at(self) -> str | None:
         """The point at which ranks stopped, in words; `None` before the first has."""
-        return next(iter(self._stopped.values()), None)
-
-    def stopped(self, rank: int, where: str) -> None:
-        """A rank has reached its stop point."""
-        self._stopped[rank] = where
+        return next(iter(self.stopped.values()), None)
 
     def needs_force(self, ended: Iterable[int], now: float) -> bool:
         """Whether the ranks have to be ended by force; never once all have come, who may take their time to save."""
         if not self._has_boundaries:
             return True
-        return now > self._deadline and not set(self.ranks) <= {*self._stopped, *ended}
+        return now > self._deadline and not set(self.ranks) <= {*self.stopped, *ended}
 
 
 @dataclass(slots=True)

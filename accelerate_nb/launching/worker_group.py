@@ -81,6 +81,8 @@ class WorkerGroup:
         # why agents can't be reached any more, and the ranks that they had
         self.lost: str | None = None
         self.lost_ranks: set[int] = set()
+        # the ranks that this group has killed, as far as their agents could report
+        self.killed: set[int] = set()
         # whether ranks wait for one that has returned
         self.is_deadlocked = False
         # why the ranks end, once they are not left to run
@@ -88,7 +90,6 @@ class WorkerGroup:
         # reports that came twice
         self.repeated = 0
         self._numbers: dict[int, int] = {}
-        self._killed: set[int] = set()
         self._failed_at: float | None = None
         # what became of the first rank that did not only follow another one
         self._failure: EndCause | None = None
@@ -116,10 +117,6 @@ class WorkerGroup:
         """Whether something is about to be due: a stop is under way, a failure settles, or processes end."""
         is_stopping = self.requested_stop is not None or self.negotiation is not None
         return self.phase != "running" or is_stopping or self._failed_at is not None
-
-    def was_killed_by_us(self, rank: int) -> bool:
-        """Whether a process ended because this group killed it, as far as its agent could report."""
-        return rank in self._killed
 
     # ---------------------------------------------------------------------------------------------------- requesting
 
@@ -169,7 +166,7 @@ class WorkerGroup:
         if event.state == "running":
             self.begun.add(rank)
         if event.state == "stopping" and self.negotiation is not None:
-            self.negotiation.stopped(rank, event.detail)
+            self.negotiation.stopped[rank] = event.detail
         if event.state in OVER:
             self.reported[rank], self.states[rank] = event.time, event.state
             # after a stop request to all, those that have stopped wait for those that still save
@@ -181,7 +178,7 @@ class WorkerGroup:
         self.exit_codes[rank] = report.code
         if not report.killed:
             # it had ended before it could be killed
-            self._killed.discard(rank)
+            self.killed.discard(rank)
         if rank in self.reported:
             return
         self.reported[rank] = time
@@ -241,13 +238,11 @@ class WorkerGroup:
             yield from self._leave("timed_out", now, is_killed=True)
         elif self._is_all_lost or self.is_deadlocked:
             yield from self._leave("workers_lost" if self._is_all_lost else "deadlocked", now, is_killed=True)
-        elif failure is not None and self._has_settled(now):
-            yield from self._end_within(failure, _END_AFTER_FAILURE, now)
-
-    def _has_settled(self, now: float) -> bool:
-        """Whether a rank has failed, and others have had their time to report why."""
-        timeout = _SETTLE if self._failure is not None else _SETTLE_WITHOUT_CAUSE
-        return self._failed_at is not None and now - self._failed_at > timeout
+        elif self._failed_at is not None and failure is not None:
+            # others have their time to report why
+            timeout = _SETTLE if self._failure is not None else _SETTLE_WITHOUT_CAUSE
+            if now - self._failed_at > timeout:
+                yield from self._end_within(failure, _END_AFTER_FAILURE, now)
 
     def _request_hold(self, now: float) -> Iterator[Decision]:
         """Have every rank that runs wait at the end of its step, and reply with its position; one that still starts can't."""
@@ -266,7 +261,7 @@ class WorkerGroup:
         begun = set(self.begun if self.requested_stop is not None else self.connected)
         # the others have not begun anything, and may not be listening yet
         others = set(range(self.size)) - begun
-        self._killed.update(others)
+        self.killed.update(others)
         yield from _signals(signal.SIGINT, begun)
         yield from _signals(signal.SIGKILL, others)
 
@@ -278,7 +273,7 @@ class WorkerGroup:
         yield ReleaseRanks(tuple(range(self.size)))
 
     def _kill(self) -> Message:
-        self._killed.update(set(range(self.size)) - self.exit_codes.keys())
+        self.killed.update(set(range(self.size)) - self.exit_codes.keys())
         return KillGroup()
 
 

@@ -164,10 +164,8 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
         unfolded = cause.rank if cause is not None else tails[0].rank if tails else 0
         # the last lines of ranks share what is left
         for number, tail in enumerate(tails):
-            part = _ReportPart(
-                tail.html(html_left // (len(tails) - number), is_open=tail.rank == unfolded),
-                tail.text(text_left // (len(tails) - number)),
-            )
+            share, is_open = len(tails) - number, tail.rank == unfolded
+            part = _tail_part(tail, html_left // share, text_left // share, is_open=is_open)
             html_left, text_left = html_left - saved_size(part.html), text_left - saved_size(part.text) - 10
             parts.append(part)
         parts += foot
@@ -189,21 +187,6 @@ class _LogTail(NamedTuple):
     lines: tuple[LogLine, ...]
     line_count: int
 
-    def html(self, size_limit: int, *, is_open: bool) -> str:
-        shown = newest_fitting(self.lines, size_limit - 300, _html_line)
-        style = _LOG if len(shown) > _UNSCROLLED else ""
-        body = f"<pre{style}><span>{chr(10).join(shown)}</span></pre>"
-        return _folded(self._title(len(shown)), body, is_open=is_open)
-
-    def text(self, size_limit: int) -> str:
-        shown = newest_fitting(self.lines[-_LAST_LINES:], size_limit - 100, _text_line)
-        return "\n".join([self._title(len(shown)), *shown])
-
-    def _title(self, shown: int) -> str:
-        if shown == self.line_count:
-            return f"rank {self.rank}: {counted(self.line_count, 'line')}"
-        return f"rank {self.rank}: the last {shown} of {self.line_count:,} lines"
-
 
 def _tails(ranks: Sequence[RankState], most: int) -> Iterator[_LogTail]:
     for rank in shown_alone(ranks):
@@ -220,6 +203,21 @@ class _ReportPart(NamedTuple):
 
     html: str
     text: str
+
+
+def _tail_part(tail: _LogTail, html_limit: int, text_limit: int, *, is_open: bool) -> _ReportPart:
+    """As many of the last lines of a rank as fit."""
+    html = newest_fitting(tail.lines, html_limit - 300, _html_line)
+    text = newest_fitting(tail.lines[-_LAST_LINES:], text_limit - 100, _text_line)
+    html_title, text_title = (
+        f"rank {tail.rank}: {counted(shown, 'line')}"
+        if shown == tail.line_count
+        else f"rank {tail.rank}: the last {shown} of {tail.line_count:,} lines"
+        for shown in (len(html), len(text))
+    )
+    style = _LOG if len(html) > _UNSCROLLED else ""
+    body = f"<pre{style}><span>{chr(10).join(html)}</span></pre>"
+    return _ReportPart(_folded(html_title, body, is_open=is_open), "\n".join([text_title, *text]))
 
 
 def _upper_parts(

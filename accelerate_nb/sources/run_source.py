@@ -19,6 +19,7 @@ from accelerate_nb.sources.cells import CellSources
 
 _SECRET = re.compile(r"token|passw|secret|credential|api[-_]?key|(^|[-_])auth", re.IGNORECASE)
 _HIDDEN = "(not kept)"
+_SECRET_VALUE = object()
 _MOST_CHARACTERS = 300
 _MOST_BITS = 8192
 
@@ -34,7 +35,7 @@ class _Values(Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """The text of a value whose type has no rule of its own."""
-        if isinstance(x, _Hidden):
+        if x is _SECRET_VALUE:
             return _HIDDEN
         if isinstance(x, (float, complex, bool, Enum, os.PathLike)) or x is None:
             return super().repr_instance(x, level)
@@ -48,7 +49,7 @@ class _Values(Repr):
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         """A dictionary's text, without the values of secrets; one of a million keys is neither copied nor sorted."""
         first = islice(x.items(), self.maxdict + 1)
-        hidden = {key: _Hidden() if isinstance(key, str) and _SECRET.search(key) else value for key, value in first}
+        hidden = {key: _SECRET_VALUE if isinstance(key, str) and _SECRET.search(key) else value for key, value in first}
         return super().repr_dict(hidden, level)
 
     def repr_set(self, x: set[Any], level: int) -> str:
@@ -58,10 +59,6 @@ class _Values(Repr):
     def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
         """A frozen set's text, in the same way."""
         return super().repr_frozenset(frozenset(islice(x, self.maxfrozenset + 1)), level)
-
-
-class _Hidden:
-    """Stands for the value of a secret."""
 
 
 _VALUES = _Values()

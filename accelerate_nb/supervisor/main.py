@@ -430,7 +430,7 @@ class PreforkPool:
         """Make one of them a worker; returns its process number, or `None` where there is none."""
         while self._waiting:
             pid, channel = self._waiting.popitem()
-            with channel:
+            with contextlib.closing(channel):
                 # one that was killed takes none
                 if channel.try_send(BeginWorker(worker), descriptors):
                     return pid

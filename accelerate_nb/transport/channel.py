@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
@@ -219,7 +218,7 @@ class Channel:
     socket a message carries descriptors; elsewhere, or without `passes_descriptors`, the contents of files, which arrive as memory files.
     With `after_greeting`, other bytes may come before the first message.
 
-    >>> with Channel(near) as channel:
+    >>> with closing(Channel(near)) as channel:
     ...     channel.send(SignalRanks(2, (0, 1)))
     ...     message, descriptors = channel.receive()
     """
@@ -248,12 +247,6 @@ class Channel:
         self.error: ProtocolError | None = None
         # how many messages had no meaning at this end
         self.refused = 0
-
-    def __enter__(self) -> Channel:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     @property
     def is_closed(self) -> bool:

@@ -23,32 +23,11 @@ _CONSOLE = "console"
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerState:
-    """
-    A handler that writes to a standard stream, or to none by itself, as tqdm's do.
-
-    Its class and its attributes are pickled apart: another machine may lack the module of a formatter.
-    """
-
-    pickled: Pickled
-    stream: StreamName | None
-
-    def made(self) -> logging.Handler:
-        """The same handler, on this process's streams; raises what unpickling raises."""
-        handler_class, attributes = load(self.pickled)
-        handler: logging.Handler = handler_class.__new__(handler_class)
-        logging.Handler.__init__(handler)
-        vars(handler).update(attributes)
-        if self.stream is not None:
-            handler.stream = getattr(sys, self.stream)  # type: ignore[attr-defined]  # a `StreamHandler` has one
-        return handler
-
-
-@dataclass(frozen=True, slots=True)
 class LoggerState:
     """
     A logger that was configured; `package` is the module that configures it when it is imported, where it is a library's.
 
+    Its `handlers` write to a standard stream, or to none by themselves, as tqdm's do; each is pickled, with the name of that stream.
     Without `handlers` it has those of its own process.
     """
 
@@ -56,7 +35,7 @@ class LoggerState:
     level: int
     propagate: bool
     disabled: bool
-    handlers: tuple[HandlerState, ...] | None
+    handlers: tuple[tuple[Pickled, StreamName | None], ...] | None
     filters: tuple[Pickled, ...]
     package: str | None
 
@@ -65,12 +44,19 @@ class LoggerState:
         logger = logging.getLogger(self.name or None)
         logger.setLevel(self.level)
         logger.propagate, logger.disabled = self.propagate, self.disabled
-        for handler in list(logger.handlers) if self.handlers is not None else ():
-            if type(handler) is logging.StreamHandler and stream_name(handler.stream) is not None:
-                logger.removeHandler(handler)
-        for state in self.handlers or ():
+        for former in list(logger.handlers) if self.handlers is not None else ():
+            if type(former) is logging.StreamHandler and stream_name(former.stream) is not None:
+                logger.removeHandler(former)
+        for pickled, stream in self.handlers or ():
+            # each apart: another machine may lack the module of a formatter
             with suppress(Exception):
-                logger.addHandler(state.made())
+                handler_class, attributes = load(pickled)
+                handler: logging.Handler = handler_class.__new__(handler_class)
+                logging.Handler.__init__(handler)
+                vars(handler).update(attributes)
+                if stream is not None:
+                    handler.stream = getattr(sys, stream)  # type: ignore[attr-defined]  # a `StreamHandler` has one
+                logger.addHandler(handler)
         for pickled in self.filters:
             with suppress(Exception):
                 logger.addFilter(load(pickled))
@@ -141,7 +127,7 @@ def stream_name(stream: Any) -> StreamName | None:
     return None
 
 
-def _handler(handler: logging.Handler) -> HandlerState | None:
+def _handler(handler: logging.Handler) -> tuple[Pickled, StreamName | None] | None:
     """A handler's state, where it can travel."""
     stream = stream_name(getattr(handler, "stream", None))
     handler_class: type[logging.Handler]
@@ -156,7 +142,7 @@ def _handler(handler: logging.Handler) -> HandlerState | None:
     else:
         return None
     pickled = _pickled((handler_class, attributes))
-    return None if pickled is None else HandlerState(pickled, stream)
+    return None if pickled is None else (pickled, stream)
 
 
 def _pickled(value: Any) -> Pickled | None:

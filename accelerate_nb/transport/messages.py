@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine
 from accelerate_nb.rank.step_hold import StopPoint
-from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
+from accelerate_nb.transport.worker_spec import LocalWorker, NetworkAddress, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
 VERSION = 10
@@ -195,13 +195,6 @@ class CollectivesReply(Message, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------- a worker group to an agent
-
-
-class NetworkAddress(NamedTuple):
-    """A host, by its address, and a port of it."""
-
-    host: str
-    port: int
 
 
 class StartWorkers(Message, frozen=True):

@@ -10,11 +10,10 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 
@@ -292,13 +291,8 @@ def install_main(names: Mapping[str, Any]) -> None:
 _DEEPEST = 6
 
 
-@dataclass(frozen=True, slots=True)
-class UnpicklableValue:
-    """A value that can't be pickled, reached over `path` (outermost name first), captured by the function in `owner`."""
-
-    value: Any
-    path: tuple[str, ...]
-    owner: types.CodeType | None
+# A value that can't be pickled, the names over which it is reached, outermost first, and the code of the function that captures it.
+UnpicklableValue: TypeAlias = tuple[Any, tuple[str, ...], types.CodeType | None]
 
 
 def explain(values: Mapping[str, Any], error: BaseException, sources: CellSources) -> AccelerateNbError:
@@ -313,13 +307,14 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
             f"The function or its arguments can't be sent to the workers: {type(error).__name__}: {error}. "
             "Make what can't travel inside the function."
         )
-    value_type, owner = type(unpicklable_value.value), unpicklable_value.owner
+    value, path, owner = unpicklable_value
+    value_type = type(value)
     kind = f"{value_type.__module__}.{value_type.__qualname__}".removeprefix("builtins.")
-    name = unpicklable_value.path[-1]
+    name = path[-1]
     name = name[2:-2] if name.startswith("['") else name
     where = f" by {owner.co_name!r} in {sources.location(owner.co_filename, owner.co_firstlineno)}" if owner else ""
     return PayloadError(
-        f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(unpicklable_value.path)}"
+        f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(path)}"
         f"{where} ({type(error).__name__}: {error}). Make {name!r} inside the function, or pass what it is made from."
     )
 
@@ -334,8 +329,9 @@ def unpicklable_part(value: Any, name: str, dump_value: Callable[[Any], object])
     found = _search(value, (name,), None, set(), 0, dump_value)
     if found is None:
         return f"{name} is more than can be pickled"
-    path = "".join(part if part.startswith(("[", ".")) else f" → {part}" for part in found.path[1:])
-    kind = type(found.value).__qualname__
+    part, names, _ = found
+    path = "".join(word if word.startswith(("[", ".")) else f" → {word}" for word in names[1:])
+    kind = type(part).__qualname__
     return f"{name}{path} is {'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
@@ -355,14 +351,14 @@ def _search(
         return None
     seen.add(id(value))
     if _refuses(value):
-        return UnpicklableValue(value, path, owner)
+        return value, path, owner
     is_function = isinstance(value, (types.FunctionType, types.MethodType))
     holder = getattr(value, "__code__", None) if is_function else None
     for name, part in _parts(value):
         found = _search(part, (*path, name), holder or owner, seen, depth + 1, dump_value)
         if found is not None:
             return found
-    return UnpicklableValue(value, path, owner)
+    return value, path, owner
 
 
 def _refuses(value: Any) -> bool:

@@ -15,8 +15,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
-class MasterAddress(NamedTuple):
-    """The host and the port of the store at which the ranks find each other."""
+class NetworkAddress(NamedTuple):
+    """A host, by its address, and a port of it; that of a run's store, at which the ranks find each other, is its `master`."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class RankInfo:
     size: int
     local_rank: int
     local_size: int
-    master: MasterAddress
+    master: NetworkAddress
     run: str
     node_rank: int = 0
     nodes: int = 1

@@ -6,6 +6,7 @@ import os
 import statistics
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from accelerate_nb import attach, launch
@@ -47,7 +48,7 @@ def launching(folder: str, *, detach: bool) -> float:
 
 def a_day(folder: Path) -> Path:
     """The folder of a run that has written and logged all day."""
-    with RunRecorder(folder) as record:
+    with closing(RunRecorder(folder)) as record:
         for rank in range(2):
             record.output(rank, b"".join(b"step %d of rank %d: loss 0.1234\n" % (line, rank) for line in range(LINES)))
         for second in range(SECONDS):

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from accelerate_nb.devices import gpus
-from accelerate_nb.devices.nvml import Driver, Gpu, GpuGauge, driver
+from accelerate_nb.devices.nvml import Driver, GpuGauge, driver
 
 
 class Library:
@@ -56,7 +56,7 @@ def nvml(monkeypatch):
 
 
 def test_the_driver_and_the_gpus_are_named_by_a_library_that_is_opened_once(nvml):
-    assert driver() == Driver("570.1", "12.8", (Gpu("NVIDIA H100", 80 << 30),))
+    assert driver() == Driver("570.1", "12.8", (("NVIDIA H100", 80 << 30),))
     assert GpuGauge({}).sample(1, 0.0) is None
     assert gpus.nvidia_gpus({}) == 2
     assert nvml.opened == 1
@@ -75,4 +75,4 @@ def test_the_gpus_of_this_machine_have_names():
     found = driver()
     assert found is not None
     assert found.version
-    assert all(gpu.name and gpu.memory for gpu in found.gpus)
+    assert all(name and memory for name, memory in found.gpus)

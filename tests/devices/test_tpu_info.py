@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accelerate_nb.devices import tpu_info
-from accelerate_nb.devices.tpu_info import TpuCore, TpuGauge, cores
+from accelerate_nb.devices.tpu_info import TpuGauge, cores
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
@@ -157,5 +157,5 @@ def gauges(**values: Any) -> dict[int, Any]:
 
 def test_what_the_service_leaves_out_is_not_known():
     assert cores({}, {}, {}) == {}
-    assert cores(gauges(n0=1, n1=2), gauges(n0=9), {}) == {0: TpuCore(1, 9, None), 1: TpuCore(2, None, None)}
-    assert cores(gauges(n0=1, n1=2), {}, gauges(n1=2.0)) == {0: TpuCore(1, None, None), 1: TpuCore(2, None, 2.0)}
+    assert cores(gauges(n0=1, n1=2), gauges(n0=9), {}) == {0: (1, 9, None), 1: (2, None, None)}
+    assert cores(gauges(n0=1, n1=2), {}, gauges(n1=2.0)) == {0: (1, None, None), 1: (2, None, 2.0)}

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import time
+from contextlib import closing
 
 from accelerate_nb.events.event_codec import from_line
 from accelerate_nb.events.model import DeviceSample, Failure, HostSample, LogLine, Metric, Progress, StateChange
@@ -13,7 +14,7 @@ from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, KEPT_RUNS, R
 
 
 def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
-    with RunRecorder(tmp_path / "run") as record:
+    with closing(RunRecorder(tmp_path / "run")) as record:
         record.output(0, b"one\r\n\xff\n")
         record.output(1, b"other\n")
         record.output(0, b"two\n")
@@ -23,7 +24,7 @@ def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
 
 def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
     metric, state = Metric(0, "loss", 0.5, 1, 2.0), StateChange(0, "running", 1.0)
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         for event in (state, metric, LogLine(0, "stdout", "in the log already", 0.0)):
             record.event(event)
     kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
@@ -34,14 +35,14 @@ def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
 def test_what_comes_every_moment_of_a_long_run_is_not_kept(tmp_path):
     moves, ends = (Progress(0, "epoch", 3, 3, 0.0, closed=closed) for closed in (False, True))
     busy = (DeviceSample(0, "cpu", 5.0, 1, 2, 0.0), HostSample(5.0, (1, 2), None, None, 0.0))
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         for event in (moves, ends, *busy):
             record.event(event)
     assert [from_line(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [ends]
 
 
 def test_output_of_many_ranks_is_written_together_and_at_once_after_a_pause_and_before_a_failure(tmp_path):
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         record.add_output(0, b"one\n")
         assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
         now = time.monotonic()
@@ -58,14 +59,14 @@ def test_output_of_many_ranks_is_written_together_and_at_once_after_a_pause_and_
 
 
 def test_who_reads_the_status_finds_the_events_before_it(tmp_path):
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         record.event(StateChange(None, "finished", 1.0))
         record.status(state="finished")
         assert from_line((tmp_path / "events.jsonl").read_bytes()) == StateChange(None, "finished", 1.0)
 
 
 def test_the_status_is_replaced_as_a_whole(tmp_path):
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         record.status(state="running")
         first = (tmp_path / "status.json").open()
         record.status(state="finished", error=None)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -28,7 +29,7 @@ FACTS = {"name": "train", "why": "2 on the CPU", "started": 10.0, "ranks": 2}
 
 
 def kept(folder, events=EVENTS, lines=3, **status):
-    with RunRecorder(folder) as record:
+    with closing(RunRecorder(folder)) as record:
         for event in events:
             record.event(event)
         for rank in (0, 1):
@@ -185,7 +186,7 @@ def test_what_goes_on_is_not_removed_and_what_died_is(tmp_path):
 
 
 def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         follower = LogFollower(0, tmp_path, 10)
         assert follower.new() == []
         record.output(0, b"one\ntwo\n")
@@ -196,7 +197,7 @@ def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
 
 
 def test_each_attempt_has_its_own_logs_and_readers_find_them_all(tmp_path):
-    with RunRecorder(tmp_path) as record:
+    with closing(RunRecorder(tmp_path)) as record:
         follower = LogFollower(0, tmp_path, 10)
         record.output(0, b"first\n")
         assert follower.new() == ["first"]

@@ -70,11 +70,11 @@ def test_ranks_have_the_time_that_their_way_to_the_stop_takes_and_none_where_one
 
 def test_ranks_that_have_all_come_take_as_long_as_they_like():
     came = negotiation(at(7), at(7))
-    came.stopped(0, "after step 8")
+    came.stopped[0] = "after step 8"
     assert came.stopped_at == "after step 8"
     assert came.needs_force([], now=100.0)
     assert not came.needs_force([1], now=100.0)
-    came.stopped(1, "after step 8")
+    came.stopped[1] = "after step 8"
     assert not came.needs_force([], now=100.0)
 
 

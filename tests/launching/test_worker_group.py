@@ -118,7 +118,7 @@ def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent:
     agent.exits(-KILL, 1, killed=True)
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"
-    assert agent.group.was_killed_by_us(1)
+    assert 1 in agent.group.killed
 
 
 def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: ScriptedAgent) -> None:
@@ -127,8 +127,8 @@ def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: Scrip
     assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
     agent.exits(-KILL, 0, killed=True)
     assert agent.after(0.0) == []
-    assert agent.group.was_killed_by_us(0)
-    assert not agent.group.was_killed_by_us(1)
+    assert 0 in agent.group.killed
+    assert 1 not in agent.group.killed
 
 
 def test_an_exit_that_is_reported_after_the_kill_and_came_before_it_is_not_of_the_group(agent: ScriptedAgent) -> None:
@@ -136,7 +136,7 @@ def test_an_exit_that_is_reported_after_the_kill_and_came_before_it_is_not_of_th
     assert agent.after(1.1) == [SignalRanks(INTERRUPT, (0, 1))]
     assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
     agent.exits(-KILL, 1)
-    assert not agent.group.was_killed_by_us(1)
+    assert 1 not in agent.group.killed
 
 
 def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: ScriptedAgent) -> None:

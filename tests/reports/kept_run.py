@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from accelerate_nb.events.model import Metric, StateChange
@@ -13,7 +14,7 @@ SOURCE = "# -------- arguments: arguments of train\nwarmup = {warmup}\nepochs = 
 def keep(parent: Path, name: str, started: float, lr: float, **settings: object) -> Path:
     """A finished run of two ranks whose loss falls as fast as its learning rate says."""
     folder = parent / f"2024-01-01_{int(started):06}_{name}"
-    with RunRecorder(folder) as record:
+    with closing(RunRecorder(folder)) as record:
         for rank in (0, 1):
             for step in range(10):
                 record.event(Metric(rank, "loss", 1 - lr * step + 0.1 * rank, step, started + step))

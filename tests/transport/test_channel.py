@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -45,14 +45,14 @@ def headed(body: bytes, version: int = VERSION, descriptors: int = 0, length: in
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
     near, far = (Channel(end) for end in socket.socketpair())
-    with near, far:
+    with closing(near), closing(far):
         yield near, far
 
 
 @pytest.fixture
 def raw_and_channel() -> Iterator[tuple[socket.socket, Channel]]:
     raw, far = socket.socketpair()
-    with raw, Channel(far) as channel:
+    with raw, closing(Channel(far)) as channel:
         yield raw, channel
 
 
@@ -174,7 +174,7 @@ def test_a_socket_between_machines_carries_messages_without_descriptors() -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = Channel(socket.create_connection(server.getsockname()))
         far = Channel(server.accept()[0])
-    with near, far:
+    with closing(near), closing(far):
         near.send(SignalRanks(2, (0, 1)))
         received = far.receive()
         assert received is not None
@@ -189,8 +189,8 @@ def test_files_arrive_as_they_are_where_no_descriptors_pass(tmp_path: Path) -> N
     one, other = socket.socketpair()
     with (
         ExitStack() as files,
-        Channel(one, passes_descriptors=False) as near,
-        Channel(other, passes_descriptors=False) as far,
+        closing(Channel(one, passes_descriptors=False)) as near,
+        closing(Channel(other, passes_descriptors=False)) as far,
         ThreadPoolExecutor(1) as thread,
     ):
         descriptors = [files.enter_context((tmp_path / str(number)).open()).fileno() for number in range(3)]
@@ -209,7 +209,7 @@ def test_files_arrive_as_they_are_where_no_descriptors_pass(tmp_path: Path) -> N
 
 def test_a_file_that_is_cut_off_is_none() -> None:
     one, other = socket.socketpair()
-    with one, Channel(other, passes_descriptors=False) as far:
+    with one, closing(Channel(other, passes_descriptors=False)) as far:
         one.sendall(frame(FilePart(1000, True)) + b"x" * 999)
         assert messages_in(far) == []
         assert far.is_receiving_file
@@ -220,7 +220,7 @@ def test_a_file_that_is_cut_off_is_none() -> None:
 def test_a_reader_that_is_stuck_costs_a_message_and_not_the_stream() -> None:
     one, other = socket.socketpair()
     one.setblocking(False)
-    with Channel(one) as near, Channel(other) as far:
+    with closing(Channel(one)) as near, closing(Channel(other)) as far:
         sent = 0
         while near.try_send(SignalRanks(sent, ())):
             sent += 1
@@ -260,7 +260,7 @@ def test_what_can_t_be_understood_ends_the_connection_after_what_came_before_it(
     bad: bytes, reason: str, at_once: bool
 ) -> None:
     raw, far = socket.socketpair()
-    with raw, Channel(far, size_limit=4000) as channel:
+    with raw, closing(Channel(far, size_limit=4000)) as channel:
         found, data = [], frame(KillGroup()) + bad + frame(KillGroup())
         for piece in [data] if at_once else [data[at : at + 1] for at in range(len(data))]:
             if not channel.is_ended:
@@ -276,14 +276,14 @@ def test_what_can_t_be_understood_ends_the_connection_after_what_came_before_it(
 def test_a_login_s_greeting_may_come_before_the_first_message_where_it_is_expected() -> None:
     for greeting in (b"", b"Welcome\r\n\x93AN", b"x" * 60_000):
         raw, far = socket.socketpair()
-        with raw, Channel(far, after_greeting=True) as channel:
+        with raw, closing(Channel(far, after_greeting=True)) as channel:
             raw.sendall(greeting + frame(KillGroup()))
             assert messages_in(channel) == [KillGroup()]
             raw.sendall(b"Welcome")
             assert messages_in(channel) == []
             assert channel.is_ended
     raw, far = socket.socketpair()
-    with raw, Channel(far, after_greeting=True) as channel:
+    with raw, closing(Channel(far, after_greeting=True)) as channel:
         raw.sendall(b"x" * 70_000)
         assert messages_in(channel) == []
         assert channel.is_ended
@@ -299,7 +299,7 @@ def test_descriptors_of_what_is_refused_are_closed(pipe: int) -> None:
         (b"no message", 1),
     ):
         raw, far = socket.socketpair()
-        with raw, Channel(far) as channel:
+        with raw, closing(Channel(far)) as channel:
             before = copies_of(pipe)
             socket.send_fds(raw, [data], [pipe] * count)
             messages_in(channel)
@@ -371,7 +371,7 @@ def test_no_bytes_whatever_raise_anything(pipe: int, seed: int) -> None:
     before, ended = copies_of(pipe), 0
     for _ in range(100):
         raw, far = socket.socketpair()
-        with raw, Channel(far, size_limit=10_000) as channel:
+        with raw, closing(Channel(far, size_limit=10_000)) as channel:
             message = draw.choice(EXAMPLES)
             data = bytearray(frame(message, message.carries or 0))
             match draw.randrange(4):

@@ -18,7 +18,7 @@ from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import decode, encode
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
-    MasterAddress,
+    NetworkAddress,
     PayloadReference,
     ProcessEnvironment,
     RankInfo,
@@ -31,7 +31,7 @@ def worker(rank: int = 0, text: str = "") -> LocalWorker:
     """A worker with a text in its environment."""
     return LocalWorker(
         WorkerSpec(
-            RankInfo(rank, 4, rank % 2, 2, MasterAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2),
+            RankInfo(rank, 4, rank % 2, 2, NetworkAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2),
             ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
             PayloadReference(4096, 1) if rank else None,
         ),
@@ -104,9 +104,7 @@ EXAMPLES = [
     messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
     messages.ListenToPeers(0, ("10.0.0.2", "fe80::1")),
     messages.PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
-    messages.ConnectToPeers(
-        (messages.NetworkAddress("10.0.0.1", 40001), messages.NetworkAddress("10.0.0.2", 40002)), 4.0
-    ),
+    messages.ConnectToPeers((NetworkAddress("10.0.0.1", 40001), NetworkAddress("10.0.0.2", 40002)), 4.0),
     messages.PeersReached({"1": "nothing came back"}),
     messages.Heartbeat(),
     messages.FilePart(256, False),

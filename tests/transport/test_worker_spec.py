@@ -11,7 +11,7 @@ from accelerate_nb.transport.channel import encode
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
-    MasterAddress,
+    NetworkAddress,
     PayloadReference,
     ProcessEnvironment,
     RankInfo,
@@ -26,7 +26,7 @@ SPEC = WorkerSpec(
         size=4,
         local_rank=1,
         local_size=4,
-        master=MasterAddress("127.0.0.1", 12345),
+        master=NetworkAddress("127.0.0.1", 12345),
         run="abc",
         restart_count=2,
         max_restarts=3,
@@ -80,7 +80,7 @@ def test_a_folder_that_is_gone_is_no_hindrance(tmp_path):
 
 
 def test_a_rank_info_holds_what_torchrun_sets():
-    info = RankInfo(5, 8, 1, 4, MasterAddress("10.0.0.1", 12345), "abc", 1, 2, restart_count=2, max_restarts=3)
+    info = RankInfo(5, 8, 1, 4, NetworkAddress("10.0.0.1", 12345), "abc", 1, 2, restart_count=2, max_restarts=3)
     environ_of_rank = info.environ()
     expected = {
         "RANK": "5",

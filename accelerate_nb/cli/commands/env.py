@@ -178,7 +178,7 @@ def _devices(environment: Mapping[str, str]) -> Facts:
     found, nvidia = probe(environment), driver()
     facts: Facts = {"kind": found.kind, "count": found.count}
     if nvidia is not None:
-        gpus = [{"name": gpu.name, "memory_gib": _gib(gpu.memory)} for gpu in nvidia.gpus]
+        gpus = [{"name": name, "memory_gib": _gib(memory)} for name, memory in nvidia.gpus]
         facts["nvidia"] = {"driver": nvidia.version, "cuda": nvidia.cuda, "gpus": gpus}
     if of_tpus := tpu_facts(environment):
         facts["xla"] = of_tpus

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ class ControlServer:
             threading.Thread(target=self._serve, args=(client,), name="accelerate_nb client", daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with Channel(client, _SIZE_LIMIT) as channel, suppress(OSError):
+        with closing(Channel(client, _SIZE_LIMIT)) as channel, suppress(OSError):
             check_peer(client)
             while (received := channel.receive()) is not None:
                 reply = self._reply(received.message)

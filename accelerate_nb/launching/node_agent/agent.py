@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accelerate_nb.errors import LaunchError, ProtocolError
@@ -66,7 +65,7 @@ class AgentLoop:
     """
     Calls a handler for each descriptor that becomes readable, in the thread that calls `wait`; `wake` may be called from any.
 
-    >>> with AgentLoop() as loop:
+    >>> with closing(AgentLoop()) as loop:
     ...     loop.register(channel, on_message)
     ...     loop.wait(0.02)
     """
@@ -78,10 +77,8 @@ class AgentLoop:
             end.setblocking(False)
         self.register(self._waker_far, lambda: self._waker_far.recv(4096))
 
-    def __enter__(self) -> AgentLoop:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Watch nothing any more."""
         self._selector.close()
         self._waker_far.close()
         self._waker.close()
@@ -224,7 +221,7 @@ class NodeAgent(Agent):
     """
     Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread.
 
-    >>> with AgentLoop() as loop, closing(NodeAgent(engine, loop, report)) as agent:
+    >>> with closing(AgentLoop()) as loop, closing(NodeAgent(engine, loop, report)) as agent:
     ...     agent.start(StartWorkers(specs), [payload])
     ...     while not is_over():
     ...         loop.wait(agent.tick(time.monotonic(), 1.0))

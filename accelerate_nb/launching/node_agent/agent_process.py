@@ -214,7 +214,7 @@ class AgentServer:
     def serve(self) -> None:
         """Carry out messages until the other end has gone, or `end` was called."""
         threading.Thread(target=self._send_heartbeats, name="accelerate_nb heartbeat", daemon=True).start()
-        with self._loop:
+        with closing(self._loop):
             self._loop.register(self._channel, self._on_channel)
             while not self._is_ended:
                 agent, now = self._agent, time.monotonic()

@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -129,7 +130,7 @@ class JoinedAgent:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end)
-        with self._channel:
+        with closing(self._channel):
             serve_warm(server)
         return not received
 

@@ -23,12 +23,11 @@ from accelerate_nb.transport.messages import (
     ConnectToPeers,
     ListenToPeers,
     Message,
-    NetworkAddress,
     NodeFacts,
     PeerEndpoint,
     PeersReached,
 )
-from accelerate_nb.transport.worker_spec import INTERFACE_VARIABLES, LOOPBACK, on_interface
+from accelerate_nb.transport.worker_spec import INTERFACE_VARIABLES, LOOPBACK, NetworkAddress, on_interface
 
 
 def facts_of_this_node(address: str) -> NodeFacts:
@@ -73,7 +72,11 @@ class NodeNetwork:
     def listen(self, request: ListenToPeers) -> PeerEndpoint:
         """Listen on the interface that routes to the peers, in place of a socket from before."""
         self.close()
-        host = self._address_for(request.peers)
+        addresses = interface_addresses()
+        named = [os.environ.get(variable, "").partition(",")[0].lstrip("=^") for variable in INTERFACE_VARIABLES]
+        chosen = next((addresses[name][0] for name in named if addresses.get(name)), "")
+        far = next((peer for peer in request.peers if not is_loopback(peer)), None)
+        host = chosen or (far and _route_to(far)) or self.address
         try:
             family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, request.port), family=family, backlog=4096)
@@ -104,14 +107,6 @@ class NodeNetwork:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def _address_for(self, peers: Sequence[str]) -> str:
-        for variable in INTERFACE_VARIABLES:
-            name = os.environ.get(variable, "").partition(",")[0].lstrip("=^")
-            if own := interface_addresses().get(name):
-                return own[0]
-        far = next((peer for peer in peers if not is_loopback(peer)), None)
-        return (far and _route_to(far)) or self.address
 
 
 def interface_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:

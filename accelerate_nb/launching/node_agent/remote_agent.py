@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -114,7 +114,7 @@ class ChannelReader:
 
     def _run(self, loop: AgentLoop) -> None:
         due = time.monotonic() + HEARTBEAT_INTERVAL
-        with loop:
+        with closing(loop):
             while True:
                 with self._lock:
                     added, self._added = self._added, []

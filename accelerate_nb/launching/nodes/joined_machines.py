@@ -9,11 +9,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
@@ -78,7 +77,7 @@ class MachineListener:
     """
     Listens at one address and port, until it is closed.
 
-    >>> with MachineListener(JoinTicket(new_token(), "10.0.0.1", 0)) as listener:
+    >>> with closing(MachineListener(JoinTicket(new_token(), "10.0.0.1", 0))) as listener:
     ...     while not (machines := listener.wait(1.0)):
     ...         print(listener.ticket.endpoint)
     """
@@ -99,12 +98,6 @@ class MachineListener:
         self._newcomers: dict[socket.socket, _Newcomer] = {}
         # the number of connections that were refused, and of those among them that had another token
         self.refused = self._wrong_tokens = 0
-
-    def __enter__(self) -> MachineListener:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Listen no more, and close the connections of those that have not joined yet."""
@@ -235,7 +228,7 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
 def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list[str]:
     """The free machines, as soon as there are so many."""
     deadline, names = time.monotonic() + timeout, idle_nodes(engine)
-    with _listener(engine.address, port) as listener:
+    with closing(_listener(engine.address, port)) as listener:
         ticket, is_alone = listener.ticket, is_loopback(listener.ticket.host)
         alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_alone else ""
         so_far = f" ({', '.join(names)})" if names else ""

@@ -63,7 +63,7 @@ from accelerate_nb.transport.messages import (
     StopAt,
     ToRank,
 )
-from accelerate_nb.transport.worker_spec import MasterAddress
+from accelerate_nb.transport.worker_spec import NetworkAddress
 
 # Between two looks at what is waited for, in seconds.
 _PAUSE = 0.25
@@ -280,9 +280,9 @@ class LaunchedNodes(Nodes, ABC):
         return self.roster.ranks_of(self.joined.node_rank)
 
     @property
-    def master(self) -> tuple[MasterAddress, socket.socket | None]:
+    def master(self) -> tuple[NetworkAddress, socket.socket | None]:
         """Where the ranks of this attempt find each other, and on node 0 the socket that listens there."""
-        return MasterAddress(self._exchange.host or self._exchange.address, self.joined.port), self._store
+        return NetworkAddress(self._exchange.host or self._exchange.address, self.joined.port), self._store
 
     def placement_here(self, placement: Placement) -> Placement:
         """The placement of this node's ranks, which share its threads."""

@@ -20,7 +20,7 @@ from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, Remot
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
 from accelerate_nb.transport.channel import Reply, is_readable
 from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
-from accelerate_nb.transport.worker_spec import MasterAddress
+from accelerate_nb.transport.worker_spec import NetworkAddress
 
 # How long a new agent may take until it replies for the first time, in seconds.
 _START_TIMEOUT = 60.0
@@ -195,7 +195,7 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
 
 def open_group(
     engine: NodeEngine, names: Sequence[str], port: int, log_folder: str
-) -> tuple[list[partial[RemoteAgent]], MasterAddress]:
+) -> tuple[list[partial[RemoteAgent]], NetworkAddress]:
     """
     The factories of the agents of one worker group, in the order of nodes, and its rendezvous, which is open on the first of them.
 
@@ -235,7 +235,7 @@ def open_group(
         )
         for connection in connections
     ]
-    return agents, MasterAddress(endpoints[0].host, endpoints[0].port)
+    return agents, NetworkAddress(endpoints[0].host, endpoints[0].port)
 
 
 def close_nodes() -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,7 @@ class NodeReservation:
             )
         ticket = JoinTicket(new_token(), ray.util.get_node_ip_address(), 0)
         deadline = time.monotonic() + timeout
-        with MachineListener(ticket) as listener:
+        with closing(MachineListener(ticket)) as listener:
             serving = {}
             for name in names:
                 index = self.names.index(name)

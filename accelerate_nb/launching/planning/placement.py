@@ -22,7 +22,7 @@ from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.events.model import NodeRanks
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import kept_runs
-from accelerate_nb.transport.worker_spec import LOOPBACK, MasterAddress, ProcessEnvironment, RankInfo, WorkerSpec
+from accelerate_nb.transport.worker_spec import LOOPBACK, NetworkAddress, ProcessEnvironment, RankInfo, WorkerSpec
 
 if TYPE_CHECKING:
     # a command that only asks for a placement loads no pickler
@@ -436,7 +436,7 @@ class LaunchPlan:
         environ = {**self.process_environment.environ, **variables}
         return replace(self, process_environment=replace(self.process_environment, environ=environ))
 
-    def specs(self, master: MasterAddress, restart_count: int) -> list[tuple[WorkerSpec, ...]]:
+    def specs(self, master: NetworkAddress, restart_count: int) -> list[tuple[WorkerSpec, ...]]:
         """For each node the specs of its workers, in the order of their ranks; `master` is the store of their rendezvous."""
         sizes = self.node_sizes or (self.size,)
         firsts = [sum(sizes[:node]) for node in range(len(sizes))]

@@ -57,10 +57,6 @@ class RunBrowser:
         kernel_comm().leave(self._comm)
         self._widget.close()
 
-    def parts(self, number: int | None) -> tuple[str, str]:
-        """The table above and below a run, as HTML."""
-        return self._runs.html_parts(self.element_id, number)
-
     def update(self, output: _OutputBelow, bundle: MimeBundle | None) -> None:
         """Show a run under its row, or none, unless another one was opened meanwhile."""
         if output is self._shown:
@@ -79,7 +75,7 @@ class RunBrowser:
             ).start()
 
     def _open(self, number: int | None) -> None:
-        self._shown = output = _OutputBelow(self, number)
+        self._shown = output = _OutputBelow(self, number, self._runs.html_parts(self.element_id, number))
         if number is None:
             self.update(output, None)
             return
@@ -96,14 +92,14 @@ class RunBrowser:
 
 
 class _OutputBelow:
-    """The output under a row, for its run."""
+    """The output under a row, for its run; `parts` are the table above and below that, as HTML."""
 
     cell = ""
 
-    def __init__(self, browser: RunBrowser, number: int | None) -> None:
+    def __init__(self, browser: RunBrowser, number: int | None, parts: tuple[str, str]) -> None:
         self.number = number
         self._browser = browser
-        self.parts: tuple[str, str] | None = browser.parts(number)
+        self.parts: tuple[str, str] | None = parts
 
     def shown(self, bundle: MimeBundle) -> _OutputBelow:
         """Show this; returns the output."""

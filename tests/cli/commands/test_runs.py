@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -23,7 +24,7 @@ from accelerate_nb.notebook.runs import runs
 
 def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None, **more):
     """A run of two ranks that a launch has left."""
-    with RunRecorder(parent / (folder or f"2024-01-01_{int(started):06}_{name}")) as record:
+    with closing(RunRecorder(parent / (folder or f"2024-01-01_{int(started):06}_{name}"))) as record:
         record.event(StateChange(None, "running", started))
         for rank in (0, 1):
             for step in range(10):
@@ -142,7 +143,7 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_co
 
 
 def test_restarts_are_in_the_list_and_in_the_report(parent, runs_command):
-    with RunRecorder(parent / "2024-01-01_000009_again") as record:
+    with closing(RunRecorder(parent / "2024-01-01_000009_again")) as record:
         record.event(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 4.0))
         record.status(name="again", why="2 on the CPU", state="finished", started=9.0, ended=10.0, ranks=2, restarts=1)
     assert "✔ finished, 1 restart  2" in runs_command()[1]
@@ -236,7 +237,7 @@ def test_a_log_is_shown_without_what_would_disturb_a_reader(runs_command, parent
 
 
 def test_a_log_that_is_followed_goes_on_until_the_run_is_over(parent):
-    with RunRecorder(parent / "2024-01-01_000009_long") as record:
+    with closing(RunRecorder(parent / "2024-01-01_000009_long")) as record:
         facts = {"name": "long", "started": 9.0, "ranks": 1}
         record.status(**facts, state="running")
         record.output(0, b"one\n")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -295,7 +295,7 @@ def test_workers_end_with_the_connection_of_their_agent(tmp_path: Path) -> None:
 
 def test_an_agent_of_another_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     near, far = socket.socketpair()
-    with far, Channel(near) as channel:
+    with far, closing(Channel(near)) as channel:
         # a stand-in: there is no other version of this package to install here
         far.sendall(struct.pack("<4sHHI", b"\x93ANB", VERSION + 1, 0, 2) + b"{}")
         with Group(FunctionCall(waits), [channel], tmp_path, (1,)) as group:
@@ -305,7 +305,7 @@ def test_an_agent_of_another_version_is_refused_with_both_versions(tmp_path: Pat
 
 def test_reports_about_ranks_of_another_agent_are_refused(tmp_path: Path) -> None:
     near, far = socket.socketpair()
-    with Channel(far) as agent, Channel(near) as channel:
+    with closing(Channel(far)) as agent, closing(Channel(near)) as channel:
         with Group(FunctionCall(waits), [channel], tmp_path, (1,)) as group:
             agent.send(RankExited(7, 0, 0, 1.0))
             agent.send(KillGroup())

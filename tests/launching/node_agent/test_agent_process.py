@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from msgspec import structs
@@ -28,7 +29,7 @@ from accelerate_nb.transport.messages import (
     RankReports,
     StartWorkers,
 )
-from accelerate_nb.transport.worker_spec import MasterAddress, RankInfo, WorkerSpec, current_environment
+from accelerate_nb.transport.worker_spec import NetworkAddress, RankInfo, WorkerSpec, current_environment
 
 
 def output(number: int, text: str = "line") -> RankOutput:
@@ -60,7 +61,7 @@ class Ends:
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     made = Ends()
-    with made.near, made.far:
+    with closing(made.near), closing(made.far):
         yield made
 
 
@@ -107,7 +108,7 @@ def test_a_report_with_a_file_goes_by_itself_after_what_came_before_it(ends: End
 
 def test_much_output_does_not_wait() -> None:
     near, far = socket.socketpair()
-    with Channel(near) as channel, Channel(far) as reader:
+    with closing(Channel(near)) as channel, closing(Channel(far)) as reader:
         sender = ReportSender(channel, lambda: 100.0)
         arrived: list[ReceivedMessage | None] = []
         thread = threading.Thread(target=lambda: arrived.append(reader.receive()))
@@ -123,9 +124,9 @@ def test_much_output_does_not_wait() -> None:
 def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
     near, far = socket.socketpair()
     reports: list[Message] = []
-    with AgentLoop() as loop, Channel(near) as channel, Channel(far) as node:
+    with closing(AgentLoop()) as loop, closing(Channel(near)) as channel, closing(Channel(far)) as node:
         agent = RemoteAgent(channel, loop, lambda report, _: reports.append(report))
-        spec = WorkerSpec(RankInfo(0, 1, 0, 1, MasterAddress("", 0), "run"), current_environment({}, None))
+        spec = WorkerSpec(RankInfo(0, 1, 0, 1, NetworkAddress("", 0), "run"), current_environment({}, None))
         agent.start(StartWorkers((spec,)), ())
         strange = (RankOutput(7, 0, b"", ()), state(1))
         node.send(RankReports(strange))
@@ -167,7 +168,7 @@ def test_a_reader_that_does_not_read_holds_up_no_close() -> None:
         is_sending.set()
         reads.wait()
 
-    rank_info = RankInfo(7, 8, 0, 1, MasterAddress("", 0), "run", node_rank=3)
+    rank_info = RankInfo(7, 8, 0, 1, NetworkAddress("", 0), "run", node_rank=3)
     environment = current_environment({"ACCELERATE_USE_CPU": "true"}, None)
     sampler = NodeSampler(send, [WorkerSpec(rank_info, environment)], lambda: {7: os.getpid()}, first=0.0)
     assert is_sending.wait(10)

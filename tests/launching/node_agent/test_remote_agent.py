@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -46,8 +46,8 @@ def nodes() -> Iterator[list[Node]]:
     with ExitStack() as made:
         found = [Node(reader) for _ in range(12)]
         for node in found:
-            made.enter_context(node.channel)
-            made.enter_context(node.far)
+            made.callback(node.channel.close)
+            made.callback(node.far.close)
         yield found
 
 
@@ -76,7 +76,7 @@ def test_one_thread_reads_all_channels_until_their_last_message(nodes: list[Node
 def test_a_silent_node_and_one_that_has_gone_are_found_while_others_go_on(nodes: list[Node]) -> None:
     reader = ChannelReader()
     silent, gone = Node(reader, 0.2), Node(reader)
-    with silent.channel, silent.far, gone.channel, gone.far:
+    with closing(silent.channel), closing(silent.far), closing(gone.channel), closing(gone.far):
         gone.far.shutdown()
         assert gone.ends.get(timeout=TIMEOUT) == "its connection has ended"
         assert "nothing came for 0.2 s" in (silent.ends.get(timeout=TIMEOUT) or "")
@@ -88,7 +88,7 @@ def test_a_silent_node_and_one_that_has_gone_are_found_while_others_go_on(nodes:
 def test_a_node_that_does_not_read_keeps_no_other_from_its_heartbeats() -> None:
     reader = ChannelReader()
     stuck, other = Node(reader), Node(reader)
-    with stuck.channel, stuck.far, other.channel, other.far:
+    with closing(stuck.channel), closing(stuck.far), closing(other.channel), closing(other.far):
         thread = threading.Thread(target=stuck.channel.try_send, args=(PeersReached({"0": "x" * (8 << 20)}),))
         thread.start()
         received = other.far.receive(TIMEOUT)

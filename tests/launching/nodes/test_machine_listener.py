@@ -32,7 +32,7 @@ GREETING = b"\x93ANBJ\x01" + bytes(32)
 
 @pytest.fixture
 def listener() -> Iterator[MachineListener]:
-    with MachineListener(JoinTicket(new_token(), "127.0.0.1", 0), timeout=1000.0) as made:
+    with closing(MachineListener(JoinTicket(new_token(), "127.0.0.1", 0), timeout=1000.0)) as made:
         yield made
 
 
@@ -135,7 +135,7 @@ def test_the_first_message_is_a_request_with_a_name_that_can_be_printed(listener
 
 
 def test_the_time_to_prove_the_token_is_limited() -> None:
-    with MachineListener(JoinTicket(new_token(), "127.0.0.1", 0), timeout=0.05) as listener:
+    with closing(MachineListener(JoinTicket(new_token(), "127.0.0.1", 0), timeout=0.05)) as listener:
         with socket.create_connection(address(listener), 5) as silent, sent(listener, GREETING[:10]) as slow:
             until(listener, lambda _: listener.refused == 2)
             assert silent.recv(1) == b""

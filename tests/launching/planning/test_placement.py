@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from accelerate_nb.config.launch import LaunchingConfig
@@ -228,7 +230,7 @@ def test_the_devices_of_a_placement_are_named_as_the_machine_counts_them(kind, s
 
 def keep(parent, name, **facts):
     folder = new_folder(parent, name)
-    with RunRecorder(folder) as record:
+    with closing(RunRecorder(folder)) as record:
         status = {"name": name, "state": "running", "started": 1.0, "ranks": 2, "detached": True, "devices": ["cuda:1"]}
         record.status(**{**status, **facts})
     return folder

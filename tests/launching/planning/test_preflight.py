@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.devices.nvml import Driver, Gpu
+from accelerate_nb.devices.nvml import Driver
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import AccelerateNbError
@@ -130,7 +130,7 @@ def test_degrees_that_make_the_number_of_processes_are_fine():
 MIB = 1 << 20
 CPU = AvailableDevices("cpu", "CPU", 0, 2)
 GPUS = AvailableDevices("cuda", "GPU", 2, 8)
-NVIDIA = Driver("570.1", "12.8", (Gpu("H100", 80 << 30), Gpu("H100", 80 << 30)))
+NVIDIA = Driver("570.1", "12.8", (("H100", 80 << 30),) * 2)
 
 
 def test_this_machine_is_looked_at(tmp_path):
