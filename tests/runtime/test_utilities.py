@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import functools
 import os
@@ -10,6 +11,8 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ from accelerate.utils import (
     dataclasses as their_kinds,
     environment,
     imports,
-    launch,
 )
 from torch import nn
 
@@ -36,7 +38,6 @@ from accelerate_nb.utils import (
     dataclasses,
     environment as our_environment,
     imports as our_imports,
-    launch as our_launch,
 )
 from accelerate_nb.utils.other import clean_state_dict_for_safetensors, get_free_port
 from tests.peers import Peer, under_both
@@ -53,61 +54,95 @@ def answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return f"raises {error_classes[0].__name__}"
 
 
-@pytest.fixture
-def variables_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def set_them(**values: str) -> None:
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
+class Named:
+    __name__ = "an instance's own name"
 
-    return set_them
+
+TEXTS = ["y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0", "", "2", "maybe", "none"]
+VERSIONS = list(product([">", ">=", "==", "!=", "<=", "<", "=>", ""], ["1.0", "2.9.0", "99", "2.13.0", "2.13.0.dev1"]))
+LAYER = nn.Linear(2, 3)
+# The arguments of each function of the utilities, and the variables of its process where it reads some.
+CALLS: dict[str, list[tuple[Any, ...]]] = {
+    "str_to_bool": list(product(TEXTS, [False, True])),
+    "get_int_from_env": [(["A", "B"], 7)],
+    "parse_flag_from_env": [("SOME_FLAG", False), ("SOME_FLAG", True)],
+    "parse_choice_from_env": [("SOME_FLAG", False), ("SOME_FLAG", True)],
+    "launch.env_var_path_add": [("SOME_PATHS", Path("/c"))],
+    "environment.convert_dict_to_env_variables": [
+        ({"A": "1", "B": "2"},),
+        ({"A": ""},),
+        ({"": "1"},),
+        ({"A": "a b"},),
+        ({"A": "x;y", "B": "ok"},),
+        ({"A<": "1", "C": "\n"},),
+        ({},),
+    ],
+    "are_libraries_initialized": [("torch", "no_such_package", "sys")],
+    "get_cpu_distributed_information": [()],
+    "convert_bytes": [(size,) for size in (0, 1, 1023, 1023.996, 1024, 1536, 10**6, 5 * 2**30, 3.5 * 2**40, 2**62, -5)],
+    "get_pretty_name": [
+        *((thing,) for thing in (int, 3, len, nn.Linear, LAYER, Named, Named(), os, lambda: 0)),
+        *((thing,) for thing in (functools.partial(print), None, "text", Path.name)),
+    ],
+    "recursive_getattr": [
+        (LAYER, path) for path in ("weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype")
+    ],
+    "compare_versions": [*(("torch", *call) for call in VERSIONS), ("no-such-package", ">", "1")],
+    "is_torch_version": VERSIONS,
+    **{f"imports.{name}": [()] for name in AVAILABLE},
+    "imports.is_numpy_available": [(), ("1.0",), ("1.12",), ("99.0",)],
+    "imports.is_mps_available": [(), ("1.0",), ("1.12",), ("99.0",)],
+    "imports.is_bnb_available": [(), ("1.0",), ("1.12",), ("99.0",)],
+    "is_rich_available": [()],
+    "get_current_device_type": [()],
+}
+FLAGS = [{}, {"SOME_FLAG": "1"}, {"SOME_FLAG": "no"}, {"SOME_FLAG": "yes"}, {"SOME_FLAG": "what"}]
+VARIABLES: dict[str, list[dict[str, str]]] = {
+    "get_int_from_env": [{}, {"A": "3"}, {"A": "-2", "B": "5"}, {"A": "0", "B": "1"}, {"B": "x"}],
+    "parse_flag_from_env": FLAGS,
+    "parse_choice_from_env": FLAGS,
+    "launch.env_var_path_add": [{}, *({"SOME_PATHS": held} for held in ("", "/a", "/a::/b", ":"))],
+    "get_cpu_distributed_information": [
+        {},
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "8", "RANK": "-1"},
+    ],
+    "is_rich_available": [{}, {"ACCELERATE_ENABLE_RICH": "1"}, {"ACCELERATE_ENABLE_RICH": "no"}],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_answers_as_accelerates_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, args in product(VARIABLES.get(name, [{}]), CALLS[name]):
+        with monkeypatch.context() as patch:
+            for variable, value in variables.items():
+                patch.setenv(variable, value)
+            mine, expected = (answer(attrgetter(name)(package), *args) for package in (ours, theirs))
+        if name == "get_cpu_distributed_information":
+            mine, expected = vars(mine), vars(expected)
+        if name.startswith("imports."):
+            expected = bool(expected)
+        assert (mine, type(mine)) == (expected, type(expected)), (variables, args)
+
+
+def test_dictionaries_are_merged_into_the_second() -> None:
+    for source, destination in (
+        ({}, {}),
+        ({"a": 1}, {"a": 2, "b": 3}),
+        ({"a": {"x": 1, "y": {"z": 2}}}, {"a": {"y": {"w": 3}, "v": 4}}),
+        ({"a": {"x": 1}}, {}),
+        ({"a": 1}, {"a": {"x": 1}}),
+        ({"a": {}}, {"a": 5}),
+        ({"a": [1]}, {"a": [2]}),
+    ):
+        mine, expected = copy.deepcopy(destination), copy.deepcopy(destination)
+        assert ours.merge_dicts(source, mine) is mine
+        assert mine == theirs.merge_dicts(source, expected)
 
 
 # Variables
-
-
-@pytest.mark.parametrize("to_bool", [False, True])
-@pytest.mark.parametrize(
-    "text", ["y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0", "", "2", "maybe", "none"]
-)
-def test_a_text_means_yes_or_no(text: str, to_bool: bool) -> None:
-    mine, expected = answer(ours.str_to_bool, text, to_bool), answer(theirs.str_to_bool, text, to_bool)
-    assert (mine, type(mine)) == (expected, type(expected))
-
-
-@pytest.mark.parametrize("values", [{}, {"A": "3"}, {"A": "-2", "B": "5"}, {"A": "0", "B": "1"}, {"B": "x"}])
-def test_the_first_number_among_variables_counts(values: dict[str, str], variables_as: Callable[..., None]) -> None:
-    variables_as(**values)
-    assert answer(ours.get_int_from_env, ["A", "B"], 7) == answer(theirs.get_int_from_env, ["A", "B"], 7)
-
-
-@pytest.mark.parametrize("default", [False, True])
-@pytest.mark.parametrize("text", [None, "1", "no", "yes", "what"])
-def test_a_flag_and_a_choice_are_read(text: str | None, default: bool, variables_as: Callable[..., None]) -> None:
-    variables_as(**({} if text is None else {"SOME_FLAG": text}))
-    for name in ("parse_flag_from_env", "parse_choice_from_env"):
-        mine, their_function = getattr(ours, name), getattr(theirs, name)
-        assert answer(mine, "SOME_FLAG", default) == answer(their_function, "SOME_FLAG", default)
-
-
-@pytest.mark.parametrize("held", [None, "", "/a", "/a::/b", ":"])
-def test_a_path_is_added_to_a_variable(held: str | None, variables_as: Callable[..., None]) -> None:
-    variables_as(**({} if held is None else {"SOME_PATHS": held}))
-    added = [item.env_var_path_add("SOME_PATHS", Path("/c")) for item in (launch, our_launch)]
-    assert added[0] == added[1]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"A": "1", "B": "2"}, {"A": ""}, {"": "1"}, {"A": "a b"}, {"A": "x;y", "B": "ok"}, {"A<": "1", "C": "\n"}, {}],
-)
-def test_variables_become_lines(values: dict[str, str]) -> None:
-    lines = [item.convert_dict_to_env_variables(values) for item in (environment, our_environment)]
-    assert lines[0] == lines[1]
-
-
-def test_imported_packages_are_named() -> None:
-    names = ("torch", "no_such_package", "sys")
-    assert ours.are_libraries_initialized(*names) == theirs.are_libraries_initialized(*names) == ["torch", "sys"]
 
 
 def snapshots(peer: Any) -> Iterator[tuple[str | None, ...]]:
@@ -131,8 +166,9 @@ def snapshots(peer: Any) -> Iterator[tuple[str | None, ...]]:
     yield now()
 
 
-def test_variables_are_as_before_after_a_block(variables_as: Callable[..., None]) -> None:
-    variables_as(KEPT="1", CHANGED="1")
+def test_variables_are_as_before_after_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEPT", "CHANGED"):
+        monkeypatch.setenv(name, "1")
     assert list(snapshots(ours)) == list(snapshots(theirs))
 
 
@@ -167,124 +203,12 @@ def purged(peer: Any) -> list[str | None]:
     return returned + left
 
 
-def test_variables_of_accelerate_are_put_back(variables_as: Callable[..., None]) -> None:
-    variables_as(ACCELERATE_KEPT="as it was")
+def test_variables_of_accelerate_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_KEPT", "as it was")
     assert purged(ours) == purged(theirs) == ["returned", None, "as it was", None, "2", None, "stays"]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "8", "RANK": "-1"},
-    ],
-)
-def test_a_process_of_mpi_knows_its_place(values: dict[str, str], variables_as: Callable[..., None]) -> None:
-    variables_as(**values)
-    assert vars(ours.get_cpu_distributed_information()) == vars(theirs.get_cpu_distributed_information())
-
-
-# Plain values
-
-
-@pytest.mark.parametrize("size", [0, 1, 1023, 1023.996, 1024, 1536, 10**6, 5 * 2**30, 3.5 * 2**40, 2**50, 2**62, -5])
-def test_bytes_have_a_unit(size: float) -> None:
-    assert ours.convert_bytes(size) == theirs.convert_bytes(size)
-
-
-@pytest.mark.parametrize(
-    ("source", "destination"),
-    [
-        ({}, {}),
-        ({"a": 1}, {"a": 2, "b": 3}),
-        ({"a": {"x": 1, "y": {"z": 2}}}, {"a": {"y": {"w": 3}, "v": 4}}),
-        ({"a": {"x": 1}}, {}),
-        ({"a": 1}, {"a": {"x": 1}}),
-        ({"a": {}}, {"a": 5}),
-        ({"a": [1]}, {"a": [2]}),
-    ],
-)
-def test_dictionaries_are_merged(source: dict[str, Any], destination: dict[str, Any]) -> None:
-    import copy
-
-    mine, expected = copy.deepcopy(destination), copy.deepcopy(destination)
-    assert ours.merge_dicts(source, mine) is mine
-    assert mine == theirs.merge_dicts(source, expected)
-
-
-class Named:
-    __name__ = "an instance's own name"
-
-
-@pytest.mark.parametrize(
-    "thing",
-    [
-        int,
-        3,
-        len,
-        nn.Linear,
-        nn.Linear(1, 1),
-        Named,
-        Named(),
-        os,
-        lambda: 0,
-        functools.partial(print),
-        None,
-        "text",
-        Path.name,
-    ],
-    ids=repr,
-)
-def test_a_thing_has_a_pretty_name(thing: Any) -> None:
-    assert ours.get_pretty_name(thing) == theirs.get_pretty_name(thing)
-
-
-@pytest.mark.parametrize("path", ["weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype"])
-def test_an_attribute_is_found_along_its_path(path: str) -> None:
-    layer = nn.Linear(2, 3)
-    mine, expected = (answer(item.recursive_getattr, layer, path) for item in (ours, theirs))
-    assert mine is expected or mine == expected
-
-
 # Versions, packages, devices
-
-
-@pytest.mark.parametrize("operation", [">", ">=", "==", "!=", "<=", "<", "=>", ""])
-@pytest.mark.parametrize("version", ["1.0", "2.9.0", "99", "2.13.0", "2.13.0.dev1"])
-def test_versions_are_compared(operation: str, version: str) -> None:
-    assert answer(ours.compare_versions, "torch", operation, version) == answer(
-        theirs.compare_versions, "torch", operation, version
-    )
-    assert answer(ours.is_torch_version, operation, version) == answer(theirs.is_torch_version, operation, version)
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    requirement = ("no-such-package", ">", "1")
-    assert (
-        answer(ours.compare_versions, *requirement)
-        == answer(theirs.compare_versions, *requirement)
-        == "raises ModuleNotFoundError"
-    )
-
-
-@pytest.mark.parametrize("name", AVAILABLE)
-def test_availability_is_answered_alike(name: str) -> None:
-    assert getattr(our_imports, name)() == bool(getattr(imports, name)())
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.12", "99.0"])
-def test_availability_requests_a_version(version: str) -> None:
-    for name in ("is_numpy_available", "is_mps_available", "is_bnb_available"):
-        assert getattr(our_imports, name)(version) == bool(getattr(imports, name)(version))
-
-
-@pytest.mark.parametrize("value", [None, "1", "no"])
-def test_rich_is_there_only_where_it_was_requested(value: str | None, variables_as: Callable[..., None]) -> None:
-    variables_as(**({} if value is None else {"ACCELERATE_ENABLE_RICH": value}))
-    assert ours.is_rich_available() == theirs.is_rich_available()
 
 
 def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +237,6 @@ def test_a_function_that_needs_torchao_reports_it(monkeypatch: pytest.MonkeyPatc
 def test_one_device_only_is_requested_of_xla() -> None:
     with pytest.raises(AccelerateNbError):
         packages.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
-
-
-def test_the_machines_device_is_named() -> None:
-    assert ours.get_current_device_type() == theirs.get_current_device_type()
 
 
 @pytest.fixture
