@@ -89,15 +89,12 @@ def test_a_file_that_was_named_wins(tmp_path):
     assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}, default) == default
 
 
-@pytest.mark.parametrize("how", ["argument", "variable"])
-def test_no_file_is_read_where_none_is_wanted(tmp_path, how):
+def test_no_file_is_read_where_none_is_wanted(tmp_path):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").touch()
     environment = {"HF_HOME": str(tmp_path)}
-    if how == "argument":
-        assert hf_files.find(environment, "") is None
-    else:
-        assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
+    assert hf_files.find(environment, "") is None
+    assert hf_files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
 
 
 def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path):

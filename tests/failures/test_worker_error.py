@@ -71,12 +71,6 @@ def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error)
     assert str(FOLDER) in str(found)
 
 
-def test_attributes_of_the_worker_s_error_are_kept():
-    found = worker_error([raised(0, Wants(1, second=[2]))], FOLDER)
-    assert found.second == [2]
-    assert worker_error([raised(0, Frozen(7))], FOLDER).step == 7
-
-
 def test_an_oserror_keeps_its_number_and_its_file():
     found = worker_error([raised(0, FileNotFoundError(2, "not here", "a.txt"))], FOLDER)
     assert isinstance(found, FileNotFoundError)

@@ -162,15 +162,6 @@ def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel
     assert "end x" not in waited.stdout
 
 
-def test_what_a_configuration_sets_is_launched(kernel: Kernel) -> None:
-    code = """
-        from accelerate_nb.config.run_config import resolve
-        config = resolve({"num_processes": 2, "results": "all", "panel": "off"}, {})
-        print(notebook_launcher(train, ("x",), config=config), notebook_launcher(train, ("y",), num_processes=1, config=config))
-    """
-    assert kernel.ok(code).stdout == "['x', 'x'] ['y']\n"
-
-
 def test_many_runs_leave_few_widgets_behind(kernel: Kernel, page: Page) -> None:
     kernel.ok("for _ in range(12): notebook_launcher(train, ('x',), num_processes=1)")
     for panel in list(page.widgets):

@@ -88,29 +88,6 @@ def test_the_last_words_of_c_are_shown_without_a_flush(kernel: Kernel) -> None:
     assert "C's last words" in cell.error.text
 
 
-def test_a_moving_bar_is_drawn_in_place(kernel: Kernel) -> None:
-    cell = kernel.start("""
-    import os, time
-    from tqdm import tqdm
-    def moves(path):
-        bar = tqdm(total=100, mininterval=0)
-        for _ in range(50):
-            bar.update()
-            time.sleep(0.01)
-        while not os.path.exists(path):
-            time.sleep(0.02)
-        bar.update(50)
-        bar.close()
-    go_on = os.path.abspath("go_on")
-    notebook_launcher(moves, (go_on,), num_processes=2)
-    """)
-    # one display that holds both ranks' bars, updated
-    cell.until(lambda: any(str(shown.get("text/plain")).count("50/100") == 2 for shown in cell.displays))
-    assert len(cell.displays) == 1
-    cell.kernel.interrupt()
-    cell.wait()
-
-
 def test_displays_of_ranks_are_shown_under_their_label(kernel: Kernel) -> None:
     cell = kernel.ok("""
     import os

@@ -94,29 +94,6 @@ def test_ranks_run_on_the_nodes_of_the_allocation(slurm, tmp_path, request_, set
     ]
 
 
-def test_the_command_line_runs_a_script_on_them(slurm, tmp_path):
-    (tmp_path / "script.py").write_text(
-        "import os\nprint('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])\n"
-    )
-    words = [
-        "-m",
-        "accelerate_nb.cli.main",
-        "launch",
-        "--engine",
-        "slurm",
-        "--num-processes",
-        "2",
-        "--cpu",
-        "--folder",
-        str(tmp_path),
-    ]
-    line = ["salloc", "--quiet", "--nodes=2", sys.executable, *words, str(tmp_path / "script.py")]
-    done = subprocess.run(line, env=slurm, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rank 0 on node1" in done.stdout
-    assert "rank 1 on node2" in done.stdout
-
-
 def test_a_node_beyond_those_that_are_used_takes_the_place_of_one_that_is_lost(slurm, tmp_path):
     (tmp_path / "lost.py").write_text(LOST)
     printed = in_allocation(slurm, ["--nodes=3"], tmp_path / "lost.py", str(tmp_path))

@@ -347,14 +347,19 @@ def test_gradients_stay_here_until_they_are_sent() -> None:
     assert run_on_ranks(held, 2) == [(False, True, True)] * 2
 
 
-def second_generation(first: str, second: str) -> list[Any]:
+GENERATIONS = [("bf16", 2), ("no", 1), ("bf16", 3)]
+
+
+def generations(ends: bool) -> list[Any]:
+    """What Accelerators in turn make of one model, also where the former one has not ended."""
     seen: list[Any] = []
+    torch.manual_seed(0)
     model = Autocast()
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
-    loader: Any = DataLoader(torch.ones(4, 2), batch_size=2)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(torch.arange(24.0).view(12, 2), batch_size=2)
     prepared: Any = model
-    for precision in (first, second):
-        accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=2)
+    for precision, steps in GENERATIONS:
+        accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps)
         prepared, optimizer, loader = accelerator.prepare(prepared, optimizer, loader)
         synced = []
         for inputs in loader:
@@ -363,26 +368,33 @@ def second_generation(first: str, second: str) -> list[Any]:
                 optimizer.step()
                 optimizer.zero_grad()
                 synced.append(accelerator.sync_gradients)
-        seen.append((model.computed_in, isinstance(optimizer.optimizer, torch.optim.SGD), synced))
-        accelerator.end_training()
+        weights = accelerator.gather(model.inner.weight.detach()[None])
+        is_equal = bool((weights == weights[0]).all())
+        seen.append((model.computed_in, isinstance(optimizer.optimizer, torch.optim.SGD), synced, is_equal))
+        if ends:
+            accelerator.end_training()
     return [*seen, accelerator.unwrap_model(prepared) is model]
 
 
+@pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("size", ONE_OR_TWO)
-def test_what_was_prepared_before_the_end_is_prepared_anew(size: int) -> None:
-    steps = [False, True] if size == 1 else [True]
-    expected = [(torch.bfloat16, True, steps), (torch.float32, True, steps), True]
-    assert run_on_ranks(second_generation, size, "bf16", "no") == [expected] * size
+def test_what_was_prepared_before_is_prepared_anew_by_a_second_accelerator(size: int, ends: bool) -> None:
+    batches = 6 // size
+    expected: list[Any] = []
+    for precision, steps in GENERATIONS:
+        synced = [batch % steps == 0 or batch == batches for batch in range(1, batches + 1)]
+        expected.append((torch.float32 if precision == "no" else torch.bfloat16, True, synced, True))
+    assert run_on_ranks(generations, size, ends) == [[*expected, True]] * size
 
 
-def test_a_second_accelerator_may_compute_in_other_numbers() -> None:
-    model = Autocast()
-    for name, dtype in (("bf16", torch.bfloat16), ("no", torch.float32), ("bf16", torch.bfloat16)):
-        accelerator = Accelerator(cpu=True, mixed_precision=name)
-        assert accelerator.prepare(model) is model
-        model(torch.ones(1, 2))
-        assert model.computed_in == dtype
-    accelerator.end_training()
+def many_accelerators() -> float:
+    for _ in range(300):
+        accelerator = Accelerator()
+    return accelerator.gather(torch.ones(1)).sum().item()
+
+
+def test_a_worker_may_make_any_number_of_accelerators() -> None:
+    assert run_on_ranks(many_accelerators, 2, limit=30) == [2.0, 2.0]
 
 
 class UpdatesInBackward(torch.optim.Optimizer):

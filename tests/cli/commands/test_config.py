@@ -234,20 +234,6 @@ def test_yes_writes_a_pods_file_without_a_question(path, capsys):
     assert re.search(r"engine +xla +the configuration file", output)
 
 
-def test_the_cpu_takes_a_file_for_tpus_back(path):
-    written(path, distributed_type="XLA", tpu_name="mine", num_processes=2)
-    assert main(["config", "--yes", "--cpu"]) == 0
-    config = resolve({}, {}, hf_files.read(path))
-    assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 2)
-
-
-def test_update_makes_an_old_file_for_tpus_one_that_accelerate_loads(path, capsys):
-    written(path, distributed_type="TPU", num_processes=4, downcast_bf16="no", tpu_name="mine")
-    assert main(["config", "update"]) == 0
-    assert "+distributed_type: XLA" in capsys.readouterr().out
-    assert load_config_from_file(str(path)).tpu_name == "mine"
-
-
 # --------------------------------------------------------------------------------------------------- without a question
 
 

@@ -424,17 +424,6 @@ def test_quiet_alone_prints_less_and_with_a_number_is_the_setting():
     assert read("--quiet-seconds", "0", "train.py")[0].config.launching.hang_warning_after == 0
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(folder, monkeypatch):
-    Path("file.yaml").write_text("num_processes: 5\nmixed_precision: fp16\ndebug: true\n")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    config = read("--config_file", "file.yaml", "--no-debug", "train.py")[0].config
-    assert (config.launching.num_processes, config.training.mixed_precision, config.training.debug) == (
-        5,
-        "bf16",
-        False,
-    )
-
-
 @pytest.mark.parametrize(
     ("failures", "code"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import queue
-import re
 import socket
 import threading
 import time
@@ -28,10 +27,8 @@ from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import (
-    AgentLost,
     Heartbeat,
     KillGroup,
-    Message,
     NodeMessage,
     PeersReached,
     RankOutcome,
@@ -227,24 +224,6 @@ def test_a_node_carries_out_no_code_of_another_one() -> None:
         assert stops.get(timeout=10) == "finish"
         assert not [*member.reports(0)]
         left(member, meeting.nodes)
-
-
-def test_a_node_whose_process_ends_is_lost_and_one_that_leaves_gives_its_reason() -> None:
-    with host(num_nodes=3) as meeting, ThreadPoolExecutor(2) as threads:
-        first, second = threads.submit(meeting.join), threads.submit(meeting.join, node_rank=2)
-        members = [first.result(), second.result()]
-        members[0].leave("its run is over")
-        members[1]._exchange._socket.shutdown(socket.SHUT_RDWR)
-        deadline, found = time.monotonic() + 10, list[Message]()
-        while len(found) < 2:
-            assert time.monotonic() < deadline
-            found += meeting.nodes.reports(0)
-        (leaves, lost) = sorted(
-            (report for report in found if isinstance(report, AgentLost)), key=lambda report: report.ranks
-        )
-        assert re.fullmatch(r"node 1 on \S+ has left: its run is over", leaves.reason)
-        assert re.fullmatch(r"node 2 on \S+ was lost: its connection has ended", lost.reason)
-        assert (leaves.ranks, lost.ranks) == ((2, 3), (4, 5))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -485,30 +484,6 @@ def test_closing_leaves_no_process(tmp_path):
     assert not any(entry.is_running() and entry.status() != psutil.STATUS_ZOMBIE for entry in workers)
     assert fresh_session.done
     assert fresh_session.error is None
-
-
-KERNEL = """
-import sys
-from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session.session import Session
-session = Session.start(resolve({"num_processes": 2, "cpu": True, "folder": sys.argv[1]}, {}))
-print(*[end.result["text/plain"] for end in session.run("import os\\nos.getpid()").wait()], flush=True)
-cell = session.run(sys.argv[2])
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("busy", ["", "while True: pass"])
-def test_no_worker_outlives_a_kernel_that_ends(tmp_path, busy):
-    command = [sys.executable, "-c", KERNEL, str(tmp_path), busy]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
-        workers = [psutil.Process(int(pid)) for pid in kernel.stdout.readline().split()]
-        kernel.stdin.close()
-        kernel.wait(30)
-    assert len(workers) == 2
-    _, left = psutil.wait_procs(workers, timeout=10)
-    assert not left
 
 
 POOL = """
