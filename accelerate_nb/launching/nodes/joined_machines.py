@@ -263,16 +263,11 @@ def _admit(engine: JoinedMachines, machine: JoiningMachine) -> str:
     while (known := channels.get((engine.address, name))) is not None and not known.is_closed:
         number += 1
         name = f"{machine.name}-{number}"
-    connection = NodeConnection(engine, name, PlacedAgent(machine.channel))
-    machine.channel.try_send(MembershipGranted(name))
-    try:
-        connection.open()
-    except LaunchError:
+    if not machine.channel.try_send(MembershipGranted(name)):
+        machine.channel.close()
         return ""
-    finally:
-        # one that has not replied is closed
-        release(connection, is_usable=True)
     channels[engine.address, name] = machine.channel
+    release(NodeConnection(engine, name, PlacedAgent(machine.channel)), is_usable=True)
     return name
 
 

@@ -55,6 +55,16 @@ class NodeConnection:
         self.is_usable = True
 
     @property
+    def is_open(self) -> bool:
+        """Whether the facts of its node are known."""
+        return self._facts is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether something comes from an agent without workers: it says nothing by itself, so that is its end."""
+        return is_readable(self.channel.fileno(), 0)
+
+    @property
     def facts(self) -> NodeFacts:
         """The facts of its node."""
         assert self._facts is not None, "open() comes first"
@@ -68,9 +78,10 @@ class NodeConnection:
 
     def refresh(self) -> None:
         """Check that an agent that was there before still is; raises `LaunchError`."""
-        # it says nothing by itself: what comes is its end
-        if time.monotonic() - self._queried_at > _FRESH or is_readable(self.channel.fileno(), 0):
-            self._query(REPLY_TIMEOUT if self._facts is not None else _START_TIMEOUT)
+        if self._facts is None:
+            self.open()
+        elif time.monotonic() - self._queried_at > _FRESH or self.is_ending:
+            self._query(REPLY_TIMEOUT)
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message to an agent that has no workers, and wait for its reply; raises `LaunchError` where none comes."""
@@ -171,9 +182,10 @@ def idle_nodes(engine: NodeEngine) -> list[str]:
     """The names of the nodes of an engine whose agent no run uses, and is still there."""
 
     def refresh(connection: NodeConnection) -> None:
-        # one that does not reply is not usable any more
+        # one that does not reply is not usable any more; the first reply, which may take long, is left to the run that needs it
         with suppress(LaunchError):
-            connection.refresh()
+            if connection.is_open or connection.is_ending:
+                connection.refresh()
 
     found = _pool.get().take_all(engine)
     try:

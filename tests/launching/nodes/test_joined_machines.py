@@ -184,8 +184,8 @@ def test_machines_go_on_with_a_detached_run_when_its_kernel_was_killed_and_leave
         assert machine.returncode == 0
 
 
-def joined(ticket: JoinTicket, name: str) -> Channel:
-    """The connection of a machine, which is given that name, and whose agent serves."""
+def admitted(ticket: JoinTicket, name: str) -> Channel:
+    """The connection of a machine, which is given that name."""
     sock = socket.create_connection((ticket.host, ticket.port), 10)
     prove_token(sock, ticket.key, 10.0)
     channel = Channel(sock)
@@ -193,8 +193,32 @@ def joined(ticket: JoinTicket, name: str) -> Channel:
     received = channel.receive(10.0)
     assert received is not None
     assert received.message == MembershipGranted(name)
+    return channel
+
+
+def joined(ticket: JoinTicket, name: str) -> Channel:
+    """The connection of a machine, which is given that name, and whose agent serves."""
+    channel = admitted(ticket, name)
     threading.Thread(target=AgentServer(channel).serve, daemon=True).start()
     return channel
+
+
+def test_a_machine_whose_agent_takes_long_to_reply_holds_up_no_other(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.names.clear()
+    config = resolve({"engine": "join", "num_nodes": 2, "join_timeout": 30.0}, {}).launching
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait_for_machines, config)
+        while not terminal.tickets:
+            assert not waiting.done(), waiting.result()
+            time.sleep(0.01)
+        ticket = JoinTicket.parse(terminal.tickets[0])
+        machines = [admitted(ticket, name) for name in ("twin", "twin-2")]
+        assert [host.name for host in waiting.result()[1]] == ["twin", "twin-2"]
+    for machine in machines:
+        machine.shutdown()
 
 
 def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
