@@ -6,6 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -164,15 +165,15 @@ def remove_hook_from_submodules(module: Module) -> None:
 # -------------------------------------------------------------------------------------------------- layerwise casting
 
 
+@dataclass(eq=False)
 class LayerwiseCastingHook(ModelHook):
     """Keeps a module's weights in `storage_dtype`, and casts them to `compute_dtype` while its forward runs."""
 
     _is_stateful = False  # diffusers reads it
 
-    def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
-        self.storage_dtype = storage_dtype
-        self.compute_dtype = compute_dtype
-        self.non_blocking = non_blocking
+    storage_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    non_blocking: bool
 
     def init_hook(self, module: Module) -> Module:
         return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,12 +116,12 @@ def offload_state_dict(save_dir: Folder, state_dict: Mapping[str, Tensor]) -> No
     save_offload_index(index, save_dir)
 
 
+@dataclass(eq=False, repr=False)
 class PrefixedDataset(Mapping[str, T]):
     """The part of a mapping whose names begin with a prefix, under their names without it."""
 
-    def __init__(self, dataset: Mapping[str, T], prefix: str) -> None:
-        self.dataset = dataset
-        self.prefix = prefix
+    dataset: Mapping[str, T]
+    prefix: str
 
     def __getitem__(self, key: str) -> T:
         return self.dataset[f"{self.prefix}{key}"]

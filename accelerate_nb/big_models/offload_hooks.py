@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from accelerate_nb.runtime.training.memory import clear_device_cache
 logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
+@dataclass(eq=False, repr=False)
 class AlignDevicesHook(ModelHook):
     """
     Moves a module's inputs to `execution_device` before its forward, and its weights where they are not there.
@@ -44,29 +46,18 @@ class AlignDevicesHook(ModelHook):
     values are not moved. Tied weights that `tied_params_map` knows are brought to a device once.
     """
 
-    def __init__(
-        self,
-        execution_device: Device | None = None,
-        offload: bool = False,
-        io_same_device: bool = False,
-        weights_map: Mapping[str, Tensor] | None = None,
-        offload_buffers: bool = False,
-        place_submodules: bool = False,
-        skip_keys: str | list[str] | None = None,
-        tied_params_map: TiedParameters | None = None,
-    ) -> None:
-        self.execution_device = execution_device
-        self.offload = offload
-        self.io_same_device = io_same_device
-        self.weights_map = weights_map
-        self.offload_buffers = offload_buffers
-        self.place_submodules = place_submodules
-        self.skip_keys = skip_keys
-        self.tied_params_map = tied_params_map
-        self.input_device: torch.device | None = None
-        self.original_devices: dict[str, torch.device] = {}
-        self.tied_params_names: set[str] = set()
-        self.tied_pointers_to_remove: set[tuple[int, torch.device]] = set()
+    execution_device: Device | None = None
+    offload: bool = False
+    io_same_device: bool = False
+    weights_map: Mapping[str, Tensor] | None = None
+    offload_buffers: bool = False
+    place_submodules: bool = False
+    skip_keys: str | list[str] | None = None
+    tied_params_map: TiedParameters | None = None
+    input_device: torch.device | None = field(default=None, init=False)
+    original_devices: dict[str, torch.device] = field(default_factory=dict, init=False)
+    tied_params_names: set[str] = field(default_factory=set, init=False)
+    tied_pointers_to_remove: set[tuple[int, torch.device]] = field(default_factory=set, init=False)
 
     def __repr__(self) -> str:
         shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
@@ -357,12 +348,12 @@ class CpuOffload(ModelHook):
         return send_to_device(args, device), moved
 
 
+@dataclass(eq=False)
 class UserCpuOffloadHook:
     """A model with its hook, to send it to the CPU, or to take the hook off."""
 
-    def __init__(self, model: Module, hook: ModelHook) -> None:
-        self.model = model
-        self.hook = hook
+    model: Module
+    hook: ModelHook
 
     def offload(self) -> None:
         """Send the model to the CPU until it is called again."""

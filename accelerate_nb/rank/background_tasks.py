@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 Wait = Callable[[], object]
 # Long enough for a device's step; whoever interrupts a function waits for its failure meanwhile.
 _TIMEOUT = 3.0
 
 
+@dataclass(eq=False)
 class _BackgroundTasks:
     """The tasks of this process that are not over, by what waits for each: what saves as much of it as one rank can by itself."""
 
-    def __init__(self) -> None:
-        self.going: dict[Wait, Wait | None] = {}
+    going: dict[Wait, Wait | None] = field(default_factory=dict)
 
 
 _tasks = _BackgroundTasks()

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from accelerate_nb.config.environment import autolog
@@ -22,13 +23,13 @@ class EventSink(Protocol):
         """Pass the event on; never raises and never waits for a reader."""
 
 
+@dataclass(eq=False)
 class _Outlet:
     """Where this rank's events go; how deep its calls of logs are nested, and the names that were logged so far."""
 
-    def __init__(self) -> None:
-        self.sink: EventSink | None = None
-        self.depth = 0
-        self.names: set[str] = set()
+    sink: EventSink | None = None
+    depth: int = 0
+    names: set[str] = field(default_factory=set)
 
 
 _outlet = _Outlet()

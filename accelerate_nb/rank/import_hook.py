@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -17,9 +18,10 @@ def after_import(name: str, hook: Callable[[Any], object]) -> None:
         sys.meta_path.insert(0, _HookingFinder(name, hook))
 
 
+@dataclass(eq=False)
 class _HookingFinder(MetaPathFinder):
-    def __init__(self, name: str, hook: Callable[[Any], object]) -> None:
-        self._name, self._hook = name, hook
+    _name: str
+    _hook: Callable[[Any], object]
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """The module's specification from the other finders, whose loader also calls the hook; `None` for other modules."""

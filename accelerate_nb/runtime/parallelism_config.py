@@ -179,7 +179,26 @@ class ParallelismConfig:
         for name in (*(f"{axis}_size" for axis in _AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, DEGREES.read(name, os.environ))
-        self._check()
+        for axis in _AXES:
+            if self._size(axis) < 1:
+                raise ConfigurationError(
+                    f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
+                )
+        for name in ("cp_backend", "sp_backend"):
+            known = DEGREES.choices(name)
+            if (value := getattr(self, name)) not in known:
+                raise ConfigurationError(f"{name} must be one of {list(known)}, but got {value}. Leave it out.")
+        if self.cp_enabled and self.sp_enabled:
+            raise ConfigurationError(
+                f"cp_size={self.cp_size} and sp_size={self.sp_size} are mutually exclusive: both split the sequence. "
+                "Set one of them to 1."
+            )
+        if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
+            raise ConfigurationError(
+                f"dp_replicate_size={self.dp_replicate_size} was requested with tp_size={self.tp_size} and "
+                f"cp_size={self.cp_size}, but copies of a split model have to be sharded too. Set dp_shard_size above 1."
+            )
+        self._fill_handlers()
 
     @property
     def mesh(self) -> Mesh:
@@ -304,28 +323,6 @@ class ParallelismConfig:
 
     def _used(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self._size(axis) > 1]
-
-    def _check(self) -> None:
-        for axis in _AXES:
-            if self._size(axis) < 1:
-                raise ConfigurationError(
-                    f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
-                )
-        for name in ("cp_backend", "sp_backend"):
-            known = DEGREES.choices(name)
-            if (value := getattr(self, name)) not in known:
-                raise ConfigurationError(f"{name} must be one of {list(known)}, but got {value}. Leave it out.")
-        if self.cp_enabled and self.sp_enabled:
-            raise ConfigurationError(
-                f"cp_size={self.cp_size} and sp_size={self.sp_size} are mutually exclusive: both split the sequence. "
-                "Set one of them to 1."
-            )
-        if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
-            raise ConfigurationError(
-                f"dp_replicate_size={self.dp_replicate_size} was requested with tp_size={self.tp_size} and "
-                f"cp_size={self.cp_size}, but copies of a split model have to be sharded too. Set dp_shard_size above 1."
-            )
-        self._fill_handlers()
 
     def _fill_handlers(self) -> None:
         if self.tp_enabled:

@@ -54,7 +54,12 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     dashed = [re.sub(r"^--\w[\w-]*", lambda flag: flag[0].replace("_", "-"), word) for word in words]
     parsed, others = parser.parse_known_args(dashed)
     if others:
-        parser.error(_unknown(others[0], parser))
+        word = others[0]
+        if not word.startswith("-"):
+            parser.error(f"{word!r} was given, and belongs to no option")
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
+        parser.error(f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else ""))
     tuples = {option for option, (kind, _, _) in options.items() if kind.startswith("tuple")}
     values = {name: tuple(value) if name in tuples else value for name, value in vars(parsed).items()}
     return OptionValues(tuple(options), values)
@@ -127,14 +132,6 @@ def _reader(read: Callable[[str], Any], wanted: str, *, is_optional: bool) -> Ca
             raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
 
     return value
-
-
-def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    if not word.startswith("-"):
-        return f"{word!r} was given, and belongs to no option"
-    flag = word.partition("=")[0]
-    near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
-    return f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _speaks() -> bool:

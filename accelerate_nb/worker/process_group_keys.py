@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
 
+@dataclass(eq=False)
 class _GroupKeys:
     """The stores at which this rank's groups get keys of their own, each with the number of its next group."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, Iterator[int]] = {}
-        self.generation = ""
+    numbers: dict[str, Iterator[int]] = field(default_factory=dict)
+    generation: str = ""
 
 
 _groups = _GroupKeys()

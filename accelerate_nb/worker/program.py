@@ -161,11 +161,11 @@ class Executable:
 Runnable: TypeAlias = ScriptFile | PythonModule | ScriptFunction | Executable
 
 
+@dataclass(eq=False)
 class StandardInput:
     """This process's standard input, which can travel to a worker."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    _descriptor: int
 
     def __getstate__(self) -> Any:
         return DupFd(self._descriptor)

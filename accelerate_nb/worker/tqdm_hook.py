@@ -111,7 +111,10 @@ class _OpenBars:
         closed = bool(getattr(bar, "disable", True))
         state: _BarState | None = getattr(bar, _STATE, None)
         if state is None:
-            if closed or not _is_drawn(bar):
+            if closed:
+                return
+            if bar.delay > 0 and not (hasattr(bar, "start_t") and bar._time() >= bar.start_t + bar.delay):
+                # it is made to wait before it is drawn, and has not yet
                 return
             state = _BarState(next(number for number in range(len(self._taken) + 1) if number not in self._taken))
             self._taken.add(state.number)
@@ -185,11 +188,6 @@ class _BarState:
     sent: Progress | None = None
     left: bool = False
     numbers: dict[str, float] = field(default_factory=dict)
-
-
-def _is_drawn(bar: Any) -> bool:
-    """Whether a bar that was made to wait before it is drawn has waited."""
-    return bar.delay <= 0 or (hasattr(bar, "start_t") and bar._time() >= bar.start_t + bar.delay)
 
 
 def _is_left(bar: Any) -> bool:

@@ -107,7 +107,10 @@ class _Execution:
     def __init__(self, content: Any, kernel: KernelChoice, progress: CellProgress) -> None:
         self._content, self._kernel, self._progress = content, kernel, progress
         self._end = ExecutionResult()
-        specs = _CurrentPythonSpecs() if kernel.is_current_python else KernelSpecManager()
+        specs: Any = KernelSpecManager()
+        if kernel.is_current_python:
+            # it knows one kernel, whatever is installed: the Python that runs here
+            specs.get_kernel_spec = lambda name: KernelSpec(name=name, **get_kernel_dict())
         # what cells hold and give would else go in plain text through ports that others of this machine can read
         can_encrypt = "transport_encryption" in AsyncKernelManager.class_trait_names() and zmq.has("curve")
         encryption = {"transport_encryption": "auto"} if can_encrypt else {}
@@ -206,6 +209,7 @@ class _Execution:
         task.add_done_callback(self._tasks.discard)
 
 
+@dataclass(eq=False, kw_only=True)
 class CellProgress:
     """
     Prints the running cell to standard error, and passes on what it writes and shows, unless `quiet`.
@@ -215,9 +219,8 @@ class CellProgress:
     cell 3 of 12: train()
     """
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._at_line_start = True
+    quiet: bool
+    _at_line_start: bool = True
 
     def began(self, number: int, of: int, source: str) -> None:
         """A cell begins: the one with this number, of so many."""
@@ -227,7 +230,7 @@ class CellProgress:
 
     def wrote(self, stream: str, text: str) -> None:
         """A cell has written something."""
-        if not self._quiet and text:
+        if not self.quiet and text:
             where = sys.stderr if stream == "stderr" else sys.stdout
             where.write(text if where.isatty() else _ESCAPES.sub("", text))  # colours are for terminals
             where.flush()
@@ -279,13 +282,6 @@ class _Client(NotebookClient):
         if msg["msg_type"] == "stream":
             self._progress.wrote(msg["content"]["name"], msg["content"]["text"])
         return super().process_message(msg, cell, cell_index)
-
-
-class _CurrentPythonSpecs(KernelSpecManager):
-    """Knows one kernel, whatever is installed: the Python that runs here."""
-
-    def get_kernel_spec(self, kernel_name: str) -> Any:
-        return KernelSpec(name=kernel_name, **get_kernel_dict())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -229,23 +230,8 @@ class AcceleratorProperties(StepMethods):
         return int(mesh.get_local_rank(axis)) if axis in (mesh.mesh_dim_names or ()) else 0
 
     # Accelerate's names for what was prepared
-
-    @property
-    def _models(self) -> list[Any]:
-        return self.bundle.models
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return self.bundle.optimizers
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return self.bundle.schedulers
-
-    @property
-    def _dataloaders(self) -> list[Any]:
-        return self.bundle.loaders
-
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self.bundle.custom
+    _models = property(attrgetter("bundle.models"))
+    _optimizers = property(attrgetter("bundle.optimizers"))
+    _schedulers = property(attrgetter("bundle.schedulers"))
+    _dataloaders = property(attrgetter("bundle.loaders"))
+    _custom_objects = property(attrgetter("bundle.custom"))

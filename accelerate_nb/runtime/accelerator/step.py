@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -199,15 +200,13 @@ class StepMethods(ProcessMethods):
                 sampler.even_batches = value
 
 
+@dataclass(eq=False, slots=True)
 class _MicroStep:
     """A block for one micro-step; a class of its own because it is entered in every one."""
 
-    __slots__ = ("_accelerator", "_held", "_models")
-
-    def __init__(self, accelerator: StepMethods, models: tuple[Any, ...]) -> None:
-        self._accelerator = accelerator
-        self._models = models
-        self._held: ExitStack | None = None
+    _accelerator: StepMethods
+    _models: tuple[Any, ...]
+    _held: ExitStack | None = None
 
     def __enter__(self) -> None:
         accelerator = self._accelerator

@@ -93,7 +93,7 @@ class Saver:
         if channel is None:
             agreement = SingleProcessCommit()
         elif self.world.is_main:
-            agreement = MainProcessCommit(channel, paths.folder, needs_all=needs_all)
+            agreement = MainProcessCommit(channel, paths.folder, needs_all)
         else:
             agreement = OtherProcessCommit(channel, paths.folder)
         with named(paths.folder):
@@ -350,6 +350,7 @@ class SingleProcessCommit:
         commit()
 
 
+@dataclass(eq=False)
 class MainProcessCommit(SingleProcessCommit):
     """
     The main process among others: it publishes its folder, waits until their files are written, and commits.
@@ -357,10 +358,11 @@ class MainProcessCommit(SingleProcessCommit):
     Who has not begun after a while is taken to be absent, unless it has died, or the others can't save without it.
     """
 
-    def __init__(self, channel: SaveChannel, folder: Path, *, needs_all: bool) -> None:
-        self._channel, self._folder, self._needs_all = channel, folder, needs_all
-        self._number = 0
-        self._others: list[int] = []
+    _channel: SaveChannel
+    _folder: Path
+    _needs_all: bool
+    _number: int = 0
+    _others: list[int] = field(default_factory=list)
 
     def begin(self, clear: Callable[[], None]) -> bool:
         channel = self._channel
@@ -438,6 +440,7 @@ class MainProcessCommit(SingleProcessCommit):
         return [rank for rank, status in statuses.items() if status == _JOINED]
 
 
+@dataclass(eq=False)
 class OtherProcessCommit(SingleProcessCommit):
     """
     Another process: it finds the save of the main one that it has a part in, which is the one to the same folder.
@@ -446,8 +449,8 @@ class OtherProcessCommit(SingleProcessCommit):
     and this one commits its own files alone.
     """
 
-    def __init__(self, channel: SaveChannel, folder: Path) -> None:
-        self._channel, self._folder = channel, folder
+    _channel: SaveChannel
+    _folder: Path
 
     def begin(self, clear: Callable[[], None]) -> bool:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from copy import copy
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -35,17 +36,17 @@ from accelerate_nb.user_warnings import warn_user
 _TAKEN_UP = ("random", "python", "numpy", "running")
 
 
+@dataclass(eq=False)
 class LoaderPosition:
     """The position of a loader in its epoch; a loader that skips the first batches of another shares it."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches = 0
-        self.at_end = False
-        self.is_first = True
-        self.start: dict[str, Any] | None = None
-        self.left: dict[str, Any] = {}
-        self.pending: dict[str, Any] | None = None
+    epoch: int
+    batches: int = 0
+    at_end: bool = False
+    is_first: bool = True
+    start: dict[str, Any] | None = None
+    left: dict[str, Any] = field(default_factory=dict)
+    pending: dict[str, Any] | None = None
 
     def begin(self, batches: int, start: dict[str, Any]) -> None:
         """An epoch begins, after its first `batches`; `start` holds the random states that it began with."""
@@ -443,12 +444,12 @@ def cut_for_group(loader: Any, cut: Callable[[Any], Any] | None, processes: int,
     return SequenceLoader(loader, cut, processes, device)
 
 
+@dataclass(eq=False)
 class SkipBatchSampler(BatchSampler):
     """A batch sampler without the first `skip_batches` batches of another."""
 
-    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip_batches = skip_batches
+    batch_sampler: Any
+    skip_batches: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "batch_sampler":  # not there yet while it is unpickled

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, cycle, islice
 from typing import Any
@@ -341,15 +341,15 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 _COMPARED_BATCHES, _COMPARED_INDICES = 8, 64
 
 
+@dataclass(eq=False)
 class BatchIndices:
     """The indices of one epoch's batches, taken one ahead of the data, so that the last is known when it is loaded."""
 
-    def __init__(self, source: Iterator[Any]) -> None:
-        self.given = 0
-        self.exhausted = False
-        self.last: Any = None
-        self._source = source
-        self._first: list[Any] | None = None
+    _source: Iterator[Any]
+    given: int = 0
+    exhausted: bool = False
+    last: Any = None
+    _first: list[Any] | None = None
 
     def begin(self) -> list[Any]:
         """Read the sampler's first index, unless that has happened: it is when samplers draw their order."""
@@ -366,6 +366,7 @@ class BatchIndices:
             yield index
 
 
+@dataclass(eq=False)
 class IndexSource:
     """
     The source of a `DataLoader`'s indices: its sampler, without the first batches of an epoch that was begun before.
@@ -374,12 +375,11 @@ class IndexSource:
     so many batches. `order` is the one that was sent so, or that an epoch which goes on was begun with.
     """
 
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.skip = 0
-        self.longest: int | None = None
-        self.order: list[Any] | None = None
-        self.current = BatchIndices(iter(()))
+    sampler: Any
+    skip: int = 0
+    longest: int | None = None
+    order: list[Any] | None = None
+    current: BatchIndices = field(default_factory=lambda: BatchIndices(iter(())))
 
     def __iter__(self) -> Iterator[Any]:
         if self.longest is None and self.order is None:

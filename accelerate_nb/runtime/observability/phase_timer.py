@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -198,13 +199,12 @@ class _HostClock:
         return float(until - since)
 
 
+@dataclass(eq=False)
 class _GpuClock:
     """Events in the stream of a GPU, a few steps a second."""
 
     pause = _BETWEEN_GPU_STEPS
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    _device: torch.device
 
     def is_stopped(self) -> bool:
         """Whether work is captured for a graph: an event would become a part of it, and a look at one would break it off."""
@@ -222,20 +222,21 @@ class _GpuClock:
         return float(since.elapsed_time(until)) / 1000
 
 
+@dataclass(eq=False)
 class _ForwardHook:
     """A hook of a model's forward; a copy of the model, or a file of it, has one that does nothing."""
 
-    def __init__(self, timer: PhaseTimer, *, begins: bool) -> None:
-        self._timer, self._begins = timer, begins
+    timer: PhaseTimer
+    begins: bool
 
     def __call__(self, model: Module, *_: Any) -> None:
         # in a graph that a person compiles of the model, a clock would be a break
         if not model.training or torch.compiler.is_compiling():
             return
-        if self._begins:
-            self._timer.begin("forward")
+        if self.begins:
+            self.timer.begin("forward")
         else:
-            self._timer.end()
+            self.timer.end()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # with the three arguments of either hook, and without this package where the file is read

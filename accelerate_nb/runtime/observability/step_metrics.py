@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -149,14 +150,14 @@ class StepMetrics:
             yield "memory/process_gib", resident / _GIB
 
 
+@dataclass(eq=False)
 class _GpuPercent:
     """How busy a GPU is, sampled in a thread: a driver that responds late, or never, keeps no step waiting."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._gauge: GpuGauge | None = None
-        self._sampling: threading.Thread | None = None
-        self._percent: float | None = None
+    _index: int
+    _gauge: GpuGauge | None = None
+    _sampling: threading.Thread | None = None
+    _percent: float | None = None
 
     def take(self) -> float | None:
         """The last sample, once, while the next one begins; `None` where there is none yet."""
@@ -206,6 +207,7 @@ _BETWEEN_READINGS = 5.0
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
+@dataclass(eq=False)
 class MemoryReporter:
     """
     Sends what prepared models and optimizers hold on this rank's device, where somebody listens.
@@ -214,11 +216,12 @@ class MemoryReporter:
     known beside the tensors.
     """
 
-    def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], device: torch.device) -> None:
-        self._models, self._optimizers, self._device = models, optimizers, device
-        self._held: tuple[int, int, int] | None = None
-        self._sent_at = 0.0
-        self._sent: tuple[int | None, int | None] = (None, None)
+    _models: Iterable[Any]
+    _optimizers: Iterable[Any]
+    _device: torch.device
+    _held: tuple[int, int, int] | None = None
+    _sent_at: float = 0.0
+    _sent: tuple[int | None, int | None] = (None, None)
 
     def first_step(self) -> None:
         """Measure all, before gradients are thrown away."""

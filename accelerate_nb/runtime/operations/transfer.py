@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -81,6 +82,7 @@ class _Broadcast:
 _RowTransfer: TypeAlias = _Gather | _Reduce | _Broadcast
 
 
+@dataclass(eq=False)
 class TensorMover:
     """
     Tensors that torch.distributed can move from where they are.
@@ -91,8 +93,7 @@ class TensorMover:
     for checks that the one of the call makes needless.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    world: World
 
     def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         """Every process's tensors, joined along dimension 0."""

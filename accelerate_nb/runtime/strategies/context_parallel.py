@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -84,13 +84,13 @@ def refuse_recurrent(model: Module, requested: str) -> None:
         )
 
 
+@dataclass(eq=False)
 class SequenceBatches:
     """Cuts the sequences of batches, and remembers which tensors are parts."""
 
-    def __init__(self, part: SequencePart) -> None:
-        self.part = part
-        # parts with what else belongs to them: of labels the shifted ones, and the number of labels that count, for each process
-        self.parts = WeakIdKeyDictionary()
+    part: SequencePart
+    # parts with what else belongs to them: of labels the shifted ones, and the number of labels that count, for each process
+    parts: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def is_part(self, tensor: Tensor) -> bool:
         """Whether a tensor is a part that was cut here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,11 +100,11 @@ def _is_column_of_samples(data: Any) -> bool:
     return (is_record(first) or is_namedtuple(first)) and all(type(item) is type(first) for item in data)
 
 
+@dataclass(eq=False)
 class _SingleObject:
     """One thing of a process, which is no sample."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 def _as_rows(data: Any) -> list[Any] | _SingleObject:

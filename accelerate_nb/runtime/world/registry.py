@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from accelerate_nb.runtime.world.rendezvous import Rendezvous
 from accelerate_nb.runtime.world.world import World, make_default_group
 
 
+@dataclass(eq=False)
 class _WorldState:
     """The world that this process has joined, and what goes with it."""
 
@@ -31,15 +32,14 @@ class _WorldState:
     generation: int = 0
     pid: int = 0
     contract: tuple[str | None, ...] = ()
-
-    def __init__(self) -> None:
-        self.shared: dict[str, dict[str, Any]] = {}
-        self.lasting: dict[str, dict[str, Any]] = {}
-        self.exit_callbacks: list[Callable[[], None]] = []
-        # the process groups of the ranks along axes of the mesh
-        self.axis_groups: dict[tuple[str, ...], Any] = {}
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lasting: dict[str, dict[str, Any]] = field(default_factory=dict)
+    exit_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    # the process groups of the ranks along axes of the mesh
+    axis_groups: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
 
+@dataclass(eq=False, kw_only=True)
 class SharedState:
     """
     A class attribute that is the dictionary which all instances of its class share (Hugging Face's `_shared_state`).
@@ -48,8 +48,7 @@ class SharedState:
     go on together with the new ones.
     """
 
-    def __init__(self, *, lasting: bool = False) -> None:
-        self.lasting = lasting
+    lasting: bool = False
 
     def __get__(self, instance: object, owner: type) -> dict[str, Any]:
         if _held.world is not None and _is_stale():

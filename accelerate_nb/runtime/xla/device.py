@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -20,11 +21,11 @@ from accelerate_nb.devices import xla as machine
 _PORT = 12355
 
 
+@dataclass(eq=False)
 class _SyncHooks:
     """What is to be done before each sync of this process."""
 
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], object]] = []
+    calls: list[Callable[[], object]] = field(default_factory=list)
 
 
 _hooks = _SyncHooks()

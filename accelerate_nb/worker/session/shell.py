@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from IPython.core import interactiveshell
-from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -22,17 +21,6 @@ from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.stdio import as_plain, show
 
 _FIGURES = "module://matplotlib_inline.backend_inline"
-
-
-class CellCompiler(CachingCompiler):
-    """Gives a cell's code the name that the kernel knows it by."""
-
-    filename: str | None = None
-
-    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """The file name of a cell's code."""
-        default_name: str = super().get_code_name(raw_code, transformed_code, number)
-        return default_name if self.filename is None else self.filename
 
 
 class ResultHook(DisplayHook):
@@ -68,7 +56,6 @@ class RankDisplayPublisher(DisplayPublisher):
 class WorkerShell(InteractiveShell):
     """An `InteractiveShell` for cells that a kernel sends: it prompts for nothing, writes no history and shows no tracebacks."""
 
-    compiler_class = Type(CellCompiler)
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(RankDisplayPublisher)
 
@@ -95,17 +82,17 @@ class WorkerShell(InteractiveShell):
 
     def run(self, cell: RunCell) -> tuple[dict[str, Any] | None, dict[str, Any], BaseException | None]:
         """The MIME bundle of a cell's last expression, what goes with it, and what the cell raised."""
-        hook, compiler = self.displayhook, self.compile
+        hook, compiler = self.displayhook, vars(self.compile)
         assert isinstance(hook, ResultHook)
-        assert isinstance(compiler, CellCompiler)
         hook.bundle = None
         self.execution_count = cell.number
-        compiler.filename = cell.filename
+        # a cell's code has the name that the kernel knows it by
+        compiler["get_code_name"] = lambda *_: cell.filename
         run: Any = self.run_cell
         try:
             outcome = run(cell.source, store_history=True)
         finally:
-            compiler.filename = None
+            del compiler["get_code_name"]
         error = outcome.error_before_exec or outcome.error_in_exec
         if (kept := hook.bundle) is None:
             return None, {}, error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,6 +75,7 @@ def tag_of(index: int) -> str:
     return f"{file_names.MODEL_NAME}_{index}" if index else file_names.MODEL_NAME
 
 
+@dataclass(eq=False)
 class _Collector:
     """
     An engine's way to its files, which keeps what is saved, for a writer that brings all of a checkpoint to the disk or nothing.
@@ -81,10 +83,9 @@ class _Collector:
     What is loaded is read as data, never as code; `read_before` has the content of files that were read already.
     """
 
-    def __init__(self, original: Any, read_before: Mapping[Path, Any] | None = None) -> None:
-        self._original = original
-        self._read_before = read_before or {}
-        self.saved: dict[Path, Any] = {}
+    _original: Any
+    _read_before: Mapping[Path, Any]
+    saved: dict[Path, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -105,7 +106,7 @@ class _Collector:
 
 @contextmanager
 def _collecting(engine: Any, read_before: Mapping[Path, Any] | None = None) -> Iterator[_Collector]:
-    before, engine.checkpoint_engine = engine.checkpoint_engine, _Collector(engine.checkpoint_engine, read_before)
+    before, engine.checkpoint_engine = engine.checkpoint_engine, _Collector(engine.checkpoint_engine, read_before or {})
     try:
         yield engine.checkpoint_engine
     finally:

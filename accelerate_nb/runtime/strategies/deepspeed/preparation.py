@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,11 +62,11 @@ class DummyScheduler(Placeholder):
         self.kwargs = kwargs
 
 
+@dataclass(eq=False)
 class DeepSpeedEngineWrapper:
     """A DeepSpeed engine whose backward makes the step, too, where gradients are synchronised, as Accelerate has it."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
+    engine: Any
 
     def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
         """Compute gradients, and step with `sync_gradients`."""

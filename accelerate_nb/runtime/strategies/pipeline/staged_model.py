@@ -337,11 +337,9 @@ def _without_numbers(module: Module, device: torch.device) -> Module:
 def _key(inputs: Inputs) -> Any:
     leaves, structure = tree_flatten(inputs)
     shapes = [
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf if _is_plain(leaf) else type(leaf)
+        (tuple(leaf.shape), leaf.dtype)
+        if isinstance(leaf, Tensor)
+        else (leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf))
         for leaf in leaves
     ]
     return str(structure), tuple(shapes)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str, type(None)))
