@@ -61,7 +61,8 @@ def _calls(error: TracebackException, sources: CellSources) -> Iterator[Frame]:
     if (filename := getattr(error, "filename", None)) is not None:
         location = sources.location(filename, int(error.lineno or 0))
         yield Frame(location, "<syntax>", (error.text or "").strip(), own=is_user_file(filename))
-    for inner in _exceptions(error)[:1]:
+    # the first exception of a group
+    for inner in (getattr(error, "exceptions", None) or ())[:1]:
         yield from _calls(inner, sources)
 
 
@@ -105,14 +106,9 @@ def _chain(error: TracebackException) -> Iterator[TracebackException]:
     yield error
 
 
-def _exceptions(error: TracebackException) -> list[TracebackException]:
-    """The exceptions of a group; none of any other."""
-    return list(getattr(error, "exceptions", None) or ())
-
-
 def _exception_text(error: TracebackException, sources: CellSources) -> str:
     lines = [*frames_text(error.stack, sources), "".join(error.format_exception_only()).rstrip()]
-    every = _exceptions(error)
+    every: list[TracebackException] = getattr(error, "exceptions", None) or []
     for number, inner in enumerate(every[:_MOST_OF_A_GROUP], start=1):
         lines.append(f"  {number} of {len(every)}:")
         lines += [f"  {line}" for line in _exception_text(inner, sources).split("\n")]

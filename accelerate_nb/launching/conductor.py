@@ -339,7 +339,12 @@ class Conductor:
                 time=time.time(),
                 ranks=None if next_size == len(rank_results) else next_size,
             )
-            if self._stops_before_restart(restart):
+            self._run_context.record.put_logs_aside(number)
+            self._run_context.take(restart)
+            self._take_nodes()
+            self._keep_status("running")
+            left = (self._run_context.deadline or float("inf")) - time.monotonic()
+            if self._stop_requested.wait(min(restart.delay, max(0.0, left))):
                 self.error = stopped_error(None, rank_results, self.facts.folder)
                 return rank_results
 
@@ -368,15 +373,6 @@ class Conductor:
             was_stopped=self._stopped is not None,
             timed_out=worker_group.timed_out is not None,
         )
-
-    def _stops_before_restart(self, restart: Restart) -> bool:
-        """Announce another attempt, and wait through its pause; whether a stop was requested meanwhile."""
-        self._run_context.record.put_logs_aside(restart.attempt - 1)
-        self._run_context.take(restart)
-        self._take_nodes()
-        self._keep_status("running")
-        left = (self._run_context.deadline or float("inf")) - time.monotonic()
-        return self._stop_requested.wait(min(restart.delay, max(0.0, left)))
 
     def _run_once(self, number: int) -> tuple[AnyWorkerGroup, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(self._run_context, number)

@@ -23,26 +23,13 @@ from accelerate_nb.user_warnings import warn_user
 _BETWEEN_REFRESHES = 0.1
 
 
-class NoFrontEnd:
-    """Shows nothing."""
-
-    def opened(self, run: Run) -> None:
-        """Nothing is drawn."""
-
-    def refresh(self) -> None:
-        """Nothing is drawn."""
-
-    follow = show = opened
-    closed = refresh
-    shows_failure = False
-
-
-class FrontEnd(Protocol):
-    """A view of a run for a person; it reads the run's state and holds none of it."""
+class FrontEnd:
+    """A view of a run for a person, which reads the run's state and holds none of it; this one shows nothing."""
 
     @property
     def shows_failure(self) -> bool:
         """Whether a person sees a failure of the run in this view."""
+        return False
 
     def opened(self, run: Run) -> None:
         """Somebody waits for the run from now on, in the cell that runs at this moment."""

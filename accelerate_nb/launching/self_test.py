@@ -12,7 +12,7 @@ from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.model import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import NoFrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
@@ -20,7 +20,7 @@ _TIMEOUT = 120.0
 _START = CheckResult("start", "Workers start", "waiting")
 
 
-class SelfTest(NoFrontEnd):
+class SelfTest(FrontEnd):
     """
     One test of a configuration, as the front end of its run: `run` takes as long as the test, `stop` ends it from another thread.
 

@@ -242,7 +242,15 @@ def resolved(
                 content = {key: value for key, value in content.items() if key in keys}
             config = resolve(arguments, os.environ, content)
         else:
-            _check_whole(whole, config_file)
+            if not isinstance(whole, RunConfig):
+                raise ConfigurationError(
+                    f"config should be a RunConfig, but is {type(whole).__name__} {whole!r:.100}. "
+                    "Pass a picker's value, config=picker.value; a file is named by config_file=."
+                )
+            if config_file is not None:
+                raise ConfigurationError(
+                    f"Both config and config_file={str(config_file)!r} were given, and each is a whole configuration. Pass one of them."
+                )
             config = resolve({**differing(whole), **given_arguments(arguments)}, {})
     except AccelerateNbError as error:
         # it explains itself: the calls of this package that led to it are of no use to a reader
@@ -253,19 +261,6 @@ def resolved(
     # `num_processes` of a launch on each node is that node's, as Accelerate has it
     launching_config = replace(config.launching, num_processes=int(given) * config.launching.num_nodes)
     return replace(config, launching=launching_config)
-
-
-def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
-    __tracebackhide__ = True  # IPython shows the user's own frames alone
-    if not isinstance(config, RunConfig):
-        raise ConfigurationError(
-            f"config should be a RunConfig, but is {type(config).__name__} {config!r:.100}. "
-            "Pass a picker's value, config=picker.value; a file is named by config_file=."
-        )
-    if config_file is not None:
-        raise ConfigurationError(
-            f"Both config and config_file={str(config_file)!r} were given, and each is a whole configuration. Pass one of them."
-        )
 
 
 def _resolved_in_process(

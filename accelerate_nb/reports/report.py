@@ -154,18 +154,24 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
     cause = cause_of_hang(view.hang, _ERROR) if view.hang is not None else cause_of(view.failures, _ERROR)
     parts = [*_upper_parts(facts, view, ranks, cause, live=live)]
     if live:
-        parts += _newest_lines([*_tails(ranks, 20)])
+        tails = [*_tails(ranks, 20)]
+        every = (line for _, lines in tails for line in lines)
+        if newest := sorted(every, key=lambda line: line.time)[-_LIVE_LINES:]:
+            label = "[{}] " if len(tails) > 1 else ""
+            html_lines = newest_fitting(newest, 20_000, lambda line: _html_line(line, label))
+            text_lines = newest_fitting(newest, 8000, lambda line: _text_line(line, label.format(line.rank)))
+            parts.append(_ReportPart(f"<pre>{chr(10).join(html_lines)}</pre>", "\n".join(text_lines)))
     else:
         tails = [*_tails(ranks, _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY)]
         folder = f"All output: {narrowed(facts.folder, 500)}"
         foot = [_ReportPart(f"<div{_GREY}>{escape(folder)}</div>", folder)] if facts.folder else []
         html_left = max(_HTML - sum(saved_size(part.html) for part in [*parts, *foot]), _LEAST_LINES)
         text_left = max(_TEXT - sum(saved_size(part.text) + 10 for part in [*parts, *foot]), _LEAST_LINES)
-        unfolded = cause.rank if cause is not None else tails[0].rank if tails else 0
+        unfolded = cause.rank if cause is not None else tails[0][0].rank if tails else 0
         # the last lines of ranks share what is left
-        for number, tail in enumerate(tails):
-            share, is_open = len(tails) - number, tail.rank == unfolded
-            part = _tail_part(tail, html_left // share, text_left // share, is_open=is_open)
+        for number, (rank, lines) in enumerate(tails):
+            share, is_open = len(tails) - number, rank.rank == unfolded
+            part = _tail_part(rank, lines, html_left // share, text_left // share, is_open=is_open)
             html_left, text_left = html_left - saved_size(part.html), text_left - saved_size(part.text) - 10
             parts.append(part)
         parts += foot
@@ -180,19 +186,11 @@ def report_id(facts: RunFacts) -> str:
     return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
 
 
-class _LogTail(NamedTuple):
-    """The last lines of a rank, and the number of all."""
-
-    rank: int
-    lines: tuple[LogLine, ...]
-    line_count: int
-
-
-def _tails(ranks: Sequence[RankState], most: int) -> Iterator[_LogTail]:
+def _tails(ranks: Sequence[RankState], most: int) -> Iterator[tuple[RankState, Sequence[LogLine]]]:
     for rank in shown_alone(ranks):
         # a line that has not ended, such as a bar, was the last that the rank wrote
         if lines := (*rank.lines[-most:], *rank.open_lines):
-            yield _LogTail(rank.rank, lines, rank.line_count + len(rank.open_lines))
+            yield rank, lines
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -205,14 +203,17 @@ class _ReportPart(NamedTuple):
     text: str
 
 
-def _tail_part(tail: _LogTail, html_limit: int, text_limit: int, *, is_open: bool) -> _ReportPart:
-    """As many of the last lines of a rank as fit."""
-    html = newest_fitting(tail.lines, html_limit - 300, _html_line)
-    text = newest_fitting(tail.lines[-_LAST_LINES:], text_limit - 100, _text_line)
+def _tail_part(
+    rank: RankState, lines: Sequence[LogLine], html_limit: int, text_limit: int, *, is_open: bool
+) -> _ReportPart:
+    """As many of these last lines of a rank as fit."""
+    line_count = rank.line_count + len(rank.open_lines)
+    html = newest_fitting(lines, html_limit - 300, _html_line)
+    text = newest_fitting(lines[-_LAST_LINES:], text_limit - 100, _text_line)
     html_title, text_title = (
-        f"rank {tail.rank}: {counted(shown, 'line')}"
-        if shown == tail.line_count
-        else f"rank {tail.rank}: the last {shown} of {tail.line_count:,} lines"
+        f"rank {rank.rank}: {counted(shown, 'line')}"
+        if shown == line_count
+        else f"rank {rank.rank}: the last {shown} of {line_count:,} lines"
         for shown in (len(html), len(text))
     )
     style = _LOG if len(html) > _UNSCROLLED else ""
@@ -260,17 +261,6 @@ def _head_part(facts: RunFacts, view: RunState) -> _ReportPart:
         f"<div{_GREY}>{escape(why)}</div>",
         f"{name}  {SIGNS[view.state]} {view.state}{detail}  {more}\n{why}",
     )
-
-
-def _newest_lines(tails: Sequence[_LogTail]) -> Iterator[_ReportPart]:
-    """The newest lines of all ranks together, of a run that goes on."""
-    lines = sorted((line for tail in tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
-    label = "[{}] " if len(tails) > 1 else ""
-    if lines:
-        yield _ReportPart(
-            f"<pre>{chr(10).join(newest_fitting(lines, 20_000, lambda line: _html_line(line, label)))}</pre>",
-            "\n".join(newest_fitting(lines, 8000, lambda line: _text_line(line, label.format(line.rank)))),
-        )
 
 
 def _lines_part(lines: Sequence[str]) -> _ReportPart:

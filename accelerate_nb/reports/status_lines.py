@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TypeAlias
 
 from accelerate_nb.events.model import IdleWarning, NodeRanks
 from accelerate_nb.events.rank_state import RankSummary, logged_names
@@ -27,11 +27,8 @@ _GOING_ON = 3.0
 _SELDOM, _SELDOMEST = 10.0, 300.0
 
 
-class StatusLine(NamedTuple):
-    """A line of status, of these ranks together; none where the text names them."""
-
-    ranks: tuple[int, ...]
-    text: str
+# A line of status: the ranks whose it is together, none where the text names them, and its text.
+StatusLine: TypeAlias = tuple[tuple[int, ...], str]
 
 
 def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> Iterator[StatusLine]:
@@ -50,12 +47,12 @@ def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) 
         by_text: dict[str, list[int]] = {}
         for rank in moving:
             by_text.setdefault(_status([rank], names), []).append(rank.rank)
-        yield from (StatusLine(tuple(numbers), text) for text, numbers in by_text.items())
+        yield from ((tuple(numbers), text) for text, numbers in by_text.items())
         return
     for node, members in ranks_of_nodes(moving, nodes if len(nodes) <= _MOST_NODES else ()):
         if members:
             label = f"{node}, ranks" if node else "ranks"
-            yield StatusLine((), f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}")
+            yield (), f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}"
 
 
 def undrawn(rank: RankSummary) -> RankSummary:

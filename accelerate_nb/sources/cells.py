@@ -18,23 +18,11 @@ _MARKER = "# %% "
 _FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|lineno) (?P<line>\d+))', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class CellLine:
-    """A line of a cell; `str` gives the text that a person reads: `train.ipynb, cell 3, line 2`."""
-
-    notebook: str
-    cell: int
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.notebook}, cell {self.cell}, line {self.line}"
-
-
-def cell_line(path: str, line: int) -> CellLine | None:
+def cell_line(path: str, line: int) -> str | None:
     """
     The notebook, the cell and the line that a line of a script was; None for other files, and for lines that were added.
 
-    >>> str(cell_line("train.py", 31))
+    >>> cell_line("train.py", 31)
     'train.ipynb, cell 3, line 2'
     """
     lines = linecache.getlines(path)
@@ -74,19 +62,19 @@ def kept(text: str) -> str:
     return f"{text} " if is_added(text) else text
 
 
-def table(lines: Sequence[str]) -> dict[int, CellLine]:
-    """The cell line of each line of a script that was a cell's; lines count from 1."""
+def table(lines: Sequence[str]) -> dict[int, str]:
+    """The notebook, cell and line of each line of a script that was a cell's; lines count from 1."""
     notebook = notebook_of(lines[0] if lines else "")
     if notebook is None:
         return {}
-    cell, line, places = None, 0, {}
+    cell, line, places = "", 0, dict[int, str]()
     begins = re.compile(re.escape(_MARKER) + r"(?:\[(?P<cell>\d+)\] " + re.escape(notebook) + r"|\[markdown\])$")
     for number, text in enumerate(lines, start=1):
         if found := begins.match(text.rstrip("\n")):
-            cell, line = found["cell"] and int(found["cell"]), 0
+            cell, line = found["cell"] or "", 0
         elif cell and not is_added(text):
             line += 1
-            places[number] = CellLine(notebook, cell, line)
+            places[number] = f"{notebook}, cell {cell}, line {line}"
     return places
 
 
@@ -169,7 +157,7 @@ class CellSources:
         name = self.name(filename)
         if filename in self.lines:
             return f"{name}, line {line}"
-        return str(cell_line(filename, line) or f'File "{name}", line {line}')
+        return cell_line(filename, line) or f'File "{name}", line {line}'
 
     def install(self) -> None:
         """Make the lines known to this process's tracebacks, warnings and `inspect`."""

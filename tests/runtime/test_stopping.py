@@ -14,7 +14,7 @@ from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import NoFrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.rank.step_hold import STOP, StepHold, StopPoint, current_step_hold
 from accelerate_nb.runtime.training.local_sgd import LocalSGD
 from tests.waiting import until
@@ -381,7 +381,7 @@ def evaluates_inline(folder):
 @pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
 def test_a_function_in_this_process_receives_the_request_too(tmp_path, function):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = Run(prepare(function, (str(tmp_path),), config), NoFrontEnd())
+    run = Run(prepare(function, (str(tmp_path),), config), FrontEnd())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
@@ -400,7 +400,7 @@ def test_a_function_in_this_process_receives_the_request_too(tmp_path, function)
     assert not Accelerator().stop_requested
 
 
-class Impatient(NoFrontEnd):
+class Impatient(FrontEnd):
     """Somebody presses the interrupt before anything is shown."""
 
     def opened(self, run):
@@ -424,7 +424,7 @@ def is_interrupted():
 
 def test_a_function_in_this_process_that_is_interrupted_was_stopped(tmp_path):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
-    run = Run(prepare(is_interrupted, (), config), NoFrontEnd())
+    run = Run(prepare(is_interrupted, (), config), FrontEnd())
     with pytest.raises(KeyboardInterrupt):
         run.start()
     assert run.view.state == "stopped"

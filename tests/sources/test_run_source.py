@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import NoFrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.sources import run_source
 from accelerate_nb.sources.cells import CellSources
@@ -87,7 +87,7 @@ def test_a_folder_without_source_has_none(tmp_path: Path) -> None:
 
 def test_a_launch_keeps_the_function_that_it_ran(tmp_path: Path) -> None:
     config = resolved({"num_processes": 1, "cpu": True, "engine": "inline", "folder": str(tmp_path)}, None)
-    run = Run(prepare(_hello, (), config), NoFrontEnd())
+    run = Run(prepare(_hello, (), config), FrontEnd())
     run.start()
     (part,) = kept_source(run.folder)
     assert part.origin == __file__

@@ -15,7 +15,7 @@ import pytest
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import NoFrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.worker.program import (
     Executable,
     Program,
@@ -118,7 +118,7 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
     config = resolve(
         {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
     )
-    run = Run(prepare(program, (), config), NoFrontEnd())
+    run = Run(prepare(program, (), config), FrontEnd())
     run.start().wait()
     facts_file = folder / f"told_{size - 1}"
     return json.loads(facts_file.read_text()) if facts_file.exists() else {}, run.logs(0)
@@ -227,7 +227,7 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "fails()"
     )
     config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = Run(prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config), NoFrontEnd())
+    run = Run(prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config), FrontEnd())
     with pytest.raises(KeyError) as caught:
         run.start().wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"

@@ -189,7 +189,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     """Stop a detached run, and wait until it has ended; gives the exit code."""
     from accelerate_nb.events.run_folder import shown_path
     from accelerate_nb.launching.detached.control import RemoteConductor
-    from accelerate_nb.launching.run import NoFrontEnd, Run
+    from accelerate_nb.launching.run import FrontEnd, Run
 
     saved = _found_run(arguments)
     if saved.is_over:
@@ -200,7 +200,7 @@ def _stop(arguments: argparse.Namespace) -> int:
             f"{saved.folder.name} was to be stopped, and it is not detached: it belongs to the notebook or the terminal that "
             "launched it. Stop it there, or launch with --detach."
         )
-    run = Run(RemoteConductor(saved), NoFrontEnd()).start()
+    run = Run(RemoteConductor(saved), FrontEnd()).start()
     if arguments.kill:
         run.request_stop("kill")
         run.wait_until_over(arguments.timeout)

@@ -287,7 +287,7 @@ class RemoteConductor:
     """
     The conductor of a run in its run host, as a process sees it that attached to the run.
 
-    >>> run = Run(RemoteConductor(kept_run(folder)), NoFrontEnd())
+    >>> run = Run(RemoteConductor(kept_run(folder)), FrontEnd())
     >>> run.start().wait()
     """
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -191,7 +191,7 @@ class _SupervisorState:
 
     def fit(self, names: Iterable[str]) -> list[str]:
         """Those of the modules that can be loaded: none that made a supervisor unfit, and none below such a one."""
-        return [name for name in names if self.unfit.isdisjoint(_with_parents(name))]
+        return [name for name in names if not any(f"{name}.".startswith(f"{unfit}.") for unfit in self.unfit)]
 
     def watch_idle(self, seconds: float) -> None:
         """End the supervisor when no launch has used it for `idle_timeout`; look again after `seconds`."""
@@ -292,13 +292,6 @@ def cool() -> None:
     held = _warmth.get()
     with held.lock:
         held.end()
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    """A module's name and those of the packages that are loaded with it."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 class SupervisorWorkers:

@@ -257,7 +257,12 @@ class TaskDispatcher:
             with self.lock:
                 rebuilds_groups = runs_code and self._broken and len(self.ranks) > 1
                 # where process groups have to be rebuilt first, all ranks take part
-                self._check_free(self.ranks if rebuilds_groups else wanted, name)
+                taking_part = set(self.ranks if rebuilds_groups else wanted)
+                for other in self._open.values():
+                    if both := sorted(taking_part & other.waiting):
+                        raise LaunchError(
+                            f"{name} was sent to {of_ranks(both, listed)}, still busy with {other.facts.name}. Wait for it, or interrupt it."
+                        )
                 cell = CellControl(self, facts, next(self._numbers), self._cursor, runs_code=runs_code)
                 self._open[cell.number] = cell
                 self.conductor.restart_watchdog(self.config.launching.hang_warning_after)
@@ -269,14 +274,6 @@ class TaskDispatcher:
             cell.timeout = limit
             cell.after(limit, self._be_late)
         return cell
-
-    def _check_free(self, wanted: Sequence[int], name: str) -> None:
-        __tracebackhide__ = True  # IPython shows the person's own frames alone
-        for cell in self._open.values():
-            if both := sorted(set(wanted) & cell.waiting):
-                raise LaunchError(
-                    f"{name} was sent to {of_ranks(both, listed)}, still busy with {cell.facts.name}. Wait for it, or interrupt it."
-                )
 
     def _send(self, cell: CellControl, request: int, *, rebuilds_groups: bool) -> None:
         """Send a task to the cell's ranks; the others are to take part in rebuilding process groups, and do nothing else."""

@@ -16,7 +16,7 @@ from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotY
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import FrontEnd, LaunchFacts, NoFrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, LaunchFacts, Run
 from accelerate_nb.launching.session.cell_run import FREEING, TaskDispatcher
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources
@@ -171,7 +171,7 @@ class Session:
         cell = RunCell(text, filename, number)
         name = name or f"Cell In[{number}]"
         control = self._dispatcher().begin(cell, ranks, name, timeout, outlives_wait=outlives_wait)
-        return Run(control, front_end or NoFrontEnd())
+        return Run(control, front_end or FrontEnd())
 
     def call(
         self,
@@ -193,7 +193,7 @@ class Session:
         invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
         name = str(getattr(function, "__name__", type(function).__name__))
         parts = {name: function, **{f"args[{index}]": value for index, value in enumerate(args)}, **invoke.kwargs}
-        return Run(self._dispatcher().begin(invoke, ranks, name, timeout, parts), front_end or NoFrontEnd())
+        return Run(self._dispatcher().begin(invoke, ranks, name, timeout, parts), front_end or FrontEnd())
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """
@@ -202,7 +202,7 @@ class Session:
         Raises `PayloadError`, which names what can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        Run(self._dispatcher().begin(PushNames(dict(values)), ranks, "push", parts=values), NoFrontEnd()).wait()
+        Run(self._dispatcher().begin(PushNames(dict(values)), ranks, "push", parts=values), FrontEnd()).wait()
 
     def pull(self, names: Sequence[str], *, ranks: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
         """
@@ -213,7 +213,7 @@ class Session:
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         control = self._dispatcher().begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull")
-        return {result.rank: result.value for result in Run(control, NoFrontEnd()).wait()}
+        return {result.rank: result.value for result in Run(control, FrontEnd()).wait()}
 
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells; takes up to some seconds where something runs."""

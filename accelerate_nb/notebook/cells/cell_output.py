@@ -18,7 +18,7 @@ from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink
 _LAST_DRAWING = 10.0
 
 
-class CellOutput:
+class CellOutput(FrontEnd):
     """
     The front end of a session's cell: text, or a `panel`; and in the end the values of its last expression, as text.
 

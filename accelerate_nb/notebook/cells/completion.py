@@ -90,11 +90,6 @@ def register(shell: Any, name: str, names: Callable[[], Iterable[str]]) -> None:
     _add_matcher(shell, partial(_in_magic, shell=shell, magic=name, names=names), _IDENTIFIER)
 
 
-def unregister(shell: Any) -> None:
-    """Complete them no longer."""
-    _remove_matcher(shell, _IDENTIFIER)
-
-
 # ------------------------------------------------------------------------------------------------- calls of launchers
 
 
@@ -163,7 +158,7 @@ def _add_matcher(shell: Any, matcher: Callable[[Any], dict[str, Any]], identifie
     """Have a shell complete by this matcher first, in the place of a former one of this name."""
     from IPython.core.completer import context_matcher
 
-    _remove_matcher(shell, identifier)
+    unregister(shell, identifier)
 
     # IPython sets attributes of a matcher, and reads what only a function has
     @context_matcher(priority=_FIRST, identifier=identifier)  # type: ignore[untyped-decorator]  # IPython leaves it without types
@@ -173,7 +168,7 @@ def _add_matcher(shell: Any, matcher: Callable[[Any], dict[str, Any]], identifie
     shell.Completer.custom_matchers.append(match)
 
 
-def _remove_matcher(shell: Any, identifier: str) -> None:
-    """Take the matcher of this name from a shell."""
+def unregister(shell: Any, identifier: str = _IDENTIFIER) -> None:
+    """Take the matcher of this name from a shell, by default that of the magics."""
     matchers = shell.Completer.custom_matchers
     matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", None) != identifier]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.events.run_folder import shown_path
-from accelerate_nb.launching.run import Run, keep_drawing
+from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, OutputArea, cell_now
@@ -66,7 +66,7 @@ def frontend_state() -> FrontendState:
     return _frontend.get()
 
 
-class RunDisplay:
+class RunDisplay(FrontEnd):
     """
     Shows a run as a live panel, or as HTML that is redrawn about once a second, and at the end as a report.
 

@@ -83,10 +83,8 @@ def shows_at_once(front_end: FrontEnd) -> bool:
     return not isinstance(front_end, TextFrontEnd)
 
 
-class FailureOnly:
+class FailureOnly(FrontEnd):
     """Shows nothing of a run but a failure that no caller waits for."""
-
-    shows_failure = False
 
     def __init__(self) -> None:
         self._run: Run | None = None
@@ -95,9 +93,6 @@ class FailureOnly:
     def opened(self, run: Run) -> None:
         """The caller waits, and will get the failure itself."""
         self._is_waited_for = True
-
-    def refresh(self) -> None:
-        """Nothing is drawn."""
 
     def closed(self) -> None:
         """Print that the run has failed, if it has, and no caller has waited."""

@@ -12,12 +12,11 @@ from accelerate_nb.events.model import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.run import Run, keep_drawing
+from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
 from accelerate_nb.reports.status_lines import (
-    StatusLine,
     StatusLines,
     StatusSchedule,
     status_lines,
@@ -58,7 +57,7 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-class TextFrontEnd:
+class TextFrontEnd(FrontEnd):
     """
     Writes the ranks' output on a sink, within the sink's limits, a few times a second.
 
@@ -84,9 +83,6 @@ class TextFrontEnd:
     >>> front_end.refresh()
     >>> front_end.closed()
     """
-
-    # the caller's traceback does
-    shows_failure = False
 
     def __init__(
         self,
@@ -233,8 +229,8 @@ class TextFrontEnd:
         for text in self._happenings.news(run.view, ranks, time.time()):
             self._output.note(text)
 
-    def _prefixed(self, status: Iterable[StatusLine]) -> list[str]:
-        return [self._output.label(line.ranks) + line.text if line.ranks else line.text for line in status]
+    def _prefixed(self, status: Iterable[tuple[Sequence[int], str]]) -> list[str]:
+        return [self._output.label(ranks) + text if ranks else text for ranks, text in status]
 
     # ----------------------------------------------------------------------------------------------------------- the end
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.events.model import CheckResult
-from accelerate_nb.reports.text_format import bytes_text
+from accelerate_nb.reports.text_format import bytes_text, counted
 
 # A press copies the text beside the button; pages that are not served securely have no clipboard of their own.
 _COPY = (
@@ -47,7 +47,7 @@ def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[i
     """The form's head: what this machine has to compute with."""
     facts = [
         accelerators(devices, accelerator_memory),
-        _count(devices.cores, "CPU core"),
+        counted(devices.cores, "CPU core"),
         f"{bytes_text(memory)} of memory",
     ]
     items = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
@@ -64,12 +64,7 @@ def accelerators(devices: AvailableDevices, memory: Sequence[int]) -> str:
     if not devices.count:
         return "No GPU found, using the CPU"
     item = f" with {bytes_text(min(memory))}" if memory else ""
-    return _count(devices.count, devices.label) + item + (" each" if item and devices.count > 1 else "")
-
-
-def setting_label(label: str, name: str) -> str:
-    """A setting's label in words, with the keyword that a launcher takes."""
-    return f"{escape(label)} <code>{escape(name)}</code>"
+    return counted(devices.count, devices.label) + item + (" each" if item and devices.count > 1 else "")
 
 
 def help_line(text: str, default: str, unsupported: Sequence[str]) -> str:
@@ -77,11 +72,6 @@ def help_line(text: str, default: str, unsupported: Sequence[str]) -> str:
     more = f" Default: <code>{escape(default)}</code>." if default else ""
     not_yet = f" Not offered yet: {escape(', '.join(unsupported))}." if unsupported else ""
     return f'<div class="acc-help">{escape(text)}{more}{not_yet}</div>'
-
-
-def origin_mark(text: str) -> str:
-    """The source of a value."""
-    return f'<span class="acc-origin">{escape(text)}</span>' if text else ""
 
 
 def remark(text: str, *, grave: bool) -> str:
@@ -155,7 +145,3 @@ def _check(check_result: CheckResult) -> str:
         f'<li class="acc-check acc-check-{state}"><span class="acc-check-mark" role="img" aria-label="{check_result.state}">'
         f"{_MARKS[check_result.state]}</span><span>{escape(check_result.title)}</span>{about}{advice}</li>"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class SettingField:
 
     def mark(self, origin: str) -> None:
         """Show the source of the value."""
-        self._origin.value = html.origin_mark(origin)
+        self._origin.value = f'<span class="acc-origin">{escape(origin)}</span>' if origin else ""
 
     def remark(self, wrong: str | None, advice: str | None) -> None:
         """Show an error of the value, or advice."""
@@ -72,7 +73,7 @@ class SettingField:
 
 def _control(setting: Setting) -> Any:
     shown = {
-        "description": html.setting_label(setting.label, setting.name),
+        "description": f"{escape(setting.label)} <code>{escape(setting.name)}</code>",
         "description_allow_html": True,
         "tooltip": setting.help,
     }

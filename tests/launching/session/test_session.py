@@ -15,7 +15,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.run_reader import kept_run
-from accelerate_nb.launching.run import NoFrontEnd
+from accelerate_nb.launching.run import FrontEnd
 from accelerate_nb.launching.session.session import Session
 from tests.waiting import until
 
@@ -465,7 +465,7 @@ def test_a_rank_that_follows_no_interrupt_ends_the_session(fresh_session):
 
 
 def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
-    class Pressed(NoFrontEnd):
+    class Pressed(FrontEnd):
         def opened(self, run):
             raise KeyboardInterrupt
 
