@@ -128,7 +128,7 @@ def installation() -> XlaInstallation:
     if not is_installed():
         return XlaInstallation()
     libtpu = bool(os.environ.get("TPU_LIBRARY_PATH")) or find_spec("libtpu") is not None
-    return XlaInstallation(_version("torch_xla") or "unknown", torch_version() or "", libtpu)
+    return XlaInstallation(installed_version("torch_xla") or "unknown", torch_version() or "", libtpu)
 
 
 def is_installed() -> bool:
@@ -200,8 +200,8 @@ def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
 
     facts: dict[str, Any] = {
         "torch_xla": installed.torch_xla or None,
-        "libtpu": _version("libtpu") or (installed.libtpu or None),
-        "tpu_info": _version("tpu-info"),
+        "libtpu": installed_version("libtpu") or (installed.libtpu or None),
+        "tpu_info": installed_version("tpu-info"),
         "tpu_chips": len(chips),
         "generation": generation(),
     }
@@ -334,7 +334,8 @@ def _minor(number: str) -> str:
     return found[0] if found else ""
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, which is not imported; `None` where it is not there."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -82,7 +82,7 @@ def _needs(ranks: int, most_uncounted: float = math.inf) -> dict[str, tuple[Proc
 
     The user's processes, of which there may be thousands, are counted where the limit is below `most_uncounted`.
     """
-    files, space = _FILES_OF_A_RANK * ranks + _OWN_FILES, _soft_limit("RLIMIT_AS")
+    files, space = _FILES_OF_A_RANK * ranks + _OWN_FILES, soft_limit("RLIMIT_AS")
     remedy = "Raise it (`ulimit -v unlimited`) before the notebook server or the launch starts."
     address_space = None if space is None else ProcessLimit("bytes of a process's address space", space, 0, remedy)
     return {
@@ -102,7 +102,7 @@ def _sentence(limit: ProcessLimit, ranks: int, needed: int) -> str:
 
 
 def _file_limit(needed: int) -> ProcessLimit | None:
-    limit = _soft_limit("RLIMIT_NOFILE")
+    limit = soft_limit("RLIMIT_NOFILE")
     if limit is None:
         return None
     try:
@@ -118,7 +118,7 @@ def _file_limit(needed: int) -> ProcessLimit | None:
 def _process_limit(most_uncounted: float) -> ProcessLimit | None:
     """The nearest of the limits on processes and threads: the user's, and that of each control group."""
     found = []
-    limit = _soft_limit("RLIMIT_NPROC")
+    limit = soft_limit("RLIMIT_NPROC")
     if limit is not None and os.getuid() != 0:
         remedy = (
             "Raise it (`ulimit -u 4096`) before the notebook server or the launch starts, or launch fewer processes."
@@ -139,7 +139,7 @@ def _process_limit(most_uncounted: float) -> ProcessLimit | None:
     return min(found, key=lambda item: item.limit - item.used, default=None)
 
 
-def _soft_limit(name: str) -> int | None:
+def soft_limit(name: str) -> int | None:
     """A limit of this process by its name in `resource`; `None` where there is none."""
     if find_spec("resource") is None:
         return None

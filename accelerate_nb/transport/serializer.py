@@ -404,7 +404,7 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # of a variable that is not set yet
             yield name, cell.cell_contents
-    for name in sorted(_global_names(function.__code__)):
+    for name in sorted(global_names(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for index, default in enumerate(function.__defaults__ or ()):
@@ -412,6 +412,7 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
-def _global_names(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
+    """The names that code, and the functions in it, look up beside their own variables."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return {*code.co_names}.union(*(_global_names(const) for const in inner))
+    return {*code.co_names}.union(*(global_names(const) for const in inner))

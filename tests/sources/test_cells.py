@@ -70,11 +70,11 @@ SOURCES = [
 
 def test_every_line_of_every_cell_is_found_and_nothing_else(tmp_path):
     lines = script(tmp_path, *CELLS).text.split("\n")
-    found = {(origin.cell, origin.line): lines[number - 1] for number, origin in table(lines).items()}
+    found = {place: lines[number - 1] for number, place in table(lines).items()}
     for cell, source in enumerate(SOURCES, start=1):
         for line, text in enumerate(source.split("\n"), start=1):
             # an annotated name stands in brackets: a function can't annotate a global one
-            script_line = found[cell, line].strip().replace("(y): int", "y: int")
+            script_line = found[f"train.ipynb, cell {cell}, line {line}"].strip().replace("(y): int", "y: int")
             bare = text.strip()
             assert script_line in (bare, f"# {bare}", f"nb_shell.shown({bare})"), (cell, line)
 
@@ -82,7 +82,7 @@ def test_every_line_of_every_cell_is_found_and_nothing_else(tmp_path):
 def test_a_place_reads_as_a_person_writes_it(tmp_path):
     path = exported(tmp_path, *CELLS)
     number = path.read_text().split("\n").index("    nb_shell.shown(y)") + 1
-    assert str(cell_line(str(path), number)) == "train.ipynb, cell 4, line 7"
+    assert cell_line(str(path), number) == "train.ipynb, cell 4, line 7"
     assert cell_line(str(path), 1) is None
     assert cell_line(str(path), number + 1) is None  # what waits for the cell
 

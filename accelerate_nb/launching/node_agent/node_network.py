@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, TypeVar
 
 import psutil
 
 from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.xla import installed_version
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.transport.channel import Reply
@@ -37,21 +37,14 @@ def facts_of_this_node(address: str) -> NodeFacts:
         host=socket.gethostname(),
         address=address,
         python=platform.python_version(),
-        torch=_version("torch"),
-        accelerate_nb=_version("accelerate_nb"),
+        torch=installed_version("torch") or "",
+        accelerate_nb=installed_version("accelerate_nb") or "",
         device_kind=devices.kind,
         device_label=devices.label,
         devices=devices.count,
         cores=devices.cores,
         time=time.time(),
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 # An address to which nothing is ever sent (RFC 5737): the route to it is that to everywhere.

@@ -18,6 +18,7 @@ from accelerate_nb.devices.probe import AvailableDevices, probe
 from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.model import CheckResult
+from accelerate_nb.failures.process_limits import soft_limit
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 
 _SHARED = Path("/dev/shm")
@@ -129,7 +130,7 @@ def run_checks(
         of_settings(config, devices),
         of_torch(devices, driver(), environment) if devices.kind != "xla" else of_runtime(devices, devices.holders()),
         of_shared_memory(shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None),
-        of_open_files(_open_files()),
+        of_open_files(soft_limit("RLIMIT_NOFILE")),
         of_folder(folder),
         *([of_port(config.launching.port)] if config.launching.port else []),
     ]
@@ -254,12 +255,3 @@ def _holder(port: int) -> str:
         return f", {psutil.Process(pid).name()} (process {pid}) listens there"
     except (psutil.Error, StopIteration):
         return ""
-
-
-def _open_files() -> int | None:
-    if find_spec("resource") is None:
-        return None
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, LaunchError, WorkerError
+from accelerate_nb.transport.serializer import global_names
 
 # The line with the magic is above the code.
 FIRST_LINE = 2
@@ -70,7 +71,7 @@ class CellCode:
     def values(self) -> dict[str, Any]:
         """The notebook's variables that the code names, but for those that every rank has of its own."""
         _, code = self._compiled()
-        names = set().union(*map(_global_names, code)) - _OF_RANKS
+        names = set().union(*map(global_names, code)) - _OF_RANKS
         known, hidden = self.shell.user_ns, self.shell.user_ns_hidden
         return {name: known[name] for name in sorted(names) if name in known and name not in hidden}
 
@@ -91,11 +92,6 @@ class CellCode:
             *statements, last = tree.body
             rest = compile(ast.Module(statements, tree.type_ignores), name, "exec", flags)
             return name, (rest, compile(ast.Interactive([last]), name, "single", flags))
-
-
-def _global_names(code: CodeType) -> set[str]:
-    inner = (const for const in code.co_consts if isinstance(const, CodeType))
-    return {*code.co_names}.union(*map(_global_names, inner))
 
 
 def shown_as(error: BaseException, lines: list[str]) -> BaseException:
