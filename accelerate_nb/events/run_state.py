@@ -155,8 +155,9 @@ class RunState:
     def _hand_on(self, event: Event) -> None:
         # whoever made a slice says when it begins and ends
         if self._slices and not isinstance(event, StateChange):
+            rank = getattr(event, "rank", None)
             for ranks, part in self._slices:
-                if getattr(event, "rank", None) in (None, *ranks):
+                if rank is None or rank in ranks:
                     part.apply(event)
 
     def end_slice(self, part: RunState) -> int:
