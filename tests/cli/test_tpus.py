@@ -130,19 +130,8 @@ def test_a_pods_line_is_printed_and_run_by_nobody(tmp_path, capsys, monkeypatch)
     line = printed(capsys, "launch", "--tpu", "--tpu-name", "mine", "--tpu-zone", "us-central2-b", *words)
     assert " ".join(line[:-1]) == ("gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command")
     assert shlex.split(line[-1]) == [
-        "sudo",
-        "env",
-        "B=two words",
-        "accelerate-nb",
-        "launch",
-        "--tpu",
-        "--no-tpu-cluster",
-        "--config-file=",
-        "--mixed-precision",
-        "bf16",
-        "train.py",
-        "--name",
-        "it's",
+        *("sudo", "env", "B=two words", "accelerate-nb", "launch", "--tpu", "--no-tpu-cluster", "--config-file="),
+        *("--mixed-precision", "bf16", "train.py", "--name", "it's"),
     ]
 
 

@@ -84,18 +84,8 @@ def test_a_session_that_has_not_begun_ends_at_once_and_the_next_one_works(cold):
 def test_an_interrupt_ends_the_command_at_once(cold, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("print('began')")
-    words = [
-        sys.executable,
-        "-m",
-        "accelerate_nb",
-        "launch",
-        "--cpu",
-        "-n",
-        "2",
-        "--grace",
-        str(STOP_GRACE_PERIOD),
-        str(script),
-    ]
+    words = [sys.executable, "-m", "accelerate_nb", "launch", "--cpu", "-n", "2"]
+    words += ["--grace", str(STOP_GRACE_PERIOD), str(script)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
         starts(cold)
         began = time.monotonic()

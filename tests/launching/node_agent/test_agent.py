@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb.events.model import Failure, StateChange, TaskDone
+from accelerate_nb.events.model import StateChange, TaskDone
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
@@ -52,26 +52,6 @@ def prints_and_returns(array: bytes) -> tuple[int, bytes]:
     print("out", os.environ["RANK"])
     print("err", file=sys.stderr)
     return int(os.environ["RANK"]) + 1, array[::-1]
-
-
-def sums_over_nodes() -> tuple[float, list[str]]:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    value = torch.tensor(float(dist.get_rank() + 1))
-    dist.all_reduce(value)
-    dist.destroy_process_group()
-    return float(value), [
-        os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    ]
-
-
-def fails_on_one_rank() -> None:
-    if os.environ["RANK"] == "1":
-        raise KeyError("a")
-    while True:
-        time.sleep(0.05)
 
 
 def waits() -> None:
@@ -208,20 +188,6 @@ def test_what_ranks_write_send_and_end_with_arrives_in_order(start: Callable[...
         assert sorted((group.record.folder / f"rank_{rank}.log").read_text().splitlines()) == ["err", f"out {rank}"]
 
 
-def test_ranks_find_each_other_and_their_place(start: Callable[..., Group], request: pytest.FixtureRequest) -> None:
-    group = start(sums_over_nodes)
-    is_two = "two nodes" in request.node.name
-    places = [["0", "1", str(rank), "2"] if is_two else [str(rank), "2", "0", "1"] for rank in range(2)]
-    assert [item.value for item in group.end()] == [(3.0, place) for place in places]
-
-
-def test_a_rank_that_fails_ends_the_other_and_is_named_as_the_cause(start: Callable[..., Group]) -> None:
-    first, second = start(fails_on_one_rank).end()
-    assert isinstance(first.failure, Failure)
-    assert isinstance(second.error, KeyError)
-    assert first.failure.ended_by_us
-
-
 def test_a_crash_of_compiled_code_is_reported_with_its_stack(start: Callable[..., Group]) -> None:
     failure = start(crashes_on_one_rank).end()[1].failure
     assert failure is not None
@@ -261,23 +227,6 @@ def test_a_task_of_a_session_is_done_and_its_reply_comes_back(start: Callable[..
     for rank in range(2):
         group.runner.send(rank, CloseSession())
     assert [item.failure for item in group.end()] == [None, None]
-
-
-def test_an_agent_that_is_killed_takes_its_workers_with_it_and_ends_the_others(
-    processes: list[Channel], tmp_path: Path
-) -> None:
-    with AgentProcess(socket.AF_INET) as lost:
-        with Group(FunctionCall(waits), [processes[0], lost.channel], tmp_path, (1, 1)) as group:
-            until(lambda: group.view.line_count == 2)
-            workers = lost.workers()
-            lost.process.kill()
-            first, second = group.end()
-        assert "connection has ended" in (group.runner.lost or "")
-        assert first.failure is not None
-        assert second.failure is not None
-        assert group.states_of(1)[-1] == "failed"
-        _, alive = psutil.wait_procs(workers, timeout=5)
-        assert not alive
 
 
 def test_workers_end_with_the_connection_of_their_agent(tmp_path: Path) -> None:

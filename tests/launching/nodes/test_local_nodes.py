@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -35,14 +34,6 @@ def waits_in_a_collective() -> None:
     if accelerator.process_index == 1:
         time.sleep(600)
     accelerator.reduce(torch.ones(1))
-
-
-def fails_once(folder: str) -> int:
-    marker = Path(folder) / "failed"
-    if os.environ["RANK"] == "1" and not marker.exists():
-        marker.touch()
-        raise KeyError("once")
-    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 @pytest.fixture
@@ -113,12 +104,6 @@ def test_a_node_whose_agent_is_killed_or_paused_is_lost_with_its_ranks(
     # what it was on this machine was killed
     _, alive = psutil.wait_procs([agent, *workers], timeout=10)
     assert not alive
-
-
-@pytest.mark.slow
-def test_all_ranks_start_again_where_one_has_failed(settings: dict[str, Any], tmp_path: Path) -> None:
-    run = launch(fails_once, (str(tmp_path),), **settings, results="all", max_restarts=1)
-    assert run.wait() == [1, 1]
 
 
 @pytest.mark.slow
