@@ -100,15 +100,8 @@ def test_a_hostfile_and_the_command_line_reach_them(hosts: Hosts, tmp_path: Path
     (tmp_path / "script.py").write_text(
         "import os\nprint('rank', os.environ['RANK'], 'on node', os.environ['GROUP_RANK'])\n"
     )
-    words = [
-        "--hostfile",
-        str(tmp_path / "hostfile"),
-        "--ssh-command",
-        hosts.ssh_command,
-        "--cpu",
-        "--folder",
-        str(tmp_path),
-    ]
+    words = ["--hostfile", str(tmp_path / "hostfile"), "--ssh-command", hosts.ssh_command]
+    words += ["--cpu", "--folder", str(tmp_path)]
 
     def command(*more: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, *more, str(tmp_path / "script.py")]

@@ -101,20 +101,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.Comp
     (folder / "work").mkdir()
     metadata = {"kernelspec": {"name": "of-somebody", "display_name": "Somebody's", "language": "python"}}
     notebook(folder / "work" / "train.ipynb", *CELLS, metadata=metadata)
-    words = [
-        "work/train.ipynb",
-        "--execute",
-        "-o",
-        "out.ipynb",
-        "--cpu",
-        "-n",
-        "2",
-        "--",
-        "--lr",
-        "3e-4",
-        "--epochs",
-        "5",
-    ]
+    words = ["work/train.ipynb", "--execute", "-o", "out.ipynb", "--cpu", "-n", "2"]
+    words += ["--", "--lr", "3e-4", "--epochs", "5"]
     ended = subprocess.run(
         [*COMMAND, *words],
         cwd=folder,
