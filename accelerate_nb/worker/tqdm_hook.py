@@ -88,6 +88,7 @@ def _nothing(text: str) -> int:
     return len(text)
 
 
+@dataclass(eq=False)
 class _OpenBars:
     """
     The bars of this rank that are open, each under the first number that was free when it was first drawn.
@@ -97,14 +98,13 @@ class _OpenBars:
     that show numbers of the same name have their label before it: `loss` beside "train 3", `val/loss` beside "val 3".
     """
 
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-        self._last: dict[int, float] = {}
-        self._waiting: dict[int, tuple[ReferenceType[Any], _BarState]] = {}
-        # by a bar's number, what those before it have counted, and the count whose numbers were reported last
-        self._counts: dict[int, float] = {}
-        self._reported: dict[int, float] = {}
-        self._labels: dict[str, str] = {}
+    _taken: set[int] = field(default_factory=set)
+    _last: dict[int, float] = field(default_factory=dict)
+    _waiting: dict[int, tuple[ReferenceType[Any], _BarState]] = field(default_factory=dict)
+    # by a bar's number, what those before it have counted, and the count whose numbers were reported last
+    _counts: dict[int, float] = field(default_factory=dict)
+    _reported: dict[int, float] = field(default_factory=dict)
+    _labels: dict[str, str] = field(default_factory=dict)
 
     def update(self, bar: Any) -> None:
         """Send a bar's progress, or do so a moment later, where it has something new to show."""

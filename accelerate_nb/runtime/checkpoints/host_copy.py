@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ def storage(tensor: Tensor) -> int:
     return number_of(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()
 
 
+@dataclass(eq=False)
 class DeviceToHost:
     """
     Brings tensors of such a device to the CPU in one transfer, and leaves all others where they are.
@@ -38,8 +40,7 @@ class DeviceToHost:
     Names of one tensor are names of one on the CPU too. What is new there holds nothing before `finish`.
     """
 
-    def __init__(self) -> None:
-        self._coming: dict[int, tuple[Tensor, list[Tensor]]] = {}
+    _coming: dict[int, tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
 
     def nest(self, value: Any) -> Any:
         """A nest of lists, tuples and mappings with tensors of the CPU; where there are no others in it, the nest itself."""
@@ -96,6 +97,7 @@ def brought(value: T) -> T:
     return nest
 
 
+@dataclass(eq=False)
 class HostCopier:
     """
     Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`.
@@ -104,11 +106,10 @@ class HostCopier:
     it out page by page, and memory that a GPU copies to has to be locked in its place.
     """
 
-    def __init__(self) -> None:
-        self._copied: dict[tuple[torch.device, int, int], Tensor] = {}
-        self._former: dict[tuple[torch.device, int, int], Tensor] = {}
-        self._devices: set[torch.device] = set()
-        self._bringer = DeviceToHost()
+    _copied: dict[tuple[torch.device, int, int], Tensor] = field(default_factory=dict)
+    _former: dict[tuple[torch.device, int, int], Tensor] = field(default_factory=dict)
+    _devices: set[torch.device] = field(default_factory=set)
+    _bringer: DeviceToHost = field(default_factory=DeviceToHost)
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""

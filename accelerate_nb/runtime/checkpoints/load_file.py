@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ def numpy_state() -> list[Any]:
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]
 
 
+@dataclass(eq=False)
 class SharedSetting:
     """
     Blocks of several threads that need the same setting: the first that begins sets it, and the last that ends takes it back.
@@ -138,11 +139,10 @@ class SharedSetting:
     What each of them took back by itself would be taken from the others.
     """
 
-    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._setting = setting
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._set = ExitStack()
+    _setting: Callable[[], AbstractContextManager[Any]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _blocks: int = 0
+    _set: ExitStack = field(default_factory=ExitStack)
 
     @contextmanager
     def block(self) -> Iterator[None]:
