@@ -123,7 +123,7 @@ class AccelerateCellMagic:
             outlives_wait=options.background,
         )
         if options.background:
-            self.kept.background = run
+            self.kept.background, self.kept.background_output = run, output
             run.follow()
             return run
         try:
@@ -171,15 +171,17 @@ class AccelerateCellMagic:
     def _wait_for_background(self, options: CellOptions) -> None:
         """Wait for the background cell: one cell runs at a time, as in the notebook."""
         running = self.kept.background
-        if running is None or running.done:
-            return
-        if options.background:
-            raise ConfigurationError(
-                f"--background was given, and {running.name} runs in the background already. Wait for it (%accelerate wait) "
-                "or interrupt it (%accelerate interrupt); without --background this cell waits by itself."
-            )
-        print_message(f"This cell waits for {running.name}, which runs in the background.")
-        running.wait_until_over(None)
+        if running is not None and not running.done:
+            if options.background:
+                raise ConfigurationError(
+                    f"--background was given, and {running.name} runs in the background already. Wait for it (%accelerate wait) "
+                    "or interrupt it (%accelerate interrupt); without --background this cell waits by itself."
+                )
+            print_message(f"This cell waits for {running.name}, which runs in the background.")
+            running.wait_until_over(None)
+        if self.kept.background_output is not None:
+            # its last lines come before those of this cell
+            self.kept.background_output.closed()
 
 
 @dataclass(frozen=True)

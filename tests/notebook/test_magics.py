@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import re
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +14,18 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from accelerate_nb.config.magic_args import cell_flags, line_commands
+from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.run import LaunchFacts, Run
+from accelerate_nb.launching.session.cell_run import CellControl, CellResult
 from accelerate_nb.notebook import magics
+from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from tests.notebook.paper import Paper
 from tests.reports.kept_run import keep
 
 
@@ -228,3 +236,34 @@ def test_runs_that_are_named_are_compared(shell, tmp_path, monkeypatch):
     assert "−0.45 (−75 %)" in repr(shell.run_line_magic("accelerate", "runs run0 run1"))
     with pytest.raises(ConfigurationError, match="Near to it"):
         shell.run_line_magic("accelerate", "runs run0 rum1")
+
+
+def test_the_last_lines_of_a_background_cell_come_before_those_of_the_next_cell():
+    may_draw = threading.Event()
+
+    class LatePaper(Paper):
+        def write(self, lines):
+            assert may_draw.wait(20)
+            super().write(lines)
+
+    paper, view = LatePaper(), RunState(1)
+    tasks = SimpleNamespace(conductor=SimpleNamespace(view=view, log_file=None), stacks=None)
+    facts = LaunchFacts(
+        "Cell In[1]", "", Path("/runs/1"), 0.0, "all", 0.0, ranks=(0,), is_cell=True, outlives_wait=True
+    )
+    control = CellControl(tasks, facts, 1, 0, runs_code=True)
+    output = CellOutput(lambda: paper, [0])
+    run = Run(control, output)
+    run.follow()
+    view.apply(LogLine(0, "stdout", "late", 0.0))
+    control.ended = {0: CellResult(0)}
+    control.finish(None)
+    kept = NotebookSession(background=run, background_output=output)
+    magic = magics.AccelerateCellMagic(None, kept, lambda: None)
+    waiting = threading.Thread(target=magic._wait_for_background, args=(CellOptions(),), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    may_draw.set()
+    waiting.join(20)
+    assert paper.texts == ["[0] late"]

@@ -15,6 +15,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session.session import Session, check_not_launched
 from accelerate_nb.notebook.api import resolved
+from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.display.text_output import print_message
 
 # What a session follows from the next cell on, as it is: nothing of it is in the workers.
@@ -32,12 +33,14 @@ class NotebookSession:
     """
     At most one session, with its given settings.
 
-    `background` is a cell that runs beside the notebook, `picked` gives the settings that a form holds for the next session.
+    `background` is a cell that runs beside the notebook, and `background_output` shows it; `picked` gives the settings that a form holds
+    for the next session.
     """
 
     session: Session | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     background: Run | None = None
+    background_output: CellOutput | None = None
     picked: Callable[[], Mapping[str, Any]] = dict
 
     def ready(self, settings: Mapping[str, Any] | None = None, *, restart: bool = False) -> Session:
@@ -81,7 +84,7 @@ class NotebookSession:
 
     def stop(self) -> bool:
         """End the session; whether there was one."""
-        session, self.session, self.background = self.session, None, None
+        session, self.session, self.background, self.background_output = self.session, None, None, None
         if session is None or session.done:
             return False
         session.close()
