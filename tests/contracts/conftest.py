@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.places import (
-    SESSIONS,
-    STARTS,
-    Engine,
-    SessionExecutor,
-    executor_of,
-    process_environment,
-)
+from tests.contracts.places import SESSIONS, STARTS, Engine, SessionExecutor, executor_of, process_environment
 
 
 @pytest.fixture(params=STARTS, scope="module")

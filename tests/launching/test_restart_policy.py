@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.launching.restart_policy import (
-    LONGEST_DELAY,
-    FailedAttempt,
-    GiveUp,
-    StartAgain,
-    decide,
-    explanation,
-)
+from accelerate_nb.launching.restart_policy import LONGEST_DELAY, FailedAttempt, GiveUp, StartAgain, decide, explanation
 
 KILLED = FailedAttempt("rank 1 ended with SIGKILL", has_stepped=True)
 EARLY = FailedAttempt("rank 1 ended with SIGKILL")

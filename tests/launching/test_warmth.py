@@ -19,11 +19,7 @@ from accelerate_nb.launching.engines.supervisor import supervisors
 from accelerate_nb.launching.launcher import warm_early
 from accelerate_nb.supervisor.main import UNFIT
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.messages import (
-    ForkWorker,
-    Message,
-    OpenGroup,
-)
+from accelerate_nb.transport.messages import ForkWorker, Message, OpenGroup
 from tests.waiting import until
 
 # How long a supervisor may take to be where a test wants it.

@@ -13,12 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from accelerate_nb.launching.engines import supervisor as supervised
-from accelerate_nb.notebook.extension import (
-    is_useful,
-    load_ipython_extension,
-    modules_of,
-    unload_ipython_extension,
-)
+from accelerate_nb.notebook.extension import is_useful, load_ipython_extension, modules_of, unload_ipython_extension
 
 
 class Supervisor:

@@ -20,12 +20,7 @@ import accelerate.utils as theirs
 import numpy as np
 import pytest
 import torch
-from accelerate.utils import (
-    constants as their_constants,
-    dataclasses as their_kinds,
-    environment,
-    imports,
-)
+from accelerate.utils import constants as their_constants, dataclasses as their_kinds, environment, imports
 from torch import nn
 
 import accelerate_nb.utils as ours
@@ -33,12 +28,7 @@ from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.runtime.compat import packages
 from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability
 from accelerate_nb.runtime.world.rendezvous import near
-from accelerate_nb.utils import (
-    constants,
-    dataclasses,
-    environment as our_environment,
-    imports as our_imports,
-)
+from accelerate_nb.utils import constants, dataclasses, environment as our_environment, imports as our_imports
 from accelerate_nb.utils.other import clean_state_dict_for_safetensors, get_free_port
 from tests.peers import Peer, under_both
 

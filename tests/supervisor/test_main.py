@@ -16,10 +16,7 @@ from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.supervisor.main import FOREIGN
 from accelerate_nb.transport import channel
 from accelerate_nb.transport.channel import frame
-from accelerate_nb.transport.messages import (
-    LeaveGroup,
-    QueryCollectives,
-)
+from accelerate_nb.transport.messages import LeaveGroup, QueryCollectives
 
 ONE = {"num_processes": 1, "cpu": True, "config_file": ""}
 

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accelerate_nb.config.options.entries import (
-    BooleanOrWord,
-    Entries,
-    Names,
-    StrategyOptions,
-    entries_of,
-    option,
-)
+from accelerate_nb.config.options.entries import BooleanOrWord, Entries, Names, StrategyOptions, entries_of, option
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, OneOf, Text
 
 _STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}

@@ -43,13 +43,7 @@ from accelerate_nb.launching.nodes.node_placement import (
 )
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
-from accelerate_nb.launching.planning.placement import (
-    Host,
-    LaunchPlan,
-    NodeRoster,
-    Placement,
-    check_training,
-)
+from accelerate_nb.launching.planning.placement import Host, LaunchPlan, NodeRoster, Placement, check_training
 from accelerate_nb.transport.messages import NodeFacts
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.worker_spec import LOOPBACK, ProcessEnvironment, current_environment

@@ -16,13 +16,7 @@ from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, OutputWriter, TextSink
 from accelerate_nb.reports.failure_summary import cause_of
 from accelerate_nb.reports.report import cause_lines, run_report
-from accelerate_nb.reports.status_lines import (
-    StatusLines,
-    StatusSchedule,
-    status_lines,
-    summary,
-    undrawn,
-)
+from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
 from accelerate_nb.reports.summary import SIGNS, RunFacts
 
 if TYPE_CHECKING:

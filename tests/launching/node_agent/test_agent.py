@@ -30,14 +30,7 @@ from accelerate_nb.launching.planning.placement import LaunchPlan
 from accelerate_nb.launching.session.cell_run import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.messages import (
-    VERSION,
-    BeginTask,
-    CloseSession,
-    KillGroup,
-    QueryNode,
-    RankExited,
-)
+from accelerate_nb.transport.messages import VERSION, BeginTask, CloseSession, KillGroup, QueryNode, RankExited
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.session_tasks import PullNames, PushNames
 from accelerate_nb.transport.worker_spec import current_environment, on_interface

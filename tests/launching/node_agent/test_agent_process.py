@@ -15,10 +15,7 @@ from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progre
 from accelerate_nb.launching.node_agent.agent import AgentLoop
 from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, NodeSampler, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     Message,

@@ -11,16 +11,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
-from accelerate_nb.transport.channel import (
-    Channel,
-    ReceivedMessage,
-)
-from accelerate_nb.transport.messages import (
-    GroupClosed,
-    Heartbeat,
-    Message,
-    PeersReached,
-)
+from accelerate_nb.transport.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.messages import GroupClosed, Heartbeat, Message, PeersReached
 
 TIMEOUT = 30.0
 

@@ -31,10 +31,7 @@ from accelerate_nb.launching.nodes import joined_machines, node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
-from accelerate_nb.transport.messages import (
-    MembershipGranted,
-    RequestMembership,
-)
+from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
 from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(120)

@@ -21,10 +21,7 @@ from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, given_ti
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
-from accelerate_nb.transport.messages import (
-    KillGroup,
-    RequestMembership,
-)
+from accelerate_nb.transport.messages import KillGroup, RequestMembership
 
 pytestmark = pytest.mark.timeout(30)
 GREETING = b"\x93ANBJ\x01" + bytes(32)

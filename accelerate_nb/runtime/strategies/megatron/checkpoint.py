@@ -21,10 +21,7 @@ from megatron.core.dist_checkpointing.mapping import (
     apply_factory_merges,
     is_main_replica,
 )
-from megatron.core.dist_checkpointing.optimizer import (
-    get_param_id_to_sharded_param_map,
-    make_sharded_optimizer_tensor,
-)
+from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
