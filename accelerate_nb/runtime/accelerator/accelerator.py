@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn, TypeVar
@@ -15,9 +15,18 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.errors import StateError
 from accelerate_nb.events.model import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.runtime.accelerator.arguments import (
+    TrainingRequest,
+    handler_of,
+    handlers_by_class,
+    resolve_accumulation,
+    resolve_loaders,
+    resolve_project,
+    resolve_training,
+)
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
@@ -39,15 +48,11 @@ from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
-from accelerate_nb.runtime.precision.base import precision_name
-from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
-from accelerate_nb.runtime.precision.fp8_recipes import MSAMPRecipeKwargs, TERecipeKwargs
-from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin, choose_plugins
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
-from accelerate_nb.runtime.strategies.registry import StrategyRequest, choose_strategy
+from accelerate_nb.runtime.strategies.registry import choose_strategy
 from accelerate_nb.runtime.trackers.base import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -60,18 +65,6 @@ from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import AcceleratorState, join
 
 T = TypeVar("T")
-H = TypeVar("H", bound=KwargsHandler)
-
-_HANDLERS = (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-    ProfileKwargs,
-    AORecipeKwargs,
-    TERecipeKwargs,
-    MSAMPRecipeKwargs,
-)
 
 
 class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
@@ -114,46 +107,23 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         strategy: Strategy | type[Strategy] | str | None = None,
     ) -> None:
         launcher = LauncherSettings.read(os.environ)
-        handlers = _handlers_by_class(kwargs_handlers or [])
-        self.autocast_handler = _handler_of(handlers, AutocastKwargs)
-        self.ddp_handler = _handler_of(handlers, DistributedDataParallelKwargs)
-        self.scaler_handler = _handler_of(handlers, GradScalerKwargs)
-        self.init_handler = _handler_of(handlers, InitProcessGroupKwargs)
-        self.profile_handler = _handler_of(handlers, ProfileKwargs)
+        handlers = handlers_by_class(kwargs_handlers or [])
+        self.autocast_handler = handler_of(handlers, AutocastKwargs)
+        self.ddp_handler = handler_of(handlers, DistributedDataParallelKwargs)
+        self.scaler_handler = handler_of(handlers, GradScalerKwargs)
+        self.init_handler = handler_of(handlers, InitProcessGroupKwargs)
+        self.profile_handler = handler_of(handlers, ProfileKwargs)
         self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
-        precision = precision_name(launcher.mixed_precision if mixed_precision is None else mixed_precision)
-        self._fp8_recipe = choose_recipe(precision, handlers.values(), launcher.fp8_package)
         plugins = (parallelism_config, torch_tp_plugin, fsdp_plugin, megatron_lm_plugin)
-        request = _strategy_request(launcher, strategy, self.ddp_handler, *plugins)
-        accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher)
-        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
-        if split_batches is not None:
-            self.dataloader_config = replace(self.dataloader_config, split_batches=split_batches)
-        self.project_configuration = project_config or ProjectConfiguration()
-        if project_dir is not None and self.project_configuration.project_dir is None:
-            self.project_configuration.set_directories(os.fspath(project_dir))
-        # until here nothing is joined
-        requested = {} if self.init_handler is None else self.init_handler.requested()
-        self._world = join(cpu=cpu or launcher.cpu, **requested)
-        self.state = AcceleratorState(precision, cpu or launcher.cpu, self.compiling, _from_accelerator=True)
-        compiles_float32 = self.compiling.backend != DynamoBackend.NO and precision == "no"
-        if compiles_float32 and self._world.device.type == "cuda":
-            # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
-            torch.backends.cuda.matmul.allow_tf32 = True
-        launches_deepspeed = launcher.use_deepspeed and strategy is None
-        deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, launches_deepspeed)
+        request = resolve_training(launcher, handlers, mixed_precision, strategy, *plugins)
+        accumulation = resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher)
+        self.dataloader_config = resolve_loaders(dataloader_config, split_batches)
+        self.project_configuration = resolve_project(project_config, project_dir)
+        self._join(cpu or launcher.cpu, request.precision)
+        deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, request.launches_deepspeed)
         # not before what may be refused: all instances share it
         self.gradient_state = GradientState(accumulation)
-        self.strategy = choose_strategy(self._world, replace(request, deepspeed=deepspeed))
-        self.state.strategy, self._world = self.strategy, self.strategy.world
-        rank, size = self._world.rank, self._world.size
-        coordinates = dict(self._world.mesh.coordinates(rank))
-        if len(coordinates) > 1 or not set(coordinates) <= set(DATA_AXES):  # in other meshes the rank says it all
-            emit(MeshCoordinates(rank, coordinates, time.time()))
-        options = PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)
-        self.precision = self.strategy.choose_precision(precision, options)
-        self.state.set_precision(self.precision.name)
-        emit(PrecisionChoice(rank, self.precision.name, time.time()))
+        self._spread(replace(request, strategy=replace(request.strategy, deepspeed=deepspeed)))
         self.bundle = PreparedObjects()
         self._generation = registry.generation()
         self._saver = Saver(self._world)
@@ -165,14 +135,38 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         self.step = 0
         self.log_with = filter_trackers(log_with, self.logging_dir)
         self.panel = PanelTracker()
-        self.step_metrics = None
-        # steps are measured where somebody watches; those of XLA devices are computed later than they are made
-        if outlet() is not None and launcher.autolog and self.device.type != "xla":
-            share = self.strategy.data_replicas[1] / size
-            self.step_metrics = StepMetrics(rank, self.device, share, PhaseTimer(rank, self.device, size))
+        self.step_metrics = self._step_metrics(launcher)
         self.trackers: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
+
+    def _join(self, cpu: bool, precision: str) -> None:
+        """Join the world; its state gets the names of the precision and of the compiler."""
+        self._world = join(cpu=cpu, **({} if self.init_handler is None else self.init_handler.requested()))
+        self.state = AcceleratorState(precision, cpu, self.compiling, _from_accelerator=True)
+        if self.compiling.backend != DynamoBackend.NO and precision == "no" and self._world.device.type == "cuda":
+            # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+    def _spread(self, request: TrainingRequest) -> None:
+        """Choose the strategy and, in it, the precision; the state and the panel hear of both."""
+        self.strategy = choose_strategy(self._world, request.strategy)
+        self.state.strategy, self._world = self.strategy, self.strategy.world
+        coordinates = dict(self._world.mesh.coordinates(self._world.rank))
+        if len(coordinates) > 1 or not set(coordinates) <= set(DATA_AXES):  # in other meshes the rank says it all
+            emit(MeshCoordinates(self._world.rank, coordinates, time.time()))
+        self.precision = self.strategy.choose_precision(request.precision, request.precision_options)
+        self._fp8_recipe = request.precision_options.recipe
+        self.state.set_precision(self.precision.name)
+        emit(PrecisionChoice(self._world.rank, self.precision.name, time.time()))
+
+    def _step_metrics(self, launcher: LauncherSettings) -> StepMetrics | None:
+        """The measurement of steps, where somebody watches; the steps of XLA devices are computed later than they are made."""
+        if outlet() is None or not launcher.autolog or self.device.type == "xla":
+            return None
+        replicas = self.strategy.data_replicas[1]
+        rank, size = self._world.rank, self._world.size
+        return StepMetrics(rank, self.device, replicas / size, PhaseTimer(rank, self.device, size))
 
     # Between processes
 
@@ -248,61 +242,6 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
     def __reduce__(self) -> tuple[Any, ...]:
         # what is pickled for other objects of this process (a Trainer, a loader) refers to this one when it is loaded
         return stays(self)
-
-
-def _handlers_by_class(handlers: Sequence[Any]) -> dict[type, KwargsHandler]:
-    """The handlers that were given, by their classes; an error names one that is not known, or is there twice."""
-    found: dict[type, KwargsHandler] = {}
-    for handler in handlers:
-        if not isinstance(handler, KwargsHandler):
-            known = ", ".join(item.__name__ for item in _HANDLERS)
-            raise ConfigurationError(f"Unsupported kwargs handler passed: {handler!r}. Known ones are {known}.")
-        if type(handler) in found:
-            raise ConfigurationError(f"You can only pass one {type(handler).__name__} in `kwargs_handlers`.")
-        if not isinstance(handler, _HANDLERS):
-            raise NotYetError(f"A {type(handler).__name__} in kwargs_handlers is not offered here yet. Leave it out.")
-        found[type(handler)] = handler
-    return found
-
-
-def _handler_of(handlers: Mapping[type, KwargsHandler], handler_type: type[H]) -> H | None:
-    """The handler of a class, or of one below it."""
-    return next((handler for handler in handlers.values() if isinstance(handler, handler_type)), None)
-
-
-def _strategy_request(
-    launcher: LauncherSettings,
-    strategy: Any,
-    ddp: DistributedDataParallelKwargs | None,
-    parallelism: ParallelismConfig | None,
-    tensor_parallel: TorchTensorParallelPlugin | None,
-    fsdp: FullyShardedDataParallelPlugin | None,
-    megatron: MegatronLMPlugin | None,
-) -> StrategyRequest:
-    """How these arguments have a training spread, and, where they are `None`, how the launcher does."""
-    if parallelism is None and tensor_parallel is not None:
-        parallelism = ParallelismConfig(tp_size=tensor_parallel.tp_size)
-    elif parallelism is None and launcher.use_parallelism:
-        parallelism = ParallelismConfig()
-    if fsdp is None and launcher.use_fsdp and strategy is None:
-        fsdp = FullyShardedDataParallelPlugin()
-    if megatron is None and launcher.use_megatron_lm and strategy in (None, "megatron"):
-        megatron = MegatronLMPlugin()
-    return StrategyRequest(strategy, parallelism, ddp, fsdp, megatron=megatron)
-
-
-def _accumulation(
-    plugin: GradientAccumulationPlugin | None, steps: int, launcher: LauncherSettings
-) -> GradientAccumulationPlugin:
-    """The accumulation of gradients: that of the plugin, else the launcher's number of steps, else `steps`."""
-    if plugin is None:
-        return GradientAccumulationPlugin(steps if launcher.accumulation_steps is None else launcher.accumulation_steps)
-    if steps != 1:
-        raise ConfigurationError(
-            "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`. "
-            f"Both were given: {steps} and {plugin}."
-        )
-    return plugin
 
 
 # It holds nothing alive.
