@@ -203,4 +203,5 @@ def test_a_cell_that_fails_on_one_rank_names_itself_and_ends_the_script(tmp_path
 @pytest.mark.slow
 def test_a_script_that_is_left_early_ends_the_ranks(tmp_path: Path) -> None:
     done = on_two_ranks(tmp_path, "%%accelerate -n 2\nprint('begun')", "import sys\nsys.exit(0)", "print('never')")
-    assert (done.returncode, done.stdout) == (0, "begun\nbegun\n"), done.stderr
+    # two processes write to one pipe: the end of a line may come after the other's text
+    assert (done.returncode, done.stdout.replace("\n", "")) == (0, "begunbegun"), done.stderr
