@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 from accelerate_nb import Accelerator, StoppedError, attach, launch
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
@@ -181,6 +183,17 @@ def test_machines_go_on_with_a_detached_run_when_its_kernel_was_killed_and_leave
         assert machine.returncode == 0
 
 
+@contextmanager
+def wait_for_a_machine(terminal: Terminal, config: LaunchingConfig) -> Iterator[tuple[Future[Any], JoinTicket]]:
+    """A launch that waits for machines in a thread, which the block waits for, and the ticket that it has printed."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait_for_machines, config)
+        while not terminal.tickets:
+            assert not waiting.done(), waiting.result()
+            time.sleep(0.01)
+        yield waiting, JoinTicket.parse(terminal.tickets[0])
+
+
 def admitted(ticket: JoinTicket, name: str) -> Channel:
     """The connection of a machine, which is given that name."""
     sock = socket.create_connection((ticket.host, ticket.port), 10)
@@ -206,12 +219,7 @@ def test_a_machine_whose_agent_takes_long_to_reply_holds_up_no_other(
     monkeypatch.setattr(sys, "stderr", terminal)
     terminal.names.clear()
     config = resolve({"engine": "join", "num_nodes": 2, "join_timeout": 30.0}, {}).launching
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(wait_for_machines, config)
-        while not terminal.tickets:
-            assert not waiting.done(), waiting.result()
-            time.sleep(0.01)
-        ticket = JoinTicket.parse(terminal.tickets[0])
+    with wait_for_a_machine(terminal, config) as (waiting, ticket):
         machines = [admitted(ticket, name) for name in ("twin", "twin-2")]
         assert [host.name for host in waiting.result()[1]] == ["twin", "twin-2"]
     for machine in machines:
@@ -228,12 +236,7 @@ def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
     config = resolve({"engine": "join", "num_nodes": 3, "join_address": address, "join_timeout": 30.0}, {}).launching
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr(joined_machines, "time", clock)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(wait_for_machines, config)
-        while not terminal.tickets:
-            assert not waiting.done(), waiting.result()
-            time.sleep(0.01)
-        ticket = JoinTicket.parse(terminal.tickets[0])
+    with wait_for_a_machine(terminal, config) as (waiting, ticket):
         first, gone, second = joined(ticket, "twin"), joined(ticket, "twin-2"), None
         until(lambda: "twin-2 has joined" in terminal.getvalue())
         gone.shutdown()
@@ -262,12 +265,7 @@ def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token
     monkeypatch.setattr(sys, "stderr", terminal)
     terminal.names.clear()
     config = resolve({"engine": "join", "join_timeout": 30.0}, {}).launching
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(wait_for_machines, config)
-        while not terminal.tickets:
-            assert not waiting.done(), waiting.result()
-            time.sleep(0.01)
-        ticket = JoinTicket.parse(terminal.tickets[0])
+    with wait_for_a_machine(terminal, config) as (waiting, ticket):
         for _ in range(5):
             with (
                 socket.create_connection((ticket.host, ticket.port), 10) as guess,
