@@ -71,9 +71,17 @@ def load(entries: Sequence[Bytes], referred: Callable[[Any], Any] | None = None)
     """The value that `dump` was given; its arrays and tensors use the entries' own memory. `referred` resolves references."""
     if referred is None:
         return pickle.loads(entries[0], buffers=entries[1:])
-    unpickler = pickle.Unpickler(io.BytesIO(entries[0]), buffers=entries[1:])
-    unpickler.persistent_load = referred  # type: ignore[method-assign]  # it is there to be set
-    return unpickler.load()
+    return _PayloadUnpickler(io.BytesIO(entries[0]), entries[1:], referred).load()
+
+
+class _PayloadUnpickler(pickle.Unpickler):
+    # a method, since Python 3.13 refuses one that is set on an Unpickler
+    def __init__(self, file: io.BytesIO, buffers: Sequence[Bytes], referred: Callable[[Any], Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._referred = referred
+
+    def persistent_load(self, reference: Any) -> Any:
+        return self._referred(reference)
 
 
 class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
