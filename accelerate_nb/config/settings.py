@@ -225,6 +225,10 @@ class Unset:
     `Setting`s whose default is `None` need no mark: `None` always means "not given".
     """
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # its class is made for it, and has no name by which another process finds it
+        return unset, (type(self).__bases__[1](self),)
+
 
 def unset(value: T) -> T:
     """

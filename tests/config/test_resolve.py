@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from accelerate.utils import DynamoBackend
@@ -54,6 +56,8 @@ def test_a_marked_default_is_like_its_value_and_was_not_set(value):
     assert repr(marked) == repr(value)
     assert isinstance(marked, type(value))
     assert given_arguments({"name": marked}) == {}
+    assert given_arguments({"name": pickle.loads(pickle.dumps(marked))}) == {}
+    assert pickle.loads(pickle.dumps(marked)) == value
     assert given_arguments({"name": value}) == {"name": value}
 
 
