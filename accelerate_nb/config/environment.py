@@ -63,7 +63,7 @@ def runs_folder(environment: Mapping[str, str], requested: str | None = None) ->
     """
     import tempfile  # seldom needed, and slow to import
 
-    cache = _cache(environment)
+    cache = None if requested else _cache(environment)
     # the folder, or the first of its parents that is there
     there = next((folder for folder in (cache, *cache.parents) if folder.exists()), None) if cache else None
     if requested:

@@ -46,6 +46,11 @@ def test_runs_are_kept_in_the_users_cache(tmp_path):
         assert runs_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "accelerate_nb_runs"
 
 
+def test_where_a_folder_is_requested_the_cache_is_not_looked_at(tmp_path):
+    unreadable = str(tmp_path / ("x" * 300))
+    assert runs_folder({"XDG_CACHE_HOME": unreadable}, str(tmp_path)) == tmp_path
+
+
 @pytest.mark.parametrize("environment", [{}, {"HOME": "/dev/null"}])
 def test_without_a_cache_to_write_to_runs_are_kept_in_a_temporary_folder_of_the_users_own(environment):
     folder = runs_folder(environment)
