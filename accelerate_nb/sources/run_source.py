@@ -177,9 +177,10 @@ def kept_source(folder: Path) -> tuple[SourcePart, ...]:
 
 def source_parts(function: Callable[..., Any], args: Sequence[Any], sources: CellSources) -> tuple[SourcePart, ...]:
     """The arguments of a function, the cell or file that defines it, and the newest cell, which launches it; of a program, its own text."""
-    if (own_parts := getattr(function, "source_parts", None)) is not None:
-        found: tuple[SourcePart, ...] = own_parts()
-        return found
+    # of its class: an object that answers to every name has no text of its own
+    if hasattr(type(function), "source_parts"):
+        own_parts: tuple[SourcePart, ...] = function.source_parts()  # type: ignore[attr-defined]  # as asked for above
+        return own_parts
     parts = arguments_part(_inner(function), call_lines(function, args))
     defined, numbers = _definition(function, sources), sources.numbers
     if defined is not None:

@@ -73,6 +73,19 @@ def test_a_script_is_kept_with_its_path(tmp_path: Path) -> None:
     )
 
 
+class _AnswersToEveryName:
+    def __getattr__(self, name: str) -> Any:
+        return lambda: name
+
+    def __call__(self) -> None:
+        pass
+
+
+def test_a_callable_that_answers_to_every_name_has_no_text_of_its_own() -> None:
+    function = _AnswersToEveryName()
+    assert "source_parts" not in source_parts(function, (0.1,), CellSources({}, {}))
+
+
 def test_long_source_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_source, "SIZE_LIMIT", 1000)
     text = as_text((SourcePart("launch", "Cell In[1]", "é = 1\n" * 1000),))
