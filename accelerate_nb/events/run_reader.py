@@ -226,11 +226,12 @@ class RunFollower:
             event = None
             # cut off where its writer died, of a type that only a newer version knows, or with values that nobody can draw
             with suppress(ValueError, RecursionError):
-                event = from_line(line)
-            if event is not None and _is_sound(event):
-                self.view.apply(event)
-            else:
+                found = from_line(line)
+                event = found if _is_sound(found) else None
+            if event is None:
                 self.view.note_unread()
+            else:
+                self.view.apply(event)
         logs = (rank_logs(folder) for folder in (*former_attempts(self._folder), self._folder))
         for rank in sorted({rank for found in logs for rank in found}):
             if rank not in self._logs:
