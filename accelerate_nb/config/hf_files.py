@@ -71,12 +71,12 @@ def read(path: Path) -> dict[str, Any]:
     content = apart(today(_content(path)))
     if content.get("num_processes") == -1:
         del content["num_processes"]  # Accelerate writes it where it leaves the number to others
-    return _meant(content)
+    return _normalised(content)
 
 
 def whole(path: Path) -> dict[str, Any]:
     """The whole content of the file, with its nested parts, as today's Accelerate spells it."""
-    return _meant(today(_content(path)))
+    return _normalised(today(_content(path)))
 
 
 def configured_runs_folder(environment: Mapping[str, str], requested: str | os.PathLike[str] | None = None) -> Path:
@@ -164,7 +164,7 @@ def renewed(path: Path, distributed_type: str) -> ConfigDraft:
     current = _content(path)
     spelled = {item: key(setting) for setting in all_settings() for item in setting.keys if item not in OF_ACCELERATE}
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
-    content |= {spelled.get(name, name): value for name, value in _meant(apart(today(current))).items()}
+    content |= {spelled.get(name, name): value for name, value in _normalised(apart(today(current))).items()}
     content = together(content)
     _refuse_extensions_in_json(path, content)
     return ConfigDraft(path, content, replaces=True, changed=_changed(current, content), comments=_has_comments(path))
@@ -215,7 +215,7 @@ def basic(mixed_precision: str, *, distributed_type: str, num_processes: int, cp
 def _changed(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys of a file that get another value or go."""
     after = apart(new)
-    return tuple(name for name, value in _meant(apart(current)).items() if after.get(name) != value)
+    return tuple(name for name, value in _normalised(apart(current)).items() if after.get(name) != value)
 
 
 def _refuse_extensions_in_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -324,7 +324,7 @@ def _refuse_unknown(path: Path, root: Any, beyond: int) -> None:
         )
 
 
-def _meant(content: Mapping[str, Any]) -> dict[str, Any]:
+def _normalised(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content without empty keys, and with the words that YAML 1.1 reads as False: a bare `no`."""
     bare = {"mixed_precision": "no", "dynamo_backend": "no", "distributed_type": "NO"}
     return {
