@@ -1,7 +1,5 @@
 """Warnings that name the line of the person who can do something about them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The environment of every test, the table of tests that `make test` leaves out, and the times that the summary gives."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """The flaky tests by name, each with its reason and its rate: pytest runs one once more where it fails, and says so."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Kernels of other ipykernel versions, for tests: each is this environment with another ipykernel before it on the path."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

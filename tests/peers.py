@@ -1,7 +1,5 @@
 """The differential harness: one script, run by real ranks under Hugging Face Accelerate, then under this package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Real ranks for tests: a function of a test module runs on several processes, each knowing its place as torchrun tells it."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """The ranks that tests run on tell what happened to them."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """The suite's own rules: what `make test` leaves out, how a flaky test is run again, and what the summary says."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

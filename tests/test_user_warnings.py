@@ -1,7 +1,5 @@
 """Warnings name the person's own line, whatever of this package lies between."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Waiting in tests: until something is so, as long as that may take where a machine is busy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

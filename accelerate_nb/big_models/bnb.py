@@ -1,7 +1,5 @@
 """The storage of weights of 4 and 8 bits by bitsandbytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Device maps: the device of each part of a model, checked, inferred, and with tied weights kept together."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import sys

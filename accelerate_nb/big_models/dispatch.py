@@ -1,7 +1,5 @@
 """Models that run though their weights are on several devices, in the CPU's memory or on the disk."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping

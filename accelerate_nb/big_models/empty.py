@@ -1,7 +1,5 @@
 """Models made without memory for their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

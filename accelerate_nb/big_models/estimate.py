@@ -1,7 +1,5 @@
 """The memory that a model takes, before anything is loaded: its weights, and each rank of a mesh in training."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re

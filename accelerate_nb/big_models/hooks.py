@@ -1,7 +1,5 @@
 """Hooks around a module's forward, and those that compute in another type than weights are kept in."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of weights, found, read without running code that they hold, and loaded into a model by a device map."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """The memory of devices, and that of a model's parts, in bytes."""
 
-from __future__ import annotations
-
 import enum
 import logging
 from collections import defaultdict

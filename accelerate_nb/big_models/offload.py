@@ -1,7 +1,5 @@
 """Weights that stay in files until they are needed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping

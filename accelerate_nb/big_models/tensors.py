@@ -1,7 +1,5 @@
 """The tensors of a module by their names, and the devices that they can be on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The functions behind Accelerate's command line that other packages call, on top of the commands here."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All flags of Hugging Face's `accelerate launch`, and their meaning here."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator, Mapping

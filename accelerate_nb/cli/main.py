@@ -1,7 +1,5 @@
 """`accelerate-nb`: finds the command, runs it, and reports its errors."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Parser of command lines: the settings as flags, and the nearest flag in the error for a mistake."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable

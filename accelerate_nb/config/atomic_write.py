@@ -1,7 +1,5 @@
 """A file that is written whole, or not at all."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

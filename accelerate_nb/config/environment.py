@@ -1,7 +1,5 @@
 """The environment variables of a launch, read at this one border."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping

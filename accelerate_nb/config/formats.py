@@ -1,7 +1,5 @@
 """One configuration in every spelling: as a call, a cell, a command line, a configuration file."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

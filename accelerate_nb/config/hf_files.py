@@ -1,7 +1,5 @@
 """The configuration file of Accelerate: found where its own tools put it, read, written."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

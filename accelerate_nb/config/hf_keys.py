@@ -1,7 +1,5 @@
 """The keys of Accelerate's configuration files: those it knows and knew, those for TPUs, and what is not offered here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

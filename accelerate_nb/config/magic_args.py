@@ -1,7 +1,5 @@
 """Flags and commands of `%%accelerate` and `%accelerate`, declared and read like the settings."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Ranks as text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 
 

@@ -1,7 +1,5 @@
 """The whole configuration, resolved from a call's arguments, the environment and a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

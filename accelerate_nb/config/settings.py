@@ -1,7 +1,5 @@
 """Declaration of settings: type, default, choices, help, flag, variable, key and form field are one line."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields

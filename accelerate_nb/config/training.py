@@ -1,7 +1,5 @@
 """Settings of the `Accelerator` in each worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

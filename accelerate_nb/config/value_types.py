@@ -1,7 +1,5 @@
 """Types of settings' values, one small object for each, which checks a value and parses a text; and the nearest known word to a wrong one."""
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -1,7 +1,5 @@
 """Whether weights can be moved to a disk and back while a training computes: DeepSpeed compiles an operator with libaio for it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The CPU's cores that this process may use, and the control groups that limit it."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """The kinds of GPUs, counted without waking a driver: no process becomes a user of a GPU by the query."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """The load of NVIDIA's GPUs by the management library: no process becomes a user of a GPU by the query."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The build of the installed torch, read without importing it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The load of TPUs by the service of the process that computes on them: no chip is woken by the query."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeAlias

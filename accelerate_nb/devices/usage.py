@@ -1,7 +1,5 @@
 """How busy this machine and the ranks' devices are."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

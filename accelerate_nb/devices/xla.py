@@ -1,7 +1,5 @@
 """The devices of torch_xla: TPUs, and the CPU where that is requested; counted without waking its runtime."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

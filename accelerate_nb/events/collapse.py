@@ -1,7 +1,5 @@
 """Equal output of several ranks, folded into one."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping

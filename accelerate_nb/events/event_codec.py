@@ -1,7 +1,5 @@
 """Events as lines of JSON, and back: in files, and in the stream from a worker to its node's agent."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

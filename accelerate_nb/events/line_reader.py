@@ -1,7 +1,5 @@
 """The lines of a process's output, split at newlines whatever the bytes are, and their meaning: an error, a warning, a bar."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The state of one rank, made of its events: its newest lines, and the values of its metrics, thinned evenly, with their names in order."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The files of a run: every rank's output, every event, and how it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run read back from the folder that it left, or still writes to, found by its number, its name or its folder."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

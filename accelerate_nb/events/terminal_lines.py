@@ -1,7 +1,5 @@
 """Text of ranks without what a terminal or a page would do something about, and the lines of one rank among those of others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """A code cell as plain Python: IPython's own syntax becomes calls of the script's shell, or is left out or refused, line by line."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

@@ -1,7 +1,5 @@
 """A notebook's cells, read from its file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

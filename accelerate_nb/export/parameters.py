@@ -1,7 +1,5 @@
 """The options of a script: the assignments of the cell tagged `parameters`."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

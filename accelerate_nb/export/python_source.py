@@ -1,7 +1,5 @@
 """Python's source as an export changes it: replacements, names and last values, and guards, so that other processes can import it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A notebook as the text of a script: each code cell as plain Python, what of it could not be one, and the lines around it."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re

@@ -1,7 +1,5 @@
 """Exceptions as they travel: made anew from what they hold, since their constructors may want other arguments."""
 
-from __future__ import annotations
-
 import builtins
 from collections import deque
 from collections.abc import Mapping

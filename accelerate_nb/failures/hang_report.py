@@ -1,7 +1,5 @@
 """The diagnosis of a hang from stacks and collectives: which ranks wait in what, and which one is elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence

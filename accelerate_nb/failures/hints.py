@@ -1,7 +1,5 @@
 """Advice on known mistakes: one sentence for an exception's message, or for what a process wrote last."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

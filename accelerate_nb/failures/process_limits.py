@@ -1,7 +1,5 @@
 """The system's limits on files, processes and memory, and what a run needs of them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math

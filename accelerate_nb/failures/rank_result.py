@@ -1,7 +1,5 @@
 """The result of a rank: its value or its failure."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stacks of ranks, which workers write at a signal, in the notebook's own lines."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

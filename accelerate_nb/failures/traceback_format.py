@@ -1,7 +1,5 @@
 """A worker's exception as text and as frames: the person's own lines shown, the rest folded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby

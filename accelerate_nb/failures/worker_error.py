@@ -1,7 +1,5 @@
 """The error that the notebook raises when workers fail: the cause first, under its own type."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The conductor of a run in this process: attempts one after the other, restarts, the first cause of the end, and the results."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

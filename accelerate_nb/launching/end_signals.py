@@ -1,7 +1,5 @@
 """Signals to a process that owns a run: its workers end before it does."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The runner of one group of workers, between the group's state machine, its agents, and the run's context, which all groups of a run share."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A launch, step by step: the configuration and the call become a plan, the plan a conductor."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence

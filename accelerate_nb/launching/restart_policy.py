@@ -1,7 +1,5 @@
 """The decision after a failed attempt of a run: start all ranks again, or give up, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

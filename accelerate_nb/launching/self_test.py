@@ -1,7 +1,5 @@
 """The self-test: real workers with the very settings try what training needs, one thing after the other."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests to ranks while they train: to stop, or to change a knob, after the same step, and to profile the next ones."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The state machine of one group of workers, from its start until every process has ended."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, TypeAlias

@@ -1,7 +1,5 @@
 """The functions that run another function on every process."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -1,7 +1,5 @@
 """`%load_ext accelerate_nb`: the first launch finds its supervisor warm, and cells can run on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, ModuleType

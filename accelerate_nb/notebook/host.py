@@ -1,7 +1,5 @@
 """The host of this process: a Jupyter kernel, IPython in a terminal, or a plain script."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`%%accelerate` and `%accelerate`: cells and lines that reach every rank of a session."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

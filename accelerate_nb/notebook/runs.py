@@ -1,7 +1,5 @@
 """The functions that find runs again, those that outlive their notebook and those that are over, and their tables."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

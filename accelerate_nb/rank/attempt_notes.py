@@ -1,7 +1,5 @@
 """Notes that the ranks of a run leave in its folder, for its next attempt."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

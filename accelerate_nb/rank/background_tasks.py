@@ -1,7 +1,5 @@
 """Background tasks of code inside a worker: the worker has not finished before they are done."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The sink for events of code inside a worker, whoever is listening, and the numbers that the code gives to any library's log."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Something that is done with a module right after it has been imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The notebook's random states: a worker starts from them, as a forked process would."""
 
-from __future__ import annotations
-
 import random
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A rank's optimizer steps as an observer sees them: the first one, and the profile of the next ones by torch's profiler."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

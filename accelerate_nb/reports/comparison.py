@@ -1,7 +1,5 @@
 """Runs beside each other: what differs in their sources, arguments, settings and metrics, as text and as HTML."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import time

@@ -1,7 +1,5 @@
 """A run's failure in the parts that a person reads: the first cause, its calls, what the other ranks did."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The metrics of a run as curves, one for each rank or one band for many; in a line of text, and as pictures legible on light and on dark."""
 
-from __future__ import annotations
-
 import html
 import math
 from bisect import bisect_right

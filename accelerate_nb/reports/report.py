@@ -1,7 +1,5 @@
 """A run as a report, HTML and text that need nothing but themselves: what a notebook keeps of it, and shows where no panel can be."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re

@@ -1,7 +1,5 @@
 """Status lines of a run in plain text, beside its output: where each rank is, what has happened, how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """The parts of a step in words: where its time goes, and what makes it slow."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

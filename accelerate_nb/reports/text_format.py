@@ -1,7 +1,5 @@
 """Numbers and texts as a person reads them, and as they fit: values, bytes, times, ranks, lines that are cut."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

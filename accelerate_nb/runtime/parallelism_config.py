@@ -1,7 +1,5 @@
 """Settings for a model that is split in several ways at once: along its layers' width, along the sequence, by sharding."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Commands to a shell, and other work that one process of a machine does, the first that reaches it, while the others wait for its end."""
 
-from __future__ import annotations
-
 import codecs
 import fcntl
 import hashlib

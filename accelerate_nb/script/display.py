@@ -1,7 +1,5 @@
 """Displays of a notebook as text: the value of a cell's last line, and the objects of `display`."""
 
-from __future__ import annotations
-
 import builtins
 from typing import Any
 

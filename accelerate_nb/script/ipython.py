@@ -1,7 +1,5 @@
 """IPython as a script has it: no front end, the script's own names and lines, and errors that are raised."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Cells on every rank in a script: its first process plays the notebook, and all processes run the cells that it sends."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Seeds that the processes of a launch share from their first line on, as cells of a notebook share one kernel."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

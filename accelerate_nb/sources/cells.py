@@ -1,7 +1,5 @@
 """The cell and line where code stands, in a notebook, its ranks and an exported script; warnings and tracebacks name it."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import sys

@@ -1,7 +1,5 @@
 """Code of installed packages, this one among them, and the person's own: a notebook changes its own files alone."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from itertools import islice

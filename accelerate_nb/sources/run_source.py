@@ -1,7 +1,5 @@
 """The source that a run was launched with, and its arguments, as plain text in the run's folder, to be read and compared."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The process that forks workers, watches them, and ends them with everything that they started."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """A channel of messages over a stream socket, with descriptors beside them where it is a Unix socket."""
 
-from __future__ import annotations
-
 import array
 import errno
 import json

@@ -1,7 +1,5 @@
 """An exception on its way to the notebook, with all that led to it: causes, contexts, the exceptions of a group."""
 
-from __future__ import annotations
-
 import ast
 import dis
 from collections.abc import Callable, Mapping, Sequence

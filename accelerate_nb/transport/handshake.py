@@ -1,7 +1,5 @@
 """The proof, at both ends of a new connection, that the other one knows the same token, which itself never crosses it."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

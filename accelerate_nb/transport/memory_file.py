@@ -1,7 +1,5 @@
 """The layout of a memory file: some entries of bytes, each where it can be mapped and used without a copy."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

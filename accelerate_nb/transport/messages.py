@@ -1,7 +1,5 @@
 """The messages between the processes of a run: who sends each of them to whom, and what is in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 

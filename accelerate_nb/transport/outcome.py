@@ -1,7 +1,5 @@
 """A worker's outcome, which is its rank's result in a file: its function's value, or what it raised."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The function and its arguments, ready to travel: one memory file that every worker maps."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """Functions, values and tensors as bytes: cloudpickle, with large buffers kept out of the pickle; and what of them can't travel."""
 
-from __future__ import annotations
-
 import copyreg
 import io
 import os

@@ -1,7 +1,5 @@
 """A session's tasks and the workers' replies: the plain values that travel between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias

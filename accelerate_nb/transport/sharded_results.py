@@ -1,7 +1,5 @@
 """Tensors of a returned value that are sharded over ranks, put together by all of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import suppress

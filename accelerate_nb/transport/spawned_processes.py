@@ -1,7 +1,5 @@
 """Processes that multiprocessing starts by spawn or forkserver: they find what this process's `__main__` defines."""
 
-from __future__ import annotations
-
 import sys
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen

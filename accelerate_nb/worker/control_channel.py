@@ -1,7 +1,5 @@
 """The kernel's messages to a worker while its function runs, received in a thread of their own, and the replies to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A function called in processes that a launcher started already; each of them gets its result."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """The hooks that bring to the notebook what code logs by other libraries, and the steps that it makes on Hugging Face's own Accelerate."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

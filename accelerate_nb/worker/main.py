@@ -1,7 +1,5 @@
 """A worker from its first line to its last: what it does around its function."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """Default process groups that find each other at a store which this package hosts: each has keys of its own there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Sessions of processes: a worker and all that it started are one, and end as one."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A program in a worker: a script, a module or an executable, run as if it had been called by itself."""
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import importlib

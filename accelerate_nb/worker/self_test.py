@@ -1,7 +1,5 @@
 """The self-test's share of a worker: the checks of the Accelerator that runs there."""
 
-from __future__ import annotations
-
 
 def run_checks_on_rank() -> None:
     """Make every check of the self-test on this rank, each reported as a display of the run."""

@@ -1,7 +1,5 @@
 """A worker's standard streams, pipes of its own for Python and for C, and what stands in the place of a screen and a keyboard."""
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import io

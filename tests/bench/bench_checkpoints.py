@@ -1,7 +1,5 @@
 """What a checkpoint costs: ours and Hugging Face Accelerate's side by side, interleaved in one run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

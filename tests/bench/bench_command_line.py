@@ -1,7 +1,5 @@
 """What a command line costs: `accelerate-nb launch`, torchrun and `accelerate launch` side by side, interleaved in one run."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

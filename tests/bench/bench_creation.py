@@ -1,7 +1,5 @@
 """What creating an `Accelerator` costs: ours and Hugging Face's side by side, the first in a process and the following ones."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from functools import partial

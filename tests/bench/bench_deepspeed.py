@@ -1,7 +1,5 @@
 """What a step with DeepSpeed costs here, beside a loop that is written for DeepSpeed by hand, alternating in one run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What a detached run costs: its launch beside one that ends with the notebook, and the way back to a run of a day."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

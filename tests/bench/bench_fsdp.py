@@ -1,7 +1,5 @@
 """What sharded weights cost: a step and the memory of a process, beside hand-written `fully_shard` and Accelerate, in one run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """A step and the peak memory of a GPT with sharded weights in bf16: hand-written `fully_shard`, ours and Accelerate, one rank a GPU."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,7 +1,5 @@
 """What this package costs on NVIDIA GPUs, one or all that are here: ours, Hugging Face Accelerate's and bare PyTorch in turns."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

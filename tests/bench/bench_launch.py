@@ -1,7 +1,5 @@
 """What a launch costs: ours, a bare forkserver's and Hugging Face Accelerate's side by side, interleaved in one run."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """What one batch costs: hand-written PyTorch, this package and Hugging Face Accelerate side by side, interleaved in one run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import warnings

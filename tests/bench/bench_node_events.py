@@ -1,7 +1,5 @@
 """What the events of many ranks cost the notebook's process: real agents of nodes that are not there, each rank with ten lines a second."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """What several nodes cost: a launch of 2 x 2 ranks on one machine, on agents that are kept or that ssh or Ray reach, and with peers."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """What one operation between processes costs: ours and Hugging Face Accelerate's side by side."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable

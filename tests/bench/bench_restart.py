@@ -1,7 +1,5 @@
 """What a failure costs: the seconds from a rank's SIGKILL to the next optimizer step of all, after a restart from a checkpoint."""
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

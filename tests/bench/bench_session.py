@@ -1,7 +1,5 @@
 """How long an empty cell, and one with a single all-reduce, take on two ranks: a session, ipyparallel and nbdistributed in turn."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

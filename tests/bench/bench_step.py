@@ -1,7 +1,5 @@
 """What one step costs: ours, Hugging Face Accelerate's and hand-written PyTorch side by side, interleaved in one run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

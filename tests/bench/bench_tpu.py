@@ -1,7 +1,5 @@
 """What a training through torch_xla costs: ours, Hugging Face Accelerate's and hand-written code in turns, without a chip."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

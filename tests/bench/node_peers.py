@@ -1,7 +1,5 @@
 """How torchrun and Ray Train start two ranks on each of two nodes of this machine: until an all-reduce is done on all of them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What a benchmark measures in turns, and how it is told: to a person, or to a program."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

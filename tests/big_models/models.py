@@ -1,7 +1,5 @@
 """Models that tests of big models place, load and run."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Sizes, device maps and memory are those that Accelerate finds."""
 
-from __future__ import annotations
-
 import accelerate.utils.modeling as theirs
 import pytest
 import torch

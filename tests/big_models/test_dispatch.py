@@ -1,7 +1,5 @@
 """Models whose weights lie elsewhere give the numbers of the plain model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Models are made without memory for their weights, and nothing stays changed."""
 
-from __future__ import annotations
-
 import accelerate
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Estimates are what torch really takes and what Accelerate estimates, from whatever a person names, of which nothing is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Hooks around a module's forward do what Accelerate's do, and leave no trace when they are taken off."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Checkpoints of either side are loaded by the other, whole or named for what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Cells of the notebooks that are tested in a browser."""
 
-from __future__ import annotations
-
 # A training that a person would watch: a bar, a metric, lines and real steps on each rank.
 TRAIN = """
 import time

@@ -1,7 +1,5 @@
 """A browser, its Jupyter servers and an open notebook: started once, and only where there are both."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

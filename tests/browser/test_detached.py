@@ -1,7 +1,5 @@
 """A detached run in JupyterLab: its kernel is restarted from the menu, and another notebook shows it live and stops it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How runs end in a notebook that a person looks at."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import pairwise

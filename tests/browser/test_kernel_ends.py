@@ -1,7 +1,5 @@
 """A kernel that ends while a run goes on: what its notebook shows then, and what it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import psutil

@@ -1,7 +1,5 @@
 """A page that is loaded anew while a run goes on: what it shows then, and what a notebook saved in it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The picker's form in a notebook: it is filled in, copied from, saved and tried, and its value launches a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A saved report in a real browser: the same with and without scripts, in a notebook from elsewhere and in a page made of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

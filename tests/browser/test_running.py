@@ -1,7 +1,5 @@
 """A run in a notebook that a person looks at: what is seen while its cell is busy, and what the buttons do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line answers at once, and every command tells what it does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

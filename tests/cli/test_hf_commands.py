@@ -1,7 +1,5 @@
 """What other packages import of Accelerate's command line is there under the same module paths, and does the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

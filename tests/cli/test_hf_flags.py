@@ -1,7 +1,5 @@
 """Every flag of Hugging Face's `accelerate launch` is known, with the values that it takes there."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

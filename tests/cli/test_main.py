@@ -1,7 +1,5 @@
 """What goes wrong in any command is said in one place."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

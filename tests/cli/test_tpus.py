@@ -1,7 +1,5 @@
 """The command line knows TPUs: what a launch on one is asked for, and the lines that are printed for a pod of them."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

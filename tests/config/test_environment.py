@@ -1,7 +1,5 @@
 """What the environment says of a launch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every spelling of a configuration means the same configuration."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Accelerate's configuration files are found where its tools put them, and mean here what they mean there."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

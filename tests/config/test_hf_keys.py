@@ -1,7 +1,5 @@
 """What Accelerate's configuration files say of TPUs is read, and leads to a launch through torch_xla."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The flags of `%%accelerate` are the settings, read as a person writes them."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.config.magic_args import (

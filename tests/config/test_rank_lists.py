@@ -1,7 +1,5 @@
 """Ranks are written as people type and read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.config.rank_lists import listed, named, of_ranks, spans

@@ -1,7 +1,5 @@
 """What was said in a call, in the environment and in a file becomes one wish."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An unknown word is answered with the nearest known one."""
 
-from __future__ import annotations
-
 from accelerate_nb.config.value_types import did_you_mean
 
 

@@ -1,7 +1,5 @@
 """The places that keep one contract, each in its turn, and cells of a notebook without one."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the engines run in their contract: functions of a module that a worker can import."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

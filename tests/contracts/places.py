@@ -1,7 +1,5 @@
 """The places where ranks run that keep one contract, each as a record of how it is asked for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

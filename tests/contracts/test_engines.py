@@ -1,7 +1,5 @@
 """One contract for every way to start workers: the same calls give the same results, errors, lines and folders."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """One contract for whatever runs functions on ranks, engines and sessions alike: no fault is lost, and none spreads."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

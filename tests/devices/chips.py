@@ -1,7 +1,5 @@
 """A real server of the protocol in which libtpu tells how busy TPUs are; the chips, and their numbers, are made up."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """NVIDIA's driver is asked for its version and its GPUs' names through the management library."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

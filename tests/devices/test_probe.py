@@ -1,7 +1,5 @@
 """Devices are counted without waking a driver."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How busy TPUs are is read from a real server of tpu-info's protocol; the chip is the only thing that is made up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """How busy the machine and its ranks are is measured against what they may use."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

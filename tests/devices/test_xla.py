@@ -1,7 +1,5 @@
 """What torch_xla would compute on is found without waking it, and what keeps it from that is said."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

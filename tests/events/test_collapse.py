@@ -1,7 +1,5 @@
 """Equal output of ranks is folded into one: nothing is lost, nothing comes twice, nothing waits for long."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Events arrive whole and in order, however a stream cuts them."""
 
-from __future__ import annotations
-
 import random
 import socket
 import threading

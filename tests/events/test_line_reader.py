@@ -1,7 +1,5 @@
 """Bytes become the same whole lines, however they are cut on their way, and are marked by what they mean."""
 
-from __future__ import annotations
-
 import io
 import logging
 import random

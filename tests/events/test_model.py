@@ -1,7 +1,5 @@
 """Every event survives the way through its line of JSON, and of many failures the one that led to the others is found."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A run's folder holds all that happened, and making one touches nobody else's files."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

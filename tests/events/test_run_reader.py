@@ -1,7 +1,5 @@
 """A run is read back from its folder as it was, and whatever state the folder is in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """RunView adds up what happened: bounded, in order, and readable while it grows."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

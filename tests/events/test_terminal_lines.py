@@ -1,7 +1,5 @@
 """Text of ranks acts on no terminal and no page; a line that draws a bar is told from one that only waits for its end."""
 
-from __future__ import annotations
-
 import io
 import re
 

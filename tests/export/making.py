@@ -1,7 +1,5 @@
 """Notebooks that tests write: plain JSON, as Jupyter saves it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a script does in the place of IPython's syntax: the same as the notebook does."""
 
-from __future__ import annotations
-
 import ast
 import io
 import os

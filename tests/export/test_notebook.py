@@ -1,7 +1,5 @@
 """A notebook's cells: every format of Jupyter's, and one clear line for what is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The assignments of a `parameters` cell are options, and what can't be one is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.errors import ExportError

@@ -1,7 +1,5 @@
 """Cells on every rank in a script: what its session is, and what can't be in one is told with its cell and line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

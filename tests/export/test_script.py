@@ -1,7 +1,5 @@
 """A script does what its notebook does, line for line."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """`await` outside of functions: a cell's names stay the script's own."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 from types import SimpleNamespace

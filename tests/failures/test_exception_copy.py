@@ -1,7 +1,5 @@
 """Exceptions are made anew from what they hold, whatever their classes look like."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A run that stands still is told of: which ranks wait in which collective, which one is elsewhere, which has returned."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

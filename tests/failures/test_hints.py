@@ -1,7 +1,5 @@
 """Mistakes that are known get a sentence on what to do; the errors here are torch's own, made as people make them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A launch for which the system's limits have no room ends with a sentence: the limit, the need of the run, the way to raise it."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """A worker that died without a word: what its end says."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.failures.rank_result import death_failure

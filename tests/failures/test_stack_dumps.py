@@ -1,7 +1,5 @@
 """What ranks answer when asked where they are becomes stacks, and a rank that is elsewhere is marked."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

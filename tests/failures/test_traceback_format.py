@@ -1,7 +1,5 @@
 """A worker's exception is told with the person's own lines, and the rest is folded."""
 
-from __future__ import annotations
-
 import json
 import linecache
 import sys

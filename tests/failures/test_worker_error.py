@@ -1,7 +1,5 @@
 """The error that is raised has the causing rank's type and values, and tells of all ranks."""
 
-from __future__ import annotations
-
 import builtins
 import signal
 import sys

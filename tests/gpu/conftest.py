@@ -1,7 +1,5 @@
 """Each promise of this folder is tried on the CPU, and on NVIDIA GPUs where there are some: one rank on each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

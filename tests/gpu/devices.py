@@ -1,7 +1,5 @@
 """What tests do with a device: keep it busy, see whether the host waits for it, read how much of its memory is free."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A save in the background copies a GPU's memory to memory that is locked for it, and the training goes on meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Launches on GPUs that the launching process uses itself, that run full, and that never come to an end."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

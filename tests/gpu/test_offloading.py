@@ -1,7 +1,5 @@
 """Models whose weights lie on the host or on the disk compute on the GPU, whose memory they leave again."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors on GPUs reach the other ranks, and calls that differ are an error there, too: over NCCL, and over gloo."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

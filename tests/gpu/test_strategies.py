@@ -1,7 +1,5 @@
 """Every strategy over the GPUs' own backend ends a training in the weights of one process, each rank with a GPU of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

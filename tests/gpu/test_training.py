@@ -1,7 +1,5 @@
 """Training on GPUs: the numbers of a loop written by hand, in each precision, and a host that never waits for a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

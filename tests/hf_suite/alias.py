@@ -1,7 +1,5 @@
 """The name `accelerate`, given to this package for one process, so that code written for Hugging Face's runs on ours."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Hugging Face Accelerate's own test scripts, run on this package by real ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

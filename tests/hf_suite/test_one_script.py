@@ -1,7 +1,5 @@
 """A script for Hugging Face Accelerate gives the same numbers here: with its import changed, and as it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

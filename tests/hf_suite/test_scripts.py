@@ -1,7 +1,5 @@
 """The test scripts that Hugging Face Accelerate ships in its package pass on this one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The unit tests of Hugging Face Accelerate pass where `accelerate` is this package."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels for the tests of this folder: two that they share, and fresh ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

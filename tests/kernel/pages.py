@@ -1,7 +1,5 @@
 """What a browser's page does with a panel, without a browser: it hears the kernel's messages and sends its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

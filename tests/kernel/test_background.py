@@ -1,7 +1,5 @@
 """Runs beside the notebook: their panels live on, they are awaited, and what they raise is never lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel.kernels import Kernel

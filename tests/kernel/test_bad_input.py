@@ -1,7 +1,5 @@
 """What can't be run is refused with an error that says what to do, and the notebook goes on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Cells that run on every rank of a session, in a real kernel, as a person would write them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

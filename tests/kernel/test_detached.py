@@ -1,7 +1,5 @@
 """Cells that run detached: they begin with what the notebook knows, outlive it, and are found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

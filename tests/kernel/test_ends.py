@@ -1,7 +1,5 @@
 """How a run that did not end by itself is told of: in the words of the notebook, with the states that its ranks have."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """A worker that fails is told in the cell: which rank, why, and where in the notebook."""
 
-from __future__ import annotations
-
 from tests.kernel.kernels import Cell, Kernel
 
 

@@ -1,7 +1,5 @@
 """What hangs is told, stopped and cleared away, whoever ends it and whatever it waits in."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

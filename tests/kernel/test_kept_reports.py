@@ -1,7 +1,5 @@
 """The reports that stay in a notebook's file: small ones on request, and those of notebooks that nobody watches."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

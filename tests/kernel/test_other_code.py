@@ -1,7 +1,5 @@
 """Code that knows nothing of this package finds its ranks in a worker."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel.kernels import Kernel

@@ -1,7 +1,5 @@
 """What ranks write is shown under their ranks, kept whole, and never too much for the notebook."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

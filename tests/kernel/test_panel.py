@@ -1,7 +1,5 @@
 """The panel of a run in a real kernel: it is fed, and its buttons work, while the cell runs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whatever the notebook has done before, a launch works, and leaves the notebook as it was."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

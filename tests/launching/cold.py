@@ -1,7 +1,5 @@
 """Processes of this package that take for ever to start: nothing in them has begun while they are held."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # Python imports it before anything else, in the processes that fork workers or are workers.

@@ -1,7 +1,5 @@
 """What is stopped before anything has begun ends at once, however long the processes take to start."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

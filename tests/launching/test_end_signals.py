@@ -1,7 +1,5 @@
 """A signal to the process that owns a run is meant for the run's own processes."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -1,7 +1,5 @@
 """An interrupt at whatever moment ends the ranks, and the launch right after it finds everything in order."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

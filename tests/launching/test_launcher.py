@@ -1,7 +1,5 @@
 """Workers find in their environment what the settings of their launch say, and compute so."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

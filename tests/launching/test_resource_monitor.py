@@ -1,7 +1,5 @@
 """While a run goes on its view knows how busy the machine is, and each rank."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

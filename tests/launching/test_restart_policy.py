@@ -1,7 +1,5 @@
 """When ranks start again after a failure, and why not."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.launching.restart_policy import LONGEST_DELAY, FailedAttempt, GiveUp, StartAgain, decide, explanation

@@ -1,7 +1,5 @@
 """Ranks that fail start again from the newest checkpoint, with the numbers of a run that never failed; others end, and say why."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A run comes to its end whatever happens to its folder, and says why."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """docs/security.md names what the system shows of a run: sockets, files with their modes, and variables."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The self-test tries settings with real workers, and tells each thing that it finds."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

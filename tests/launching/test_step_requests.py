@@ -1,7 +1,5 @@
 """Requests to ranks while they train: a stop or a knob's change after a step that all share, and profiles."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

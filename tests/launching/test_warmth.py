@@ -1,7 +1,5 @@
 """A supervisor is loaded with what workers will need, and with nothing that would make forking unsafe."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The state machine of a worker group decides from messages and the time alone, whatever an agent reports."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Hosts for the tests of this folder, and functions that run on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hosts on this machine: network namespaces with an address and an sshd each, made for some tests and removed after them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

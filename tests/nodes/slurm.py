@@ -1,7 +1,5 @@
 """A SLURM of this machine: a controller and some nodes, made for some tests and removed after them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Hosts on each of which a run is launched find each other, as with torchrun, and tell each other what becomes of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Hosts that join by the line that a launch shows, each with an address of its own."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that lost a host goes on, with the numbers of a run that never did."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

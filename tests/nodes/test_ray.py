@@ -1,7 +1,5 @@
 """Two raylets of this machine as the nodes of a Ray cluster."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

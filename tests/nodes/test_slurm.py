@@ -1,7 +1,5 @@
 """Inside an allocation of SLURM, `engine="slurm"` runs on all of its nodes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

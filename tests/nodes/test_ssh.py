@@ -1,7 +1,5 @@
 """Hosts that ssh reaches are driven from here: the same results, and an error in words for whatever becomes of them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

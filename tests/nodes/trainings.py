@@ -1,7 +1,5 @@
 """The training that tests run on several nodes."""
 
-from __future__ import annotations
-
 from accelerate_nb import Accelerator
 
 

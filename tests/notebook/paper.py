@@ -1,7 +1,5 @@
 """A sink on paper: it keeps what is put on it, in its order; and a terminal's screen, from what was sent to it."""
 
-from __future__ import annotations
-
 import re
 
 from accelerate_nb.notebook.display.text_output import CellSink, LabelledLine, OutputLimits

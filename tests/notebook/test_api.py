@@ -1,7 +1,5 @@
 """The launchers keep Hugging Face's signatures, and run a function where and how the person said."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The extension warms the supervisor, and tells it what the notebook uses."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 import time

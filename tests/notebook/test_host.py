@@ -1,7 +1,5 @@
 """Where we are is found out without guessing."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

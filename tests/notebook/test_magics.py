@@ -1,7 +1,5 @@
 """`%%accelerate` and `%accelerate` in a shell: registered, completed, explained, and refused where they make no sense."""
 
-from __future__ import annotations
-
 import atexit
 import re
 import sys

@@ -1,7 +1,5 @@
 """Each notebook is executed once, for all tests that look at it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.notebooks.executing import Executed, Executing, executed

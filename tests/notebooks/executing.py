@@ -1,7 +1,5 @@
 """The notebooks of this repository, executed: what each of them came to, and what it showed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Each notebook gives as a script the very numbers that it gives as a notebook, whoever starts the script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

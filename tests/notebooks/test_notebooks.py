@@ -1,7 +1,5 @@
 """The notebooks keep what they promise: each runs from top to bottom in a kernel of its own."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

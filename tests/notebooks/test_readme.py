@@ -1,7 +1,5 @@
 """The README's first cell shows what the README says it shows."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

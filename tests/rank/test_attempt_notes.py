@@ -1,7 +1,5 @@
 """What ranks note is there for the next attempt of their run, and for no other run."""
 
-from __future__ import annotations
-
 from accelerate_nb.config.environment import attempt_variables
 from accelerate_nb.rank.attempt_notes import leave_note, notes
 

@@ -1,7 +1,5 @@
 """What was begun in the background is waited for."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles of steps: what of torch's totals is ranked, and how one ends that gets no whole steps."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace

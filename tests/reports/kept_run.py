@@ -1,7 +1,5 @@
 """Runs that have ended, as the folders that they left."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

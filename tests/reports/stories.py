@@ -1,7 +1,5 @@
 """Runs that never happened, told as events: what front ends have to show."""
 
-from __future__ import annotations
-
 import math
 
 from accelerate_nb.events.model import (

@@ -1,7 +1,5 @@
 """A run's static report: complete, bounded, escaped, and the same wherever parts of it are taken away."""
 
-from __future__ import annotations
-
 import difflib
 import html.parser
 import itertools

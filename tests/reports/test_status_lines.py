@@ -1,7 +1,5 @@
 """What plain text says beside a run's lines: bars, metrics, what happened, a summary; each once, and seldom in a log."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A rank is called slow where it is, over many windows of steps, and never because ranks share busy cores."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

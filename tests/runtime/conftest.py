@@ -1,7 +1,5 @@
 """A listener to what this process's rank sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What this process's rank sends, kept for a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from accelerate_nb.events.model import Metric

@@ -1,7 +1,5 @@
 """The training loops that are run with ours, with Hugging Face Accelerate and by hand, to compare their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is not offered yet has Accelerate's parameters, and says so when it is used."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """Objects are prepared in any order and number, once."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

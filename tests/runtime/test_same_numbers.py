@@ -1,7 +1,5 @@
 """A training gives the numbers that Hugging Face Accelerate and hand-written PyTorch give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

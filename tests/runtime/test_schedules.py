@@ -1,7 +1,5 @@
 """A learning rate goes down when, and as often as, Accelerate's does."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run that is asked to stop ends after the same step on every rank, and whatever can't is ended all the same."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

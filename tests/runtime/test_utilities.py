@@ -1,7 +1,5 @@
 """The small functions give the same answers as Hugging Face Accelerate's."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import enum

@@ -1,7 +1,5 @@
 """Tests of strategies that are packages of their own; where a package is not installed, nothing of it can be shown."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

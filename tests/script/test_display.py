@@ -1,7 +1,5 @@
 """What a notebook shows is text outside of one, the same text that IPython writes."""
 
-from __future__ import annotations
-
 import builtins
 import collections
 import subprocess

@@ -1,7 +1,5 @@
 """Tracebacks of a script name the notebook's cells and lines."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One notebook full of what is hard in a script: plain Python, `accelerate-nb launch` and `torchrun` do the same with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Magics that a script has IPython run: in the script's names, and without a trace of a front end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts of today are run by later versions: what they call is there, and takes what it took."""
 
-from __future__ import annotations
-
 from inspect import signature
 
 import pytest

@@ -1,7 +1,5 @@
 """A script's options: every spelling, every type, and a clear word for what is none."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A launched script draws the numbers of its notebook: those of the kernel, of launched functions and of the ranks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A script of `%%accelerate` cells finds the processes that it needs, however it is started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

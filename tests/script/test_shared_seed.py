@@ -1,7 +1,5 @@
 """The processes of a launch have the same chance; a process of its own is left alone."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What commands of a script do: once on each machine, whoever comes first, and nobody waits for ever."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

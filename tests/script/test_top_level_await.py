@@ -1,7 +1,5 @@
 """What is awaited outside of functions runs on one loop, to the end of the script."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Code is found where it stands: in cells, in exported scripts, in warnings."""
 
-from __future__ import annotations
-
 import json
 import linecache
 import os

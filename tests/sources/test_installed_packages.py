@@ -1,7 +1,5 @@
 """Modules of installed packages are told from the person's own."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """The source and the arguments of a run are kept as text."""
 
-from __future__ import annotations
-
 import linecache
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Every public name of Accelerate is offered under the same import path with the same parameters, or is listed with the reason why not."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The documentation is complete: every page can be reached, every public name is documented, no address is invented."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every file opens with the one sentence that it is."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """What `import accelerate_nb` costs: none of the heavy packages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every message is written by the logger of a module path that Hugging Face Accelerate has, whose level people set."""
 
-from __future__ import annotations
-
 import logging
 import re
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The public names: a list that changes only on purpose, and every name on it is there."""
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each setting is said once, and can be said in six places: a call, a flag, a variable, a file, an answer, a form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """No module keeps state: what changes while a program runs is in an object, or in a `ContextVar`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What the project's texts say: links lead somewhere, and the project speaks of itself alone."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The supervisor forks on request, and nothing that it can't understand ends it without a reason."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """What `Trainer` says of an evaluation is what it says under Hugging Face Accelerate, also where a rest is left at the end."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field

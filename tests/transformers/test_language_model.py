@@ -1,7 +1,5 @@
 """A language model of `transformers` learns the same under Accelerate and under this package."""
 
-from __future__ import annotations
-
 from pydoc_data.topics import topics  # the chapters of Python's reference manual, which every Python carries
 from typing import Any
 

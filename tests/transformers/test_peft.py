@@ -1,7 +1,5 @@
 """Adapters of peft train on a model whose weights are sharded, and are saved as peft saves them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`Trainer` with sharded weights has the losses and norms that it has with copies."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

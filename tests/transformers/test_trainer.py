@@ -1,7 +1,5 @@
 """Hugging Face's `Trainer` finds its ranks in the workers of this package, and trains on this package's `Accelerator`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """trl's trainer for supervised fine-tuning runs on this package's `Accelerator`, with copies and with sharded weights."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

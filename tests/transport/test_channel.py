@@ -1,7 +1,5 @@
 """Messages over a socket arrive whole, in order and with their descriptors, and nothing that comes harms who receives."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -1,7 +1,5 @@
 """An exception arrives with its causes and contexts, each with its lines, whatever they hold."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import os

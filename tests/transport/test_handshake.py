@@ -1,7 +1,5 @@
 """Two ends prove a token to each other, and nothing that was sent on one connection is of use on another."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 from collections.abc import Callable

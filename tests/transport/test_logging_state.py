@@ -1,7 +1,5 @@
 """Logging that was configured in one process holds in another: levels, filters, formats and what writes to standard streams."""
 
-from __future__ import annotations
-
 import io
 import logging
 import logging.handlers

@@ -1,7 +1,5 @@
 """Entries lie in a file where they can be mapped and used, and one process's writes are its own."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

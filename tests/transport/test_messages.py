@@ -1,7 +1,5 @@
 """A message arrives as it was sent, and what is none is refused with its reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

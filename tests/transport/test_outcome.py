@@ -1,7 +1,5 @@
 """What a worker brings back arrives, or says why it can't."""
 
-from __future__ import annotations
-
 import os
 import threading
 

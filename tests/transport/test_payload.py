@@ -1,7 +1,5 @@
 """Multiprocessing's queues, locks and shared memory mean the same thing in a worker as here."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from multiprocessing.context import get_spawning_popen

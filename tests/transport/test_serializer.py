@@ -1,7 +1,5 @@
 """Values arrive as they were: tensors with their views, strides and shared memory, arrays, functions and classes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

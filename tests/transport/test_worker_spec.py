@@ -1,7 +1,5 @@
 """A worker's spec arrives as it was sent, and its rank's variables are those of torchrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

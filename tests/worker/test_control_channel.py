@@ -1,7 +1,5 @@
 """A worker answers while its function runs, and no question harms it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

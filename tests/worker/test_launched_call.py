@@ -1,7 +1,5 @@
 """Launchers in processes that another launcher has started: what a script exported from a notebook does under torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

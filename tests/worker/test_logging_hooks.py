@@ -1,7 +1,5 @@
 """What code logs by another library, or shows beside a bar, is a metric of its rank."""
 
-from __future__ import annotations
-
 import os
 import time
 from types import ModuleType, SimpleNamespace

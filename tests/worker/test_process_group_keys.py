@@ -1,7 +1,5 @@
 """A default process group can be made again and again, by whatever library, wherever this package started the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A session of processes ends as one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

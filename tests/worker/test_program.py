@@ -1,7 +1,5 @@
 """A program in a worker finds what it would find if it had been called by itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever tqdm a function uses, its bars are the rank's bars."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Functions are launched on torch_xla's CPU backend; this process itself never wakes its runtime, as a notebook's should not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is saved on an XLA device: it goes on there bit for bit, and its files are those of a training on the CPU."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The command line on torch_xla's CPU backend: scripts, their functions, notebooks, and what is told of the machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The strategies of XLA devices end a training in the weights of one process, as all others do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A launch through torch_xla: where its ranks are, and what they see."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Tensors that devices exchange inside their programs, as on a TPU, give what plain processes get."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

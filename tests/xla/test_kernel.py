@@ -1,7 +1,5 @@
 """What a notebook's own process has done with torch_xla does not matter to a launch, or is told; nothing is woken by one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

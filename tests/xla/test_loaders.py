@@ -1,7 +1,5 @@
 """Prepared loaders on an XLA device: what they hand out, where they stand, and what is raised in them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import suppress

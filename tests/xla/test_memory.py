@@ -1,7 +1,5 @@
 """Where memory is too small on an XLA device, what a profile shows of it, and where its random numbers begin."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

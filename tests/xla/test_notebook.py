@@ -1,7 +1,5 @@
 """The notebook for TPUs runs through torch_xla on two devices, and says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.notebooks.executing import SECONDS, executed, printed

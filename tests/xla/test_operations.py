@@ -1,7 +1,5 @@
 """Operations between XLA devices give what gloo gives between processes on CPUs."""
 
-from __future__ import annotations
-
 import os
 from collections import namedtuple
 from collections.abc import Callable

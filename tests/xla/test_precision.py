@@ -1,7 +1,5 @@
 """The numbers that a step is computed in on an XLA device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

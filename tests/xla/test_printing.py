@@ -1,7 +1,5 @@
 """What is printed and logged of values that an XLA device has still to compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

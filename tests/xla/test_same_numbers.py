@@ -1,7 +1,5 @@
 """The same training gives the same weights as hand-written torch_xla code and as Hugging Face Accelerate, on one XLA device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

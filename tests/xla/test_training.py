@@ -1,7 +1,5 @@
 """A training on an XLA device: what it computes, and how often something is compiled for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

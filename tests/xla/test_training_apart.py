@@ -1,7 +1,5 @@
 """Trainings on two XLA devices whose ranks do not all do the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank that computes through torch_xla knows its place, however its process came to be, and shares its state with no other rank."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Two devices of torch_xla's CPU backend that exchange tensors inside their programs, as those of a TPU do: by a thread each."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import os

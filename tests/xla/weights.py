@@ -1,7 +1,5 @@
 """Weights that do not depend on what other threads of the process draw from torch's generator, which they share."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """`accelerate-nb completion`: what makes a shell complete these commands, their flags and their choices."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`accelerate-nb env`: what a bug report needs to know of this machine, this Python and these settings."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

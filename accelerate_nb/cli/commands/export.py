@@ -1,7 +1,5 @@
 """`accelerate-nb export`: a notebook is written as a script."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

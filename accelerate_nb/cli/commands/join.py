@@ -1,7 +1,5 @@
 """`accelerate-nb join`: this machine as a node of a notebook elsewhere, by the line that the notebook has shown."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """`accelerate-nb merge-weights`: one file of the weights of a sharded checkpoint."""
 
-from __future__ import annotations
-
 import argparse
 
 from accelerate_nb.cli.parser import spellings

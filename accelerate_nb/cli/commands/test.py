@@ -1,7 +1,5 @@
 """`accelerate-nb test`: this machine and these settings, tried with real processes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`accelerate-nb tpu-config`: the line that runs commands on every machine of a TPU pod, before a training is launched there."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`--execute`: a notebook runs in a kernel without a browser, and keeps its outputs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A notebook's file as something to execute: read, freed of what former runs left, and text again."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from typing import Any

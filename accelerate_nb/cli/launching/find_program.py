@@ -1,7 +1,5 @@
 """The program of `accelerate-nb launch`: found and checked before anything starts."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A notebook as a program that `accelerate-nb launch` can run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The request of one `accelerate-nb launch`: its flags, with the environment and the configuration file."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

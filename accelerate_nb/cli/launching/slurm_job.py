@@ -1,7 +1,5 @@
 """A launch as a job of SLURM: the batch script, which is written, printed or submitted."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

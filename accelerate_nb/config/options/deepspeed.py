@@ -1,7 +1,5 @@
 """The options of DeepSpeed: the fields of its plugin, of which most are keys of Accelerate's `deepspeed_config`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A setting that is a mapping with known keys, of which each has its own type, variable and default."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any

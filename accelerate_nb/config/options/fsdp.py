@@ -1,7 +1,5 @@
 """The options of FSDP: the fields of its plugin, of which most are keys of Accelerate's `fsdp_config`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of Megatron: the fields of its plugin, which are the keys of Accelerate's `megatron_lm_config`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The degrees of a `ParallelismConfig`, under the keys of Accelerate's files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The process of a detached run: it conducts the run, keeps its outcome, and serves those who attach."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """The outcome of a detached run in its folder: each rank's result as its worker wrote it, and the run's error."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

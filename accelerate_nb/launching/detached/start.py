@@ -1,7 +1,5 @@
 """The start of a run host: a process in a session of its own, which outlives the one that starts it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Worker processes as children of this process, forked from it or started anew; and what workers of every engine are."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The function in this very process: one rank, its own breakpoints and debugger."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

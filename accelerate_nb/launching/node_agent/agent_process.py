@@ -1,7 +1,5 @@
 """The process of a node's agent: it serves one worker group after the other, for the process at the other end of its channel."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The network between nodes: the facts and the interface of this one, and whether the nodes of a run fit and can connect to each other."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import platform

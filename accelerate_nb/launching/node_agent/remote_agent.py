@@ -1,7 +1,5 @@
 """An agent in another process, which may be on another machine, at this end of its channel."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import queue

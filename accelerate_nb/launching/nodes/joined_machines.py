@@ -1,7 +1,5 @@
 """Machines that join this process by a line pasted into their terminal: who comes proves the token; they stay for its next launches, or go over to a run host."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import select

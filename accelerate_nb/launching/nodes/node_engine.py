@@ -1,7 +1,5 @@
 """Engines for several nodes, which place one agent on each and know nothing of what they do: on this machine, over ssh, and in an allocation of SLURM."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The hosts of a run, by names or from a file: how many ranks run on each, on what they compute, and which take part after a loss."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace

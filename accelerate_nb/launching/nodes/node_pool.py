@@ -1,7 +1,5 @@
 """Agents on nodes: the connection to each, and those that stay for the next launch."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import subprocess

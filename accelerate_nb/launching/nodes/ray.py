@@ -1,7 +1,5 @@
 """Agents on the nodes of a Ray cluster: the connection to it, what is reserved there and kept for the next launch of the same size, and the actor of each node."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

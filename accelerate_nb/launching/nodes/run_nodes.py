@@ -1,7 +1,5 @@
 """The nodes of a run, found before anything of it starts, and from one attempt to the next: after a loss others take part."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The preflight check of a launch: settings that don't fit this machine, or each other."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The front end of a cell that runs on every rank of a session."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

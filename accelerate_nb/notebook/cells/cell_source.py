@@ -1,7 +1,5 @@
 """The code of a cell that goes to every rank: whether it is Python, and how it runs in the notebook too."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Completion in IPython: flags of `%%accelerate` and `%accelerate`, with their help, and values of settings in calls of launchers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

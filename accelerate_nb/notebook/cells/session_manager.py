@@ -1,7 +1,5 @@
 """The notebook's session: started at its first cell, kept from cell to cell, restarted with a printed reason."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 import time

@@ -1,7 +1,5 @@
 """Widget messages during a running cell: they are taken where the kernel reads its messages."""
 
-from __future__ import annotations
-
 import contextvars
 import inspect
 import logging

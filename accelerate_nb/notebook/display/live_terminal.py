@@ -1,7 +1,5 @@
 """A terminal as a sink: the lines of a run, and below them, drawn over by rich, what has not ended and the state of each rank."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence

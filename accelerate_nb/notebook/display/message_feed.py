@@ -1,7 +1,5 @@
 """Messages to a page about a run: the whole run once, then the changes, as plain JSON in numbered messages."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """An output of a notebook's cell that can be updated from any cell and any thread."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """The live panel of one run: a widget, with its messages to and from the pages that show it, and their requests."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 import time

@@ -1,7 +1,5 @@
 """The choice of the front end: a live panel, HTML that is redrawn, lines of text, or none."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The panel's modules as the one module that a widget is made of."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The pieces of HTML in the picker's form: headings, marks, texts to copy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import product

@@ -1,7 +1,5 @@
 """The parts of the picker's form: a field for each setting, the groups of them, the file, the cell to copy and the self-test."""
 
-from __future__ import annotations
-
 import contextvars
 import json
 import os

@@ -1,7 +1,5 @@
 """Validation of the settings in a form: a configuration in every spelling, or the errors of the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

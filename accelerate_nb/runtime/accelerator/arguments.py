@@ -1,7 +1,5 @@
 """The arguments of an `Accelerator` with the variables that a launcher sets, as what is built of them; nothing is joined for it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Methods that write a training to files and read it back."""
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

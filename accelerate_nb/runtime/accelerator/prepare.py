@@ -1,7 +1,5 @@
 """`Accelerator.prepare`: models, optimizers, loaders and schedules, ready for a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

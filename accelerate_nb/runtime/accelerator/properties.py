@@ -1,7 +1,5 @@
 """The properties of an `Accelerator`: its world, its precision, its settings, and how a model is spread over processes."""
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Methods of a training step: forward, backward, clipping, accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass

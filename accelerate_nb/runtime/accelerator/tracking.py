@@ -1,7 +1,5 @@
 """Methods that show the progress of a training."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack

@@ -1,7 +1,5 @@
 """A training's complete state in one folder, in the files that Accelerate writes and reads."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

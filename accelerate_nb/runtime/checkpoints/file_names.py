@@ -1,7 +1,5 @@
 """The names of a checkpoint's files, which are Accelerate's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Copies of a training's state in host memory, as it is at one moment."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field

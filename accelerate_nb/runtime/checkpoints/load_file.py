@@ -1,7 +1,5 @@
 """The reader of a checkpoint's file: as data, never as code."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import threading

@@ -1,7 +1,5 @@
 """The list of a checkpoint's files, by which damage is recognised."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """States by names of weights, complete or in parts: what FSDP writes, for any number of processes and any strategy."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import uuid

@@ -1,7 +1,5 @@
 """Weights in shards, as torch.distributed.checkpoint writes them: listed, read without running code of theirs, and merged."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import io

@@ -1,7 +1,5 @@
 """A model's weights as files, in the shape that Accelerate and transformers read."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """A configuration file for this machine as it is."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fixed words that Accelerate's constants hold, where they are not the names of a checkpoint's files."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Small operations on plain values: numbers, names, dictionaries."""
 
-from __future__ import annotations
-
 import logging
 import platform
 import re

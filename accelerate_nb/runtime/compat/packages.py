@@ -1,7 +1,5 @@
 """The optional packages that are installed, their versions, and the devices that torch can use."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from importlib import import_module

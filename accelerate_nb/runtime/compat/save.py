@@ -1,7 +1,5 @@
 """Objects written to a file once, by one process of a run, and read back."""
 
-from __future__ import annotations
-
 import codecs
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Names of Accelerate that are not offered: they have its parameters, and raise `NotYetError`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast

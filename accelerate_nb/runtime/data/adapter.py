@@ -1,7 +1,5 @@
 """The base of this package's loaders for torch, torchdata and gradient accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

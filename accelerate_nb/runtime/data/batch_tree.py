@@ -1,7 +1,5 @@
 """The content of a batch: tensors, and columns of other things, nested in lists, tuples, mappings and data classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

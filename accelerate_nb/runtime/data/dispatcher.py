@@ -1,7 +1,5 @@
 """A loader that only the main process reads: each batch is sent to all processes, which take their parts of it."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The conversion of a torch loader into the loader of a process among others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

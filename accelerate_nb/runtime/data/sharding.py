@@ -1,7 +1,5 @@
 """Samplers, one process's share of what all processes read, and the indices of its batches, taken one ahead of the data."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sized

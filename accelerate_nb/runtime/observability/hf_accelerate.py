@@ -1,7 +1,5 @@
 """The steps of loops on Hugging Face's own Accelerate, such as those of `transformers.Trainer` and trl, measured as those on this package's."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias

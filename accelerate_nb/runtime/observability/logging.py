@@ -1,7 +1,5 @@
 """Log lines that know which process writes them."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import MutableMapping

@@ -1,7 +1,5 @@
 """The time and memory of a step: torch's profiler, one trace a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Progress bars for several processes: one process of each machine draws it, or none does and the notebook shows it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The worker's part of the self-test: it tries each thing that training needs, and compares with the expected result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """The metrics of a training that nobody has to log: a step's time, throughput, gradient norm, learning rate, memory, use of the GPU."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

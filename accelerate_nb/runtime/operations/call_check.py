@@ -1,7 +1,5 @@
 """The check before processes move data: which call each of them makes, with the small data of the call."""
 
-from __future__ import annotations
-
 import struct
 import weakref
 from collections.abc import Callable, Sequence

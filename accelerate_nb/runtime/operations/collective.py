@@ -1,7 +1,5 @@
 """Operations in which every process takes part: what one has reaches the others."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

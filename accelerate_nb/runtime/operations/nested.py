@@ -1,7 +1,5 @@
 """Tensors nested in lists, tuples, mappings and data classes, handled as one: the only page that walks through nested data."""
 
-from __future__ import annotations
-
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping

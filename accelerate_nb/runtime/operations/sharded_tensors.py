@@ -1,7 +1,5 @@
 """What each process does with its parts of tensors that are sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The transfer of tensors to other processes: with the check of a call, or by collectives of the process group after it."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from collections.abc import Callable, Iterable, Sequence

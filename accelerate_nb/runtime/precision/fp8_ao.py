@@ -1,7 +1,5 @@
 """Linear layers that multiply in 8-bit floats, by torchao."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

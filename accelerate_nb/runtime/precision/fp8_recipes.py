@@ -1,7 +1,5 @@
 """The settings of Transformer Engine and MS-AMP, which compute in 8-bit floats, and what is not there yet."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

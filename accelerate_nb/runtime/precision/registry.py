@@ -1,7 +1,5 @@
 """The precision that a name means on a device, and Hugging Face's functions for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

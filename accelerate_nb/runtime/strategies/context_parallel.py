@@ -1,7 +1,5 @@
 """Context parallelism: processes have parts of the same sequences, and a model's attention goes over all of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

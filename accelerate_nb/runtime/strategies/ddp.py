@@ -1,7 +1,5 @@
 """A full copy of the model on every process; gradients are averaged after each backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any

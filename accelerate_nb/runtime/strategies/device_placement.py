@@ -1,7 +1,5 @@
 """The devices on which a model's weights were put before `prepare`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """What strategies with an engine share: placeholders of what it makes, and the optimizer and the schedule that it moves itself."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError

@@ -1,7 +1,5 @@
 """The base of strategies whose processes have parts of weights, as torch's DTensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path

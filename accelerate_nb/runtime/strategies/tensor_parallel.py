@@ -1,7 +1,5 @@
 """The strategy that splits layers along their width, by a plan, with torch's `parallelize_module`: each process computes a part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """A full copy of the model on every XLA device; gradients are averaged before the optimizer steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain

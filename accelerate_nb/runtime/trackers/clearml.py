@@ -1,7 +1,5 @@
 """ClearML."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, ClassVar
 

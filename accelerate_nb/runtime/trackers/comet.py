@@ -1,7 +1,5 @@
 """Comet."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_comet_ml_available, is_installed

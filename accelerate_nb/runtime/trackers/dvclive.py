@@ -1,7 +1,5 @@
 """DVCLive."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_dvclive_available

@@ -1,7 +1,5 @@
 """MLflow."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import islice

@@ -1,7 +1,5 @@
 """The trackers of a run: those that `log_with` names, as far as they are installed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias

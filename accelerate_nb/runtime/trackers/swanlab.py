@@ -1,7 +1,5 @@
 """SwanLab."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_swanlab_available

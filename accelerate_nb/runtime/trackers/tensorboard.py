@@ -1,7 +1,5 @@
 """TensorBoard, by torch's writer or by tensorboardX."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

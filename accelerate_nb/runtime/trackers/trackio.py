@@ -1,7 +1,5 @@
 """Trackio, Hugging Face's tracker that keeps runs in a local database."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_trackio_available

@@ -1,7 +1,5 @@
 """The compilation of a model by `torch.compile`: as a whole, or block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType

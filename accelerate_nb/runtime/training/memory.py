@@ -1,7 +1,5 @@
 """Functions that free memory."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """The results of all processes for a batch, with as many rows as it has samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

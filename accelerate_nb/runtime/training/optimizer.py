@@ -1,7 +1,5 @@
 """An optimizer that steps when gradients are synchronised."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The objects that one `Accelerator` has prepared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A model's weights by their original names, and optimizers whose model's weights were replaced by others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, MutableMapping
 from typing import Any

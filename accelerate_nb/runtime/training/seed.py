@@ -1,7 +1,5 @@
 """The seeds of random numbers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from typing import Any

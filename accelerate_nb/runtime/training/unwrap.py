@@ -1,7 +1,5 @@
 """The model inside its wrappers, and the modules inside a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

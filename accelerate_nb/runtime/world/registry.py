@@ -1,7 +1,5 @@
 """The world that this process has joined, and how its process groups are rebuilt after a failure."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping

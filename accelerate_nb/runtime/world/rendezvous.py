@@ -1,7 +1,5 @@
 """The rendezvous of a run's processes: each chooses its device, and is connected to the others."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

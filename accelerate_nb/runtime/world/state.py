@@ -1,7 +1,5 @@
 """The state of this process, and of its `Accelerator`, under Hugging Face's names."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

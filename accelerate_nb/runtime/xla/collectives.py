@@ -1,7 +1,5 @@
 """The transfer of tensors on XLA devices to other ranks: inside the devices' programs, or between their hosts."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from io import BytesIO

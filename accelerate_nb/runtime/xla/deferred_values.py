@@ -1,7 +1,5 @@
 """The queue of prints and logs whose values a device has still to compute: in order, without making it wait."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context

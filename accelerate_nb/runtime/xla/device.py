@@ -1,7 +1,5 @@
 """This rank's access to torch_xla: its numbers, its device, and the execution of the device's pending work."""
 
-from __future__ import annotations
-
 import functools
 import os
 import socket

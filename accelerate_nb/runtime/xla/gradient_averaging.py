@@ -1,7 +1,5 @@
 """The gradients of a model that are averaged over the ranks, so that all ranks give their devices the same work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

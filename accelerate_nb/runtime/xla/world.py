@@ -1,7 +1,5 @@
 """A rank among others whose devices torch_xla connects."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace

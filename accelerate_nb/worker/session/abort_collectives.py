@@ -1,7 +1,5 @@
 """Freeing a rank that waits for others inside compiled code: the connections between the ranks are cut."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """IPython in a worker: cells with magics, `await`, results and figures, and no terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

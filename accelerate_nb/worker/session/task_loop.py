@@ -1,7 +1,5 @@
 """The loop of a session's worker, one task after the other until the session is closed; and a cell that runs outside of one."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -1,7 +1,5 @@
 """A real Chromium with the panel in a page of its own: no notebook, no kernel, nothing but messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

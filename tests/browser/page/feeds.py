@@ -1,7 +1,5 @@
 """What a kernel would say: messages of runs that never ran."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the panel bears: the longest time between two frames while lines and points of many ranks come in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The panel by keyboard, by screen reader, in either theme and in little room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The comparison of runs in a page, in either colour scheme and by keyboard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a page does when the kernel behind its panel ends, or can't be reached."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Knobs in the panel: an input for each, marks in the charts, nothing of them to press in a report."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

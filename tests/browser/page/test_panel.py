@@ -1,7 +1,5 @@
 """What a person sees and presses in the panel."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

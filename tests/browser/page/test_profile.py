@@ -1,7 +1,5 @@
 """Profiles in the panel: a button that requests one, the table of each rank, the trace as a file, and what a report keeps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

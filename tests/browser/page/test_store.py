@@ -1,7 +1,5 @@
 """What the page keeps of what the kernel says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`accelerate-nb runs compare`: what differs between runs is shown, and nothing else."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Real shells complete the commands, their flags and their choices."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil

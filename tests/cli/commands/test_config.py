@@ -1,7 +1,5 @@
 """`accelerate-nb config` asks, shows what it would write, and writes it whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

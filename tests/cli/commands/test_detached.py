@@ -1,7 +1,5 @@
 """Runs that outlive their terminal: launched, attached to, stopped and removed from the command line."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

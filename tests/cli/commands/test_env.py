@@ -1,7 +1,5 @@
 """`accelerate-nb env` tells what a bug report needs, and no secret."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """`accelerate-nb estimate-memory` tells every figure, and whether it fits."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

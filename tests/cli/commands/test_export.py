@@ -1,7 +1,5 @@
 """`accelerate-nb export` writes a script whole or not at all, and never loses a file of somebody's own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`accelerate-nb launch` runs what is named on every process, and ends as it ended."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`accelerate-nb merge-weights` does what Accelerate's command of that name does, under its flags."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp

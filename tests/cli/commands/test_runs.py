@@ -1,7 +1,5 @@
 """`accelerate-nb runs`: what ran is listed, found by whatever name it goes by, and shown."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`accelerate-nb test` tries the machine with real processes, and says what to mend."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A notebook is executed without a page, and keeps what its cells gave, however its execution ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

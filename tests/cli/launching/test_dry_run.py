@@ -1,7 +1,5 @@
 """`accelerate-nb launch --dry-run` tells what would happen, and starts nothing."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """`accelerate-nb launch --slurm` writes a batch script that launches it on the job's nodes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

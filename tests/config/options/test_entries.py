@@ -1,7 +1,5 @@
 """Files, flags and settings for sharded weights become the variables that Accelerate's launcher sets."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

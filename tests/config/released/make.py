@@ -1,7 +1,5 @@
 """Writes these files again: each with the released version of Accelerate that its folder names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Writes one file for each way to train that the release of Accelerate on the path offers, into the folder that is named."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

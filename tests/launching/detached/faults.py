@@ -1,7 +1,5 @@
 """Faults that befall detached runs, each as a function that makes one happen and checks what is left: run as a program, many times."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

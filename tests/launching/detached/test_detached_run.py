@@ -1,7 +1,5 @@
 """A detached run outlives the process that launched it, and whoever attaches finds all of it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

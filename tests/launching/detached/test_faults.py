@@ -1,7 +1,5 @@
 """Whatever befalls a detached run, no process, no socket and no line is lost, and its end is recorded as it was."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The functions of detached runs, and what a test knows of their processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

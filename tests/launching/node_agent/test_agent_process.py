@@ -1,7 +1,5 @@
 """Reports keep their order on their way to the worker group, and those that can wait go together."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A rank on another machine may write megabytes: its node keeps all of it, and what is sent of it is bounded and says what it lacks."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

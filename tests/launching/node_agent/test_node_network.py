@@ -1,7 +1,5 @@
 """Nodes that run something else than this process are named in one table before anything starts."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

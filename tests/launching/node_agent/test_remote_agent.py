@@ -1,7 +1,5 @@
 """One thread reads the channels of all nodes, finds those that are silent, and lets no node wait for another."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Machines that join by a line in their terminal run launches like any nodes, stay for the next one, and are named when they go."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

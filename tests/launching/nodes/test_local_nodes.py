@@ -1,7 +1,5 @@
 """A run on several nodes is one run: what happens to a node is told with its name and its ranks."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Machines join at a port that strangers reach, too: only who proves the token is listened to, and nobody disturbs the others."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import pickle

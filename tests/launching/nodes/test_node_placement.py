@@ -1,7 +1,5 @@
 """Lists of hosts are read as MPI and DeepSpeed read them; ranks are spread over them, and spares take the places of lost ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Agents that no run uses stay through an interrupt, and are ended together."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that is launched on each of its nodes: here both are of one process, which meet over its loopback address."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

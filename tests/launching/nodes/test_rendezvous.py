@@ -1,7 +1,5 @@
 """Nodes meet at an endpoint that strangers reach, too: who comes is checked, and told why where it is refused."""
 
-from __future__ import annotations
-
 import pickle
 import queue
 import socket

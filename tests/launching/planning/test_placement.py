@@ -1,7 +1,5 @@
 """The choice of what places the workers follows from the wish for this machine; what does not fit is said."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest

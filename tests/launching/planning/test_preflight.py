@@ -1,7 +1,5 @@
 """What would go wrong at a launch is told before it, in the words of the launch itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """What a launch with DeepSpeed or Megatron can know to fail is refused before any worker starts."""
 
-from __future__ import annotations
-
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A session keeps its workers from one cell to the next, and whatever a cell does, the next one can run."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a session's cell shows: equal output once, labelled, in order, bounded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

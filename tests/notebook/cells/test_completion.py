@@ -1,7 +1,5 @@
 """Flags are completed as far as they are written, and told with their help."""
 
-from __future__ import annotations
-
 import pytest
 
 from accelerate_nb.config.magic_args import cell_flags

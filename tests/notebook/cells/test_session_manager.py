@@ -1,7 +1,5 @@
 """The notebook's session, as it is started."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Each line of the standard input is a line of a rank that the front end shows."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

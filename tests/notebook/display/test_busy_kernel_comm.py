@@ -1,7 +1,5 @@
 """Where there is no kernel that it knows, the lane does nothing, and says so."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

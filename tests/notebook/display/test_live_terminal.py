@@ -1,7 +1,5 @@
 """What a launch shows: lines alone in a pipe, lines and a board in a terminal, and at the end what became of it."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

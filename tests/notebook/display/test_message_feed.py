@@ -1,7 +1,5 @@
 """What a page is told adds up to the run: everything once, then only what has changed, in messages of bounded size."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """What a panel tells its pages, what these request of it, and what it leaves them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

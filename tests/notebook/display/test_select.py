@@ -1,7 +1,5 @@
 """A run is shown in the way that its place can bear."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plain-text front end: labelled, in order, bounded, and quiet where there is nothing to say."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Plain text in a real kernel's cell."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 from nbclient import NotebookClient

@@ -1,7 +1,5 @@
 """The panel's modules, joined."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 

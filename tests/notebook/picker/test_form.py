@@ -1,7 +1,5 @@
 """The picker's form amounts to a configuration, and says beside each field why not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Mistakes that raise nothing are warned of at the first step, once, at the person's own line; what is right is not."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """An Accelerator that is pickled comes back as itself in its process, and is refused in every other one."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle

@@ -1,7 +1,5 @@
 """A placeholder that no strategy of the run takes is an error in `prepare`, not at the first step."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that do not save the same way, or not all, are neither left waiting nor taken for a whole checkpoint."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

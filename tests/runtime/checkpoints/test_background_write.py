@@ -1,7 +1,5 @@
 """A save in the background holds what was so when it was called, and tells of its failure at the next call."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A training is saved whole and goes on as if it had never stopped."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A damaged or foreign file is named with what was expected of it, and no file's code is run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """A folder that Accelerate wrote loads here, and ours loads there: everything in it, with the same numbers afterwards."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A kill at any moment of a save leaves a whole checkpoint: the former one, or the new one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

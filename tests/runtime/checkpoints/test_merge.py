@@ -1,7 +1,5 @@
 """Shards that real ranks wrote become one file, with the very numbers that Accelerate's own merge gives."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """A training goes on from the newest checkpoint that is complete, wherever it was saved."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

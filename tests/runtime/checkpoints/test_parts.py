@@ -1,7 +1,5 @@
 """Checkpoints in parts: of the moment of the call, whole after a kill, exact on any number of ranks, and never run as code."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """A training that is saved in the middle of an epoch goes on in new processes bit for bit, whatever reads its data."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

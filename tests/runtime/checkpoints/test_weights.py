@@ -1,7 +1,5 @@
 """A model's weights are written in the files that others read, and never beside older ones."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What goes to the disk by blocks is what was given, and its sum is that of the file."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

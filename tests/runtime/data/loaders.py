@@ -1,7 +1,5 @@
 """The data sets that loaders are tested with."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Over a table of loaders, every process sees and gathers what it does under Hugging Face Accelerate, or what is right."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from functools import partial

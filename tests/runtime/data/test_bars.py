@@ -1,7 +1,5 @@
 """A prepared loader's epochs are bars of its rank, where that was asked for."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils.data import DataLoader
 

@@ -1,7 +1,5 @@
 """What the main process reads reaches every process."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The next batch is on its way to the device before the present one is handed out."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

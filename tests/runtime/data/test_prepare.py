@@ -1,7 +1,5 @@
 """A prepared loader gives each process what Hugging Face Accelerate gives it."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator

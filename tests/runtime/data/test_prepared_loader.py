@@ -1,7 +1,5 @@
 """A loader knows its end, its epoch, and where it stands."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

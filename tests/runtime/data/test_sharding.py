@@ -1,7 +1,5 @@
 """Each process is dealt what Hugging Face Accelerate deals it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

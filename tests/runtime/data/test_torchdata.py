@@ -1,7 +1,5 @@
 """A loader prepared with `use_stateful_dataloader` is torchdata's, and goes on where its state was taken."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle

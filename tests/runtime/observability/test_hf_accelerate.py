@@ -1,7 +1,5 @@
 """The methods of Hugging Face's `Accelerator` take, where steps are measured, what they took before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Log lines come from the process that should write them, as from Hugging Face Accelerate's loggers."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Where the time of a step goes is measured, and what makes steps slow is said in words."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

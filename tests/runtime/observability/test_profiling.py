@@ -1,7 +1,5 @@
 """A block that is profiled tells what happened in it, one trace a process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

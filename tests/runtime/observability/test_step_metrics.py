@@ -1,7 +1,5 @@
 """A training's speed, gradient norm, learning rate and memory are metrics that nobody has to log."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 

@@ -1,7 +1,5 @@
 """Every operation gives what Hugging Face Accelerate's gives, for nests of all kinds of tensors on one, two and three ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Operations along an axis of the mesh reach the ranks along it, and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

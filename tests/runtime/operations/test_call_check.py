@@ -1,7 +1,5 @@
 """What processes send reaches all of them; what differs, ends or is missing is an error, and never a wrong number."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What one process has reaches the others, and calls that don't fit together are errors on all of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

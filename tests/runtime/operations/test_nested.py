@@ -1,7 +1,5 @@
 """Operations see through lists, tuples and mappings, as Hugging Face Accelerate's do."""
 
-from __future__ import annotations
-
 import pickle
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from typing import Any

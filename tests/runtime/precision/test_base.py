@@ -1,7 +1,5 @@
 """The precisions of a step: the scaler of fp16 knows weights of every layout, in every order; an XLA device needs none."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training in 8-bit floats: by torchao where that is installed, and a clear word where something is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training that every strategy has to end with the same weights: the loop, and the strategies that run it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """FSDP without one of its reductions: the contract of strategies has to notice each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

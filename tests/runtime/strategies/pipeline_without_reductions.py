@@ -1,7 +1,5 @@
 """Pipelines without one of the things that stages tell each other: the contract of strategies has to notice each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes with parts of the same sequences train as one process with all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

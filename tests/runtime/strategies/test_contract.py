@@ -1,7 +1,5 @@
 """Every strategy ends a training in the weights of one process that has the same samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies of a model exchange their gradients as they are told to, and can be let go at any time."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from datetime import timedelta

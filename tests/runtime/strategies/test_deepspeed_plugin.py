@@ -1,7 +1,5 @@
 """The settings of DeepSpeed mean what they mean to Accelerate, key by key; none of this needs the package."""
 
-from __future__ import annotations
-
 import base64
 import json
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Models whose weights were put somewhere before are taken, or refused, by where they lie."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training with sharded weights: every kind of model ends in the weights of one process, or is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Sharded training beside Accelerate's own FSDP2 and HSDP: losses, norms, weights and files are equal, and each loads the other's."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings of FSDP are Accelerate's for version 2; those of version 1 get their equals, or are refused by name."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """The settings of Megatron-LM mean what Accelerate's do; masks of its engine, and the choice of its next token."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

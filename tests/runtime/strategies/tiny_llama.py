@@ -1,7 +1,5 @@
 """A small model of transformers, its training with nothing but PyTorch, and what a checkpoint gives it back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Split layers without the sum of their outputs: the contract of strategies has to notice it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.tensor.parallel import RowwiseParallel

@@ -1,7 +1,5 @@
 """Trackers under test keep everything on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The training that every tracker's test keeps a record of, under both packages."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Aim's repository holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

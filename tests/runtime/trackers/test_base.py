@@ -1,7 +1,5 @@
 """Trackers of one's own, the panel, and the values that all of them keep."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from enum import Enum, IntEnum

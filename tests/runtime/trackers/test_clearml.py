@@ -1,7 +1,5 @@
 """ClearML's offline folder holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

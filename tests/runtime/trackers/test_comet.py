@@ -1,7 +1,5 @@
 """Comet's offline archive holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 

@@ -1,7 +1,5 @@
 """DVCLive's files hold what Accelerate's hold."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

@@ -1,7 +1,5 @@
 """A run of MLflow holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `log_with` names is what a run gets, or an error says why not."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """SwanLab's offline file holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import yaml

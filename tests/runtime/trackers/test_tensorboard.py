@@ -1,7 +1,5 @@
 """TensorBoard's files hold what Accelerate's hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trackio's database holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The `Accelerator` passes on to its trackers what it is told, on the main process."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

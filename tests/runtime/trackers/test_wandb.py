@@ -1,7 +1,5 @@
 """A run of wandb holds what Accelerate's holds."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """Gradients are gathered over micro-steps as Accelerate gathers them, and right where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A compiled model is trained, saved and taken apart as one that is not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that step by themselves are averaged when it is time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

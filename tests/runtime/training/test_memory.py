@@ -1,7 +1,5 @@
 """Memory is given back, and a batch that is too large is made smaller everywhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is gathered for metrics holds each sample once."""
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict, namedtuple
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random numbers begin where they are told to."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

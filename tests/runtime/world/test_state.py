@@ -1,7 +1,5 @@
 """What a process does in step with the others, or alone in their place."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A process finds its place among the others and in a mesh, leaves it, and finds a new one, also after a failure."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

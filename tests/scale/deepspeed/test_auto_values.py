@@ -1,7 +1,5 @@
 """What takes the place of "auto" when objects are prepared is what Accelerate puts there, key by key."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Each of ZeRO's stages ends a training in the weights of one process, with the very loop that other strategies run."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A kill at any moment of an engine's save leaves a whole checkpoint: the former one, or the new one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A launch with DeepSpeed: its settings, what its loggers say, and a rank that fails or hangs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

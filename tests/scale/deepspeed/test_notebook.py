@@ -1,7 +1,5 @@
 """The notebook on DeepSpeed: each of ZeRO's stages ends in the losses of copies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Optimizer states and weights in host memory, the operators that DeepSpeed compiles for them, and experts that are gathered whole."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

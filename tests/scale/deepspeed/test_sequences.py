@@ -1,7 +1,5 @@
 """Sequences that DeepSpeed splits: two ranks learn as one does that has all tokens, and what can't be split is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A training with DeepSpeed beyond its steps: weights, checkpoints, evaluation, precision, several engines, and what is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Models of transformers with DeepSpeed: its `Trainer(deepspeed=...)`, weights that are in parts from the beginning, generation."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

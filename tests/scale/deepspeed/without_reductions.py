@@ -1,7 +1,5 @@
 """DeepSpeed with one of its reductions taken out of this process: every rank's own numbers count for all ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

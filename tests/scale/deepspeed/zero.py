@@ -1,7 +1,5 @@
 """The contract's training by ZeRO's stages, and without their reductions."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that have nothing but the configuration of one of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A GPT in plain PyTorch, and one of megatron-core that has the same weights."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any

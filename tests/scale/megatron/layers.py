@@ -1,7 +1,5 @@
 """Layers for cut sequences that a CPU can compute; those of Megatron's own are of Transformer Engine or Apex, which need a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

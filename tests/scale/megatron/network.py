@@ -1,7 +1,5 @@
 """The contract's network in layers of megatron-core, the first cut along its outputs and the second along its inputs."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainings by Megatron go on from their checkpoints, also in other degrees, on CPUs behind a shim."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

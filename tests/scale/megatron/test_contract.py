@@ -1,7 +1,5 @@
 """Copies and widths by Megatron end a training in the weights of one process, with the very loop that other strategies run."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ranks import run_on_ranks

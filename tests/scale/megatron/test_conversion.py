@@ -1,7 +1,5 @@
 """Models of transformers become models of Megatron and come back, on CPUs behind a shim."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Degrees that Megatron's own layers have on GPUs alone train as a plain GPT does, with layers that a CPU can compute."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of transformers' configurations train by Megatron's engine as in plain PyTorch, on CPUs behind a shim."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of Megatron's engine: its data sets, a person's own functions, and what it refuses, on CPUs behind a shim."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

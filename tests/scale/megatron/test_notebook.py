@@ -1,7 +1,5 @@
 """The notebook's training by Megatron, on the CPU behind a shim: a GPT-2 that is cut in two learns to count."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of megatron-core train in parts as a plain GPT of PyTorch does that has the same weights, on CPUs behind a shim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine's complete weights, and the files of its checkpoint under the names that Accelerate gives them."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """DeepSpeed itself, loaded for this process's device, quiet, and connected over the process group that is there."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import glob

@@ -1,7 +1,5 @@
 """The settings of DeepSpeed under Accelerate's names: its plugin, and DeepSpeed's own configuration, read by dotted keys."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import functools

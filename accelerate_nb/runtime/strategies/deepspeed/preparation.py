@@ -1,7 +1,5 @@
 """What an engine is prepared of, under Accelerate's names: optimizers and schedules, and the values in the place of "auto"."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sequences that DeepSpeed splits (Ulysses, arXiv:2309.14509, as ALST has it for transformers, arXiv:2506.13996)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import copy
 from functools import partial

@@ -1,7 +1,5 @@
 """The strategy that trains with DeepSpeed's engine."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

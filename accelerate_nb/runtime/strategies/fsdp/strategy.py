@@ -1,7 +1,5 @@
 """The strategy that shards weights, gradients and optimizer states with torch's `fully_shard` (FSDP2)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

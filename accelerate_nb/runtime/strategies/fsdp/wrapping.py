@@ -1,7 +1,5 @@
 """The parts of a model whose weights are gathered and freed together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy

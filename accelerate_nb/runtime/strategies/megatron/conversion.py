@@ -1,7 +1,5 @@
 """GPT-2 and Llama of transformers as models of megatron-core, and the complete weights of such models back; both ways are exact."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

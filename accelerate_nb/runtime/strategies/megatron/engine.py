@@ -1,7 +1,5 @@
 """The engine that trains a model by Megatron's schedules, where a call of the model makes a whole step."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The settings of Megatron-LM, in Accelerate's words."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields

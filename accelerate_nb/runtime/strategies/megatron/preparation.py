@@ -1,7 +1,5 @@
 """The loaders, optimizers and schedules of an engine under Accelerate's names, and the engine that becomes of one call of prepare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The arguments of a training by the engine under Megatron-LM's names, the model that they describe, and the step on its batches."""
 
-from __future__ import annotations
-
 import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping

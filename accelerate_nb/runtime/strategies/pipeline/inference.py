@@ -1,7 +1,5 @@
 """Inference with a model whose layers are on several processes: Accelerate's `prepare_pippy`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

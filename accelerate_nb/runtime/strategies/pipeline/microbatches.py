@@ -1,7 +1,5 @@
 """A batch in parts along its first dimension, and the outputs of the parts as that of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

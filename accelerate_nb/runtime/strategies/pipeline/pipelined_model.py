@@ -1,7 +1,5 @@
 """A model that is split into stages: its training steps, in the order of a schedule of `torch.distributed.pipelining`, and its forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

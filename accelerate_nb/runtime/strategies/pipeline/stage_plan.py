@@ -1,7 +1,5 @@
 """The stages of a model: which of its layers each stage has."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The strategy that gives each process some consecutive layers of the model: a pipeline of stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any

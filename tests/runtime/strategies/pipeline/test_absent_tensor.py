@@ -1,7 +1,5 @@
 """A tensor whose numbers are on another process has a shape, and no number."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A model whose layers are on several processes trains as on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`prepare_pippy` runs a model's stages on all processes, and returns what the model would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The stages of a model: by count, by names, and by measured cost."""
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model that transformers loads in parts trains as under Accelerate, whose tensor parallelism takes no other."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

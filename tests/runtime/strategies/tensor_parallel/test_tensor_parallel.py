@@ -1,7 +1,5 @@
 """Layers split along their width compute what whole ones do, by a model's own plan or one by names of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
