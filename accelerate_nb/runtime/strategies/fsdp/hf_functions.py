@@ -1,5 +1,7 @@
 """Accelerate's functions for FSDP, which other libraries call."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The settings of FSDP, under Accelerate's name: arguments, variables `FSDP_*`, and their values for FSDP's second version."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
