@@ -7,7 +7,7 @@ from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from accelerate_nb.events.model import Failure, Hang
+    from accelerate_nb.events.event_types import Failure, Hang
 
 Raised = TypeVar("Raised", bound=BaseException)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate_nb.devices.gpus import entries, opened_library
 from accelerate_nb.devices.usage import DeviceGauge, RankProcesses
-from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.events.event_types import DeviceSample
 
 # Names and UUIDs have at most so many characters.
 _LONGEST_TEXT = 96

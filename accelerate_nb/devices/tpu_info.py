@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from accelerate_nb.devices.usage import DeviceGauge, RankProcesses
-from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.events.event_types import DeviceSample
 
 # Where libtpu serves its numbers by default: a port for each of its processes (`tpu_info/metrics.py`).
 _VARIABLE, _PORTS = "TPU_RUNTIME_METRICS_PORTS", "8431"

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, control_groups, cores, groups_of
-from accelerate_nb.events.model import DeviceSample, HostSample
+from accelerate_nb.events.event_types import DeviceSample, HostSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine
+from accelerate_nb.events.event_types import WIDGET_VIEW, Display, LogLine
 from accelerate_nb.events.run_state import Shown
 
 # For so many seconds an item waits for the same of other ranks: too short to be noticed.

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from accelerate_nb.events.model import Display, Event, Frame, LogLine, ProfiledOperation
+from accelerate_nb.events.event_types import Display, Event, Frame, LogLine, ProfiledOperation
 from accelerate_nb.events.terminal_lines import plain, plain_name
 
 _ENCODER = msgspec.json.Encoder()

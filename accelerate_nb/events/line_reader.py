@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from accelerate_nb.events.model import Meaning
+from accelerate_nb.events.event_types import Meaning
 from accelerate_nb.events.terminal_lines import METER
 
 # A line without any of these means nothing; most lines are such, and looking for these is quick.

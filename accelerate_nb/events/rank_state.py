@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Failure,
     KnobValue,

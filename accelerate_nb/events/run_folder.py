@@ -16,7 +16,7 @@ import msgspec
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_codec import harmless_value, to_line
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     GOING_ON,
     DeviceSample,
     Event,

@@ -15,8 +15,18 @@ from msgspec import structs
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.event_codec import from_line
+from accelerate_nb.events.event_types import (
+    GOING_ON,
+    OVER,
+    Display,
+    Event,
+    LogLine,
+    Metric,
+    Restart,
+    State,
+    StateChange,
+)
 from accelerate_nb.events.line_reader import LineClassifier, shown_lines
-from accelerate_nb.events.model import GOING_ON, OVER, Display, Event, LogLine, Metric, Restart, State, StateChange
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_drawable, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Protocol, TypeAlias
 
 from accelerate_nb.events.event_codec import harmless
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     OVER,
     DeviceSample,
     Display,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from unicodedata import east_asian_width
 
-from accelerate_nb.events.model import LogLine, Progress
+from accelerate_nb.events.event_types import LogLine, Progress
 
 # Colours (group 1); what moves a cursor, rings a bell, names a window or talks to the terminal; all other control characters, those of
 # eight bits and lone escapes among them; marks that turn the direction of what follows; and what no encoding of text has.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.config.rank_lists import listed, of_ranks
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.event_types import Failure
 from accelerate_nb.failures.hints import advice_on_death
 
 _SIGNALS = {item.value: item.name for item in signal.Signals}

@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import FrameSummary, TracebackException
 from typing import TypeVar
 
-from accelerate_nb.events.model import Frame
+from accelerate_nb.events.event_types import Frame
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.sources.installed_packages import is_user_file, package_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate_nb.config.rank_lists import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
-from accelerate_nb.events.model import Failure, Hang, cause
+from accelerate_nb.events.event_types import Failure, Hang, cause
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.terminal_lines import cleaned, plain
 from accelerate_nb.failures.exception_copy import exception_values, linked_exceptions, rebuilt_exception

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.config.run_config import RunConfig, differing
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError, StoppedError, WorkerError
-from accelerate_nb.events.model import Event, ProfileRequested, Restart, State, StateChange, cause
+from accelerate_nb.events.event_types import Event, ProfileRequested, Restart, State, StateChange, cause
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import tags_of
 from accelerate_nb.events.run_state import RunState

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Event,
     Failure,

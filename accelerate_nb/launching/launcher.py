@@ -14,7 +14,7 @@ from accelerate_nb.config.run_config import RunConfig, origin, setting_named
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
-from accelerate_nb.events.model import Event
+from accelerate_nb.events.event_types import Event
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.process_limits import check_limits

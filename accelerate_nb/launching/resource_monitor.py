@@ -15,7 +15,7 @@ from msgspec import structs
 from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.tpu_info import TpuGauge
 from accelerate_nb.devices.usage import DeviceGauge, HostGauge, RankProcesses, WorkerGauge
-from accelerate_nb.events.model import DeviceSample, HostSample
+from accelerate_nb.events.event_types import DeviceSample, HostSample
 from accelerate_nb.events.run_state import RunState
 
 _BETWEEN = 1.0

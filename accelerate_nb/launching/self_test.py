@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run import FrontEnd, Run

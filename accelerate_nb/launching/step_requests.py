@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.events.model import Event, HeldAt
+from accelerate_nb.events.event_types import Event, HeldAt
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.step_hold import HOLD_TIMEOUT, StopPoint, checked_change
 from accelerate_nb.transport.messages import ChangeKnobAfter, HoldAtStep, RankMessage

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from accelerate_nb.events.model import OVER, Event, Failure, HeldAt, State, StateChange
+from accelerate_nb.events.event_types import OVER, Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.transport.messages import (

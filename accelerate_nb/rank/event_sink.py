@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from accelerate_nb.config.environment import autolog
-from accelerate_nb.events.model import Event, Metric
+from accelerate_nb.events.event_types import Event, Metric
 
 
 class EventSink(Protocol):

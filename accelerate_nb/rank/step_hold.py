@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, StopRequested
-from accelerate_nb.events.model import HeldAt, KnobValue, StateChange
+from accelerate_nb.events.event_types import HeldAt, KnobValue, StateChange
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.user_warnings import warn_user

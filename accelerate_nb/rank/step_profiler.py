@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.events.model import FirstStep, ProfiledOperation, StepProfile
+from accelerate_nb.events.event_types import FirstStep, ProfiledOperation, StepProfile
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import

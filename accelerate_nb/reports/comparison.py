@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from msgspec import structs
 
 from accelerate_nb.config.run_config import all_settings
-from accelerate_nb.events.model import Metric
+from accelerate_nb.events.event_types import Metric
 from accelerate_nb.events.rank_state import SUMMED, in_order
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from accelerate_nb.events.model import Failure, Frame, Hang, Restart, cause
+from accelerate_nb.events.event_types import Failure, Frame, Hang, Restart, cause
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.worker_error import failure_line, hang_headline, other_failures
 from accelerate_nb.reports.text_format import counted, narrowed, shortened

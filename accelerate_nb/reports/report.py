@@ -9,7 +9,7 @@ from dataclasses import replace
 from html import escape
 from typing import NamedTuple
 
-from accelerate_nb.events.model import LogLine, Meaning, StepProfile
+from accelerate_nb.events.event_types import LogLine, Meaning, StepProfile
 from accelerate_nb.events.rank_state import RankState, logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from accelerate_nb.events.model import IdleWarning, NodeRanks
+from accelerate_nb.events.event_types import IdleWarning, NodeRanks
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median_low, stdev
 
-from accelerate_nb.events.model import NodeRanks, StepBreakdown
+from accelerate_nb.events.event_types import NodeRanks, StepBreakdown
 from accelerate_nb.events.rank_state import RankSummary, mean_steps
 from accelerate_nb.reports.text_format import counted
 

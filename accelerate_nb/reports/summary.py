@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-from accelerate_nb.events.model import DeviceSample, HostSample, MemoryUse, NodeRanks, Progress, StepProfile
+from accelerate_nb.events.event_types import DeviceSample, HostSample, MemoryUse, NodeRanks, Progress, StepProfile
 from accelerate_nb.events.rank_state import RankState, RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import default_name, differing_arguments, kept_runs

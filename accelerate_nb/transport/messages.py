@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine
+from accelerate_nb.events.event_types import DeviceSample, Event, HostSample, LogLine
 from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, NetworkAddress, WorkerSpec
 

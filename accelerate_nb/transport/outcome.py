@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.event_types import Failure
 from accelerate_nb.failures.exception_copy import message_of
 from accelerate_nb.failures.hints import advice_on
 from accelerate_nb.failures.rank_result import RankResult

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.event_types import Failure
 
 
 @dataclass(frozen=True, slots=True)

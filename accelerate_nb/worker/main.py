@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from accelerate_nb.devices.xla import read_environment_again, wake
 from accelerate_nb.events.event_codec import EventSender
-from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.events.event_types import State, StateChange
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.rank import background_tasks, step_profiler

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.model import Display
+from accelerate_nb.events.event_types import Display
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.transport.logging_state import stream_name
 

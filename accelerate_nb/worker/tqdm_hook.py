@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, ref
 
-from accelerate_nb.events.model import Progress
+from accelerate_nb.events.event_types import Progress
 from accelerate_nb.rank import event_sink
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import

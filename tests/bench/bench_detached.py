@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from accelerate_nb import attach, launch
-from accelerate_nb.events.model import Metric
+from accelerate_nb.events.event_types import Metric
 from accelerate_nb.events.run_folder import RunRecorder
 from tests.bench.rows import Row, print_rows, read_arguments
 

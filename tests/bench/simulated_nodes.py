@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from accelerate_nb.events.event_codec import EventSender
-from accelerate_nb.events.model import Progress, StateChange
+from accelerate_nb.events.event_types import Progress, StateChange
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork

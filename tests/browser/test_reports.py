@@ -8,7 +8,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.reports.report import run_report
 from tests.browser.cells import SHORT, TRAIN
 from tests.browser.jlab import Notebook, Server, opened_in

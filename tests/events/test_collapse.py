@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from accelerate_nb.events.collapse import WINDOW, OutputCollapser, folded
-from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.event_types import Display, LogLine
 
 
 def line(rank, text, stream="stdout", time=0.0, open=False):

@@ -6,7 +6,7 @@ import threading
 import time
 
 from accelerate_nb.events.event_codec import EventReader, EventSender, to_line
-from accelerate_nb.events.model import Display, LogLine, Metric, StateChange
+from accelerate_nb.events.event_types import Display, LogLine, Metric, StateChange
 
 EVENTS = [
     StateChange(0, "running", 1.0, "42"),

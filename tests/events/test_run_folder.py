@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 
 from accelerate_nb.events.event_codec import from_line
-from accelerate_nb.events.model import DeviceSample, Failure, HostSample, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.event_types import DeviceSample, Failure, HostSample, LogLine, Metric, Progress, StateChange
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, KEPT_RUNS, RunRecorder, new_folder, prune
 
 

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Restart, StateChange
+from accelerate_nb.events.event_types import Failure, LogLine, Metric, Progress, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, view_of
 from accelerate_nb.events.run_state import RunState

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Display,
     Failure,

@@ -6,7 +6,7 @@ import re
 import pytest
 from tqdm import tqdm
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Failure,
     Frame,

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.model import Frame
+from accelerate_nb.events.event_types import Frame
 from accelerate_nb.failures.traceback_format import frames_of, frames_text, traceback_text
 from accelerate_nb.sources.cells import CellSources, current_sources
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from accelerate_nb.errors import HangError, WorkerError
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.event_types import Failure
 from accelerate_nb.failures.rank_result import RankResult, death_failure
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 

@@ -13,7 +13,7 @@ import torch
 
 from accelerate_nb import Accelerator, WorkerError
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.events.event_types import DeviceSample
 from accelerate_nb.launching import self_test
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.run import Run

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.events.model import Event, Failure, HeldAt, State, StateChange
+from accelerate_nb.events.event_types import Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.conductor import Conductor, Launch, Nodes

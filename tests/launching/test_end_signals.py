@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.end_signals import end_on_signals
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from accelerate_nb import launch
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from tests.waiting import until

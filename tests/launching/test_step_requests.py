@@ -11,7 +11,7 @@ from msgspec import structs
 
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.events.model import HeldAt
+from accelerate_nb.events.event_types import HeldAt
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP

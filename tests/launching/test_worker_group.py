@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from accelerate_nb.events.model import Event, Failure, HeldAt, LogLine, State, StateChange
+from accelerate_nb.events.event_types import Event, Failure, HeldAt, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.rank.step_hold import STOP, StopPoint
 from accelerate_nb.transport.messages import (

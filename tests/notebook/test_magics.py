@@ -15,7 +15,7 @@ from traitlets.config import Config
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session.cell_run import CellControl, CellResult

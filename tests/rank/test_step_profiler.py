@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accelerate_nb.events.model import ProfiledOperation
+from accelerate_nb.events.event_types import ProfiledOperation
 from accelerate_nb.rank import background_tasks, event_sink, step_profiler
 from accelerate_nb.rank.step_profiler import ProfileRequest, StepProfiler, costliest, current_step_profiler
 

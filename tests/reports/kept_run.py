@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from accelerate_nb.events.model import Metric, StateChange
+from accelerate_nb.events.event_types import Metric, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 
 SOURCE = "# -------- arguments: arguments of train\nwarmup = {warmup}\nepochs = 2\n# -------- function: Cell In[{cell}]\ndef train():\n    lr = {lr}\n    return lr\n"

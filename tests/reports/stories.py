@@ -2,7 +2,7 @@
 
 import math
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Event,
     Failure,

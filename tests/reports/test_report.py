@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Failure,
     LogLine,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     Failure,
     IdleWarning,
     LogLine,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accelerate_nb.events.model import NodeRanks, StepBreakdown
+from accelerate_nb.events.event_types import NodeRanks, StepBreakdown
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.step_causes import step_causes
 

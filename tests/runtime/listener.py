@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from accelerate_nb.events.model import Metric
+from accelerate_nb.events.event_types import Metric
 
 
 class Listener:

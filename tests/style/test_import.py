@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ["import accelerate_nb", "import accelerate_nb.errors", "import accelerate_nb.events.model"]
+    "code", ["import accelerate_nb", "import accelerate_nb.errors", "import accelerate_nb.events.event_types"]
 )
 def test_importing_the_package_brings_in_nothing_heavy(code: str) -> None:
     assert loaded_by(code) & HEAVY == set()

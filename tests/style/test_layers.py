@@ -162,7 +162,7 @@ BROKEN = [
     (wrong_layers, {"worker/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
     (wrong_layers, {"runtime/a.py": "from accelerate_nb.big_models.b import c", "big_models/b.py": ""}),
     (wrong_layers, {"big_models/a.py": "from accelerate_nb.launching.b import c", "launching/b.py": ""}),
-    (wrong_layers, {"errors.py": "from accelerate_nb.events import model", "events/model.py": ""}),
+    (wrong_layers, {"errors.py": "from accelerate_nb.events import event_types", "events/event_types.py": ""}),
     (wrong_layers, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
     (wrong_torch, {"launching/a.py": "import torch"}),
     (wrong_torch, {"events/a.py": "def f():\n    import torch.distributed"}),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.events.model import Display, HostSample, LogLine, Metric, StateChange
+from accelerate_nb.events.event_types import Display, HostSample, LogLine, Metric, StateChange
 from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import decode, encode

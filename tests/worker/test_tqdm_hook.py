@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from accelerate_nb import launch
-from accelerate_nb.events.model import Progress
+from accelerate_nb.events.event_types import Progress
 from accelerate_nb.rank.event_sink import connect, outlet
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}

@@ -12,7 +12,7 @@ from accelerate_nb.config.formats import plain
 from accelerate_nb.config.hf_files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.notebook.display.text_output import LabelledLine, LineStyle, TextSink
 
 _EXAMPLES = """examples:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.errors import AccelerateNbError, LaunchError, StateError
-from accelerate_nb.events.model import Event, LogLine
+from accelerate_nb.events.event_types import Event, LogLine
 from accelerate_nb.events.run_folder import shown_path, status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
 from accelerate_nb.events.run_state import RunState

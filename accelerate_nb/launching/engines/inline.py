@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from accelerate_nb.config.environment import set_variables
-from accelerate_nb.events.model import Event, FirstStep, State, StateChange
+from accelerate_nb.events.event_types import Event, FirstStep, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.group_runner import RunContext

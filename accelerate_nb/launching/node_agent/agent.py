@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from accelerate_nb.errors import LaunchError, ProtocolError
 from accelerate_nb.events.event_codec import EventReader
+from accelerate_nb.events.event_types import Failure, LogLine, StateChange, Stream, TaskDone
 from accelerate_nb.events.line_reader import LineAssembler, OutputLine
-from accelerate_nb.events.model import Failure, LogLine, StateChange, Stream, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies

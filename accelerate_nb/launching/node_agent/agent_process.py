@@ -20,7 +20,7 @@ from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
+from accelerate_nb.events.event_types import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import cool, supervised_workers, warm

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.run_folder import KEPT_RUNS
 from accelerate_nb.reports.text_format import bytes_text
 from accelerate_nb.transport.channel import Channel

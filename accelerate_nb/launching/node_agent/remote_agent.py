@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from msgspec import structs
 
 from accelerate_nb.config.rank_lists import of_ranks
-from accelerate_nb.events.model import Event, HeldAt, NodeRanks, TaskDone
+from accelerate_nb.events.event_types import Event, HeldAt, NodeRanks, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap

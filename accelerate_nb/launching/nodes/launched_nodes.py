@@ -19,7 +19,7 @@ from functools import partial
 from msgspec import structs
 
 from accelerate_nb.errors import LaunchError, ProtocolError
-from accelerate_nb.events.model import Failure, HeldAt, StateChange, StepProfile
+from accelerate_nb.events.event_types import Failure, HeldAt, StateChange, StepProfile
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.conductor import Nodes

@@ -19,7 +19,7 @@ from accelerate_nb.devices import async_io, xla
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
-from accelerate_nb.events.model import NodeRanks
+from accelerate_nb.events.event_types import NodeRanks
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import kept_runs
 from accelerate_nb.transport.worker_spec import LOOPBACK, NetworkAddress, ProcessEnvironment, RankInfo, WorkerSpec

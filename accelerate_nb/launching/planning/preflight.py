@@ -15,7 +15,7 @@ from accelerate_nb.devices.nvml import Driver, driver
 from accelerate_nb.devices.probe import AvailableDevices, probe
 from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.failures.process_limits import soft_limit
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 

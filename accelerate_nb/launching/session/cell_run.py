@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_nb.config.rank_lists import listed, named, of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, StateError
-from accelerate_nb.events.model import State, StateChange, TaskDone
+from accelerate_nb.events.event_types import State, StateChange, TaskDone
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, worker_error

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, LaunchError, NotYetError
-from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
+from accelerate_nb.events.event_types import OVER, Event, StateChange, TaskDone
 from accelerate_nb.launching.conductor import Conductor
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run import FrontEnd, LaunchFacts, Run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from accelerate_nb.config.rank_lists import of_ranks
-from accelerate_nb.events.model import Display
+from accelerate_nb.events.event_types import Display
 from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.launching.session.cell_run import CellResult
 from accelerate_nb.notebook.display.text import TextFrontEnd

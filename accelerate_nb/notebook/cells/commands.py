@@ -23,7 +23,7 @@ from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.config.value_types import did_you_mean
 from accelerate_nb.errors import ConfigurationError, WorkerError, titled
-from accelerate_nb.events.model import OVER
+from accelerate_nb.events.event_types import OVER
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
 from accelerate_nb.launching.session.session import Session

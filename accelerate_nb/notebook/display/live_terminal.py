@@ -15,7 +15,7 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from accelerate_nb.config.rank_lists import named
-from accelerate_nb.events.model import Stream
+from accelerate_nb.events.event_types import Stream
 from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.terminal_lines import cleaned, coloured, plain
 from accelerate_nb.launching.run import Run

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
-from accelerate_nb.events.model import Display
+from accelerate_nb.events.event_types import Display
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm

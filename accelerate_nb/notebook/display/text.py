@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from accelerate_nb.events.model import Display, cause as first_cause
+from accelerate_nb.events.event_types import Display, cause as first_cause
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_state import RunState

@@ -17,7 +17,7 @@ from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.notebook.picker import html
 from accelerate_nb.notebook.picker.sections import (
     FileSection,

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from accelerate_nb.devices.probe import AvailableDevices
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.reports.text_format import bytes_text, counted
 
 # A press copies the text beside the button; pages that are not served securely have no clipboard of their own.

@@ -20,7 +20,7 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.model import CheckResult
+from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.launching.self_test import SelfTest
 from accelerate_nb.notebook.picker import html
 

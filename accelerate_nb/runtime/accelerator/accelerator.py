@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.model import MeshCoordinates, PrecisionChoice
+from accelerate_nb.events.event_types import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.accelerator.arguments import (
     TrainingRequest,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.events.model import StepBreakdown
+from accelerate_nb.events.event_types import StepBreakdown
 from accelerate_nb.rank.event_sink import emit
 
 Phase: TypeAlias = Literal["data", "forward", "backward", "communication", "optimizer", "idle"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tqdm import auto
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.model import Progress
+from accelerate_nb.events.event_types import Progress
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.world.state import PartialState
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.model import CheckResult, CheckState
+from accelerate_nb.events.event_types import CheckResult, CheckState
 from accelerate_nb.rank.event_sink import outlet
 from accelerate_nb.runtime.accelerator.accelerator import Accelerator
 from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.devices.nvml import GpuGauge
-from accelerate_nb.events.model import MemoryUse, Metric
+from accelerate_nb.events.event_types import MemoryUse, Metric
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size

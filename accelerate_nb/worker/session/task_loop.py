@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from accelerate_nb.events.model import TaskDone
+from accelerate_nb.events.event_types import TaskDone
 from accelerate_nb.failures.exception_copy import linked_exceptions
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet

@@ -16,7 +16,7 @@ from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError, WorkerError
-from accelerate_nb.events.model import Failure
+from accelerate_nb.events.event_types import Failure
 
 TWO = ("--cpu", "-n", "2")
 # Scripts that know no launcher of ours, with what each of two ranks writes.

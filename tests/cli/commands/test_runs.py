@@ -14,7 +14,7 @@ import pytest
 
 from accelerate_nb import launch
 from accelerate_nb.cli.main import main
-from accelerate_nb.events.model import Failure, Metric, Restart, StateChange
+from accelerate_nb.events.event_types import Failure, Metric, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_reader import chosen_of, kept_runs
 from accelerate_nb.notebook.runs import runs

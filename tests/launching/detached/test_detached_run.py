@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
-from accelerate_nb.events.model import HostSample, NodeRanks
+from accelerate_nb.events.event_types import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.detached.control import ControlSocket, apply_live, connect, live_events
 from accelerate_nb.launching.detached.saved_outcome import read_results

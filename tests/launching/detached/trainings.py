@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from accelerate_nb.events.event_codec import from_line
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.event_types import StateChange
 
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
 # On a busy machine a step may take its time.

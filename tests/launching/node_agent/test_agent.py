@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from accelerate_nb.events.model import StateChange, TaskDone
+from accelerate_nb.events.event_types import StateChange, TaskDone
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from msgspec import structs
 
-from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress, StateChange
+from accelerate_nb.events.event_types import DeviceSample, HostSample, LogLine, Progress, StateChange
 from accelerate_nb.launching.node_agent.agent import AgentLoop
 from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, NodeSampler, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent

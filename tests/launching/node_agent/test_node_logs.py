@@ -16,8 +16,8 @@ from msgspec import structs
 
 from accelerate_nb import Run, launch
 from accelerate_nb.errors import WorkerError
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.line_reader import LineAssembler
-from accelerate_nb.events.model import LogLine
 from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes

@@ -13,7 +13,7 @@ import pytest
 
 from accelerate_nb import Accelerator, Run, attach, launch
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.events.model import NodeRanks
+from accelerate_nb.events.event_types import NodeRanks
 from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_engine import LocalNodes

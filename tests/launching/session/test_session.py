@@ -11,7 +11,7 @@ import torch
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
-from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.event_types import Display, LogLine
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.run import FrontEnd
 from accelerate_nb.launching.session.session import Session

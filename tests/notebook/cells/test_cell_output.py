@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from accelerate_nb.events.model import Display, LogLine, Progress
+from accelerate_nb.events.event_types import Display, LogLine, Progress
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
 from accelerate_nb.launching.session.cell_run import CellControl, CellResult

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 

@@ -12,7 +12,16 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, NodeRanks, Progress, StateChange
+from accelerate_nb.events.event_types import (
+    Display,
+    Failure,
+    HostSample,
+    LogLine,
+    Metric,
+    NodeRanks,
+    Progress,
+    StateChange,
+)
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.live_terminal import TerminalSink, board_lines

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.events.model import (
+from accelerate_nb.events.event_types import (
     DeviceSample,
     Display,
     Failure,

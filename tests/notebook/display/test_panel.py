@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StateError
-from accelerate_nb.events.model import KnobValue, ProfiledOperation, ProfileRequested, StateChange, StepProfile
+from accelerate_nb.events.event_types import KnobValue, ProfiledOperation, ProfileRequested, StateChange, StepProfile
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display import panel
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm

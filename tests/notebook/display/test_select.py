@@ -7,7 +7,7 @@ import pytest
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.select import FailureOnly, choose, display_settings, front_end, shows_at_once
 from accelerate_nb.notebook.display.text import TextFrontEnd

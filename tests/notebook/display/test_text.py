@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from accelerate_nb.events.model import Display, LogLine, StateChange
+from accelerate_nb.events.event_types import Display, LogLine, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import CellSink, OutputLimits

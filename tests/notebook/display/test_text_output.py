@@ -7,7 +7,7 @@ from nbclient import NotebookClient
 FEED = """
 from pathlib import Path
 from types import SimpleNamespace
-from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.event_types import Display, LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.host import host
 from accelerate_nb.notebook.display.text import TextFrontEnd

@@ -4,7 +4,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.model import Progress
+from accelerate_nb.events.event_types import Progress
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.runtime.data.loaders import Numbers, Stream
 

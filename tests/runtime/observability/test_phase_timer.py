@@ -13,7 +13,7 @@ from msgspec import structs
 from torch.utils.data import DataLoader, Dataset
 
 from accelerate_nb import Accelerator
-from accelerate_nb.events.model import StepBreakdown
+from accelerate_nb.events.event_types import StepBreakdown
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.reports.step_causes import step_causes

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.model import DeviceSample, MemoryUse, Metric, PrecisionChoice
+from accelerate_nb.events.event_types import DeviceSample, MemoryUse, Metric, PrecisionChoice
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.runtime.observability import step_metrics
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer

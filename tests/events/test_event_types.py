@@ -9,7 +9,6 @@ from typing import get_args
 
 import pytest
 
-from accelerate_nb.events import model
 from accelerate_nb.events.event_codec import from_line, to_line
 
 EVENTS = [
