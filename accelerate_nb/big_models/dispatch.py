@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.big_models import offload_hooks
 from accelerate_nb.big_models.device_map import (
     check_device_map,
     check_devices,
@@ -24,11 +25,6 @@ from accelerate_nb.big_models.offload import (
     extract_submodules_state_dict,
     offload_state_dict,
     read_offload_index,
-)
-from accelerate_nb.big_models.offload_hooks import (
-    AlignDevicesHook,
-    attach_align_device_hook,
-    attach_align_device_hook_on_blocks,
 )
 from accelerate_nb.big_models.tensors import (
     DISK,
@@ -89,8 +85,8 @@ def _offload_all(
 ) -> Module:
     device = next(model.parameters()).device if device is None else device
     model.__dict__[TIES] = find_tied_parameters(model)
-    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
-    attach_align_device_hook(
+    add_hook_to_module(model, offload_hooks.AlignDevicesHook(io_same_device=True), append=True)
+    offload_hooks.attach_align_device_hook(
         model,
         execution_device=device,
         offload=True,
@@ -207,7 +203,7 @@ def _attach(
     shared_copies: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
     execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
     offload = {name: _is_offloaded(device, main) for name, device in device_map.items()}
-    attach_align_device_hook_on_blocks(
+    offload_hooks.attach_align_device_hook_on_blocks(
         model,
         execution_device={**execution, "": main},
         offload=offload,
@@ -234,7 +230,7 @@ def _attach_to_split(
         names = [name for name in offload if name.rpartition(".")[0] == owner and name not in modules]
         if all(offload[name] for name in names):
             weights = PrefixedDataset[Tensor](terms["weights_map"], f"{owner}.")
-            hook = AlignDevicesHook(main, offload=True, **{**terms, "weights_map": weights})
+            hook = offload_hooks.AlignDevicesHook(main, offload=True, **{**terms, "weights_map": weights})
             add_hook_to_module(model.get_submodule(owner), hook, append=True)
             continue
         for name in names:

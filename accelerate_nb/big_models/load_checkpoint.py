@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.big_models import tensors
 from accelerate_nb.big_models.device_map import (
     check_devices,
     check_tied_parameters_on_same_device,
@@ -28,15 +29,6 @@ from accelerate_nb.big_models.device_map import (
 from accelerate_nb.big_models.dispatch import dispatch_model
 from accelerate_nb.big_models.memory import Memory, get_balanced_memory
 from accelerate_nb.big_models.offload import Folder, forget, load_offloaded_weight, offload_weight, save_offload_index
-from accelerate_nb.big_models.tensors import (
-    DISK,
-    Device,
-    DeviceMap,
-    as_device,
-    as_dtype,
-    set_module_tensor_to_device,
-    tensor_of,
-)
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.training.repoint import original_name
@@ -172,7 +164,7 @@ def described(content: Any) -> str:
     return f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
 
 
-def load_state_dict(checkpoint_file: Folder, device_map: DeviceMap | None = None) -> dict[str, Any]:
+def load_state_dict(checkpoint_file: Folder, device_map: tensors.DeviceMap | None = None) -> dict[str, Any]:
     """
     The tensors of one file of weights, of safetensors or of torch.save; each on the device that `device_map` has for it.
 
@@ -186,7 +178,7 @@ def load_state_dict(checkpoint_file: Folder, device_map: DeviceMap | None = None
                 continue
             found = covering(name, device_map or {})
             device = "cpu" if device_map is None or found is None else device_map[found]
-            target = torch.device("cpu") if device == DISK else as_device(device)
+            target = torch.device("cpu") if device == tensors.DISK else tensors.as_device(device)
             # a tensor that is still the file's own memory would change, or crash, when the file is rewritten
             state[name] = item.clone() if target.type == "cpu" else item.to(target)
     return state
@@ -198,7 +190,7 @@ def load_state_dict(checkpoint_file: Folder, device_map: DeviceMap | None = None
 def load_checkpoint_in_model(
     model: Module,
     checkpoint: Folder,
-    device_map: DeviceMap | None = None,
+    device_map: tensors.DeviceMap | None = None,
     offload_folder: Folder | None = None,
     dtype: str | torch.dtype | None = None,
     offload_state_dict: bool | None = False,  # noqa: ARG001 - weights are read one at a time, so none are in the way
@@ -226,7 +218,9 @@ def load_checkpoint_in_model(
     tied = find_tied_parameters(model)
     warn_if_untied(model, tied)
     files = checkpoint_files(checkpoint)
-    loading = _CheckpointLoader(model, tied, None if dtype is None else as_dtype(dtype), keep_in_fp32_modules or [])
+    loading = _CheckpointLoader(
+        model, tied, None if dtype is None else tensors.as_dtype(dtype), keep_in_fp32_modules or []
+    )
     loading.offload_buffers = offload_buffers
     if device_map is not None:
         loading.apply_device_map(device_map, offload_folder)
@@ -252,7 +246,7 @@ def load_checkpoint_in_model(
 def load_checkpoint_and_dispatch(
     model: Module,
     checkpoint: Folder,
-    device_map: str | DeviceMap | None = None,
+    device_map: str | tensors.DeviceMap | None = None,
     max_memory: Memory | None = None,
     no_split_module_classes: list[str] | None = None,
     offload_folder: Folder | None = None,
@@ -323,13 +317,13 @@ def load_offloaded_weights(model: Module, index: Mapping[str, Any] | None, offlo
         has_scales = beside != name and beside in known
         scales = load_offloaded_weight(Path(offload_folder, f"{beside}.dat"), known[beside]) if has_scales else None
         weight = load_offloaded_weight(Path(offload_folder, f"{name}.dat"), entry).clone()
-        set_module_tensor_to_device(model, name, "cpu", value=weight, fp16_statistics=scales)
+        tensors.set_module_tensor_to_device(model, name, "cpu", value=weight, fp16_statistics=scales)
 
 
 class _CheckpointLoader:
     """One checkpoint on its way into one model."""
 
-    device_map: DeviceMap | None = None
+    device_map: tensors.DeviceMap | None = None
     folder: Folder | None = None
     offload_buffers = False
 
@@ -345,19 +339,19 @@ class _CheckpointLoader:
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.offloaded: dict[str, Any] = {}
 
-    def apply_device_map(self, device_map: DeviceMap, folder: Folder | None) -> None:
+    def apply_device_map(self, device_map: tensors.DeviceMap, folder: Folder | None) -> None:
         """Take the devices of a map, and check that it can be followed."""
         check_tied_parameters_on_same_device(self.tied, device_map)
         check_devices(device_map)
-        if DISK in device_map.values():
+        if tensors.DISK in device_map.values():
             if folder is None:
-                parts = [name for name, device in device_map.items() if device == DISK]
+                parts = [name for name, device in device_map.items() if device == tensors.DISK]
                 raise ConfigurationError(
                     "At least one of the model submodule will be offloaded to disk, please pass along an `offload_folder`: "
                     f"the map has {', '.join(parts)} there."
                 )
             Path(folder).mkdir(parents=True, exist_ok=True)
-            forget({name for name in self.names if device_of(name, device_map) == DISK}, folder)
+            forget({name for name in self.names if device_of(name, device_map) == tensors.DISK}, folder)
         self.device_map, self.folder = device_map, folder
 
     def compare_names(self, checkpoint: Folder, files: list[Path], *, strict: bool) -> None:
@@ -414,8 +408,8 @@ class _CheckpointLoader:
         return self.own_names.get(original_name(name), name)
 
     def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
-        current = tensor_of(self.model, name)
-        device: Device = torch.device("cpu") if current.is_meta else current.device
+        current = tensors.tensor_of(self.model, name)
+        device: tensors.Device = torch.device("cpu") if current.is_meta else current.device
         if self.device_map is not None:
             device = device_of(name, self.device_map)
         dtype = current.dtype if self.dtype is None else self.dtype if tensor.is_floating_point() else tensor.dtype
@@ -424,19 +418,21 @@ class _CheckpointLoader:
         ):
             dtype = torch.float32
         new = tensor.to(dtype)
-        if device == DISK and (self.offload_buffers or name not in self.buffers):
+        if device == tensors.DISK and (self.offload_buffers or name not in self.buffers):
             self._set(name, torch.device("meta"), new)
             assert self.folder is not None
             offload_weight(new, name, self.folder, self.offloaded)
             return
-        target = torch.device("cpu") if device == DISK else as_device(device)  # a buffer stays in memory
+        target = (
+            torch.device("cpu") if device == tensors.DISK else tensors.as_device(device)
+        )  # a buffer stays in memory
         if target.type == "cpu" and new is tensor:
             new = tensor.clone()  # what is still the file's memory would change, or crash, when the file is rewritten
         self._set(name, target, new, scales)
 
     def _set(self, name: str, device: torch.device, value: Tensor, scales: Tensor | None = None) -> None:
         try:
-            set_module_tensor_to_device(
+            tensors.set_module_tensor_to_device(
                 self.model, name, device, value=value, dtype=value.dtype, fp16_statistics=scales, clear_cache=False
             )
         except ConfigurationError as error:
@@ -450,7 +446,7 @@ class _CheckpointLoader:
             if written is None:
                 continue
             for name in group:
-                if tensor_of(self.model, name).is_meta and name not in self.offloaded:
+                if tensors.tensor_of(self.model, name).is_meta and name not in self.offloaded:
                     assert self.folder is not None
                     weight = load_offloaded_weight(Path(self.folder, f"{written}.dat"), self.offloaded[written])
                     self._put(name, weight, None)

@@ -12,21 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.big_models import tensors
 from accelerate_nb.big_models.device_map import find_tied_parameters, retie_parameters
 from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
 from accelerate_nb.big_models.offload import PrefixedDataset
-from accelerate_nb.big_models.tensors import (
-    Device,
-    TiedParameters,
-    all_names,
-    as_device,
-    best_device,
-    check_device_same,
-    get_non_persistent_buffers,
-    named_module_tensors,
-    set_module_tensor_to_device,
-    tensor_of,
-)
 from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.runtime.checkpoints.weights import offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
@@ -46,14 +35,14 @@ class AlignDevicesHook(ModelHook):
     values are not moved. Tied weights that `tied_params_map` knows are brought to a device once.
     """
 
-    execution_device: Device | None = None
+    execution_device: tensors.Device | None = None
     offload: bool = False
     io_same_device: bool = False
     weights_map: Mapping[str, Tensor] | None = None
     offload_buffers: bool = False
     place_submodules: bool = False
     skip_keys: str | list[str] | None = None
-    tied_params_map: TiedParameters | None = None
+    tied_params_map: tensors.TiedParameters | None = None
     input_device: torch.device | None = field(default=None, init=False)
     original_devices: dict[str, torch.device] = field(default_factory=dict, init=False)
     tied_params_names: set[str] = field(default_factory=set, init=False)
@@ -65,23 +54,23 @@ class AlignDevicesHook(ModelHook):
         return f"AlignDevicesHook({settings}, skip_keys={self.skip_keys!r})"
 
     def init_hook(self, module: Module) -> Module:
-        if self.execution_device is not None and as_device(self.execution_device).type == "meta":
+        if self.execution_device is not None and tensors.as_device(self.execution_device).type == "meta":
             self.tied_params_map = None  # every tensor has the same address there
-        everything = all_names(module, buffers=True, recurse=self.place_submodules)
+        everything = tensors.all_names(module, buffers=True, recurse=self.place_submodules)
         if not self.offload:
             self._move_tensors(module, everything)
             return module
-        self.original_devices = {name: tensor_of(module, name).device for name in everything}
+        self.original_devices = {name: tensors.tensor_of(module, name).device for name in everything}
         if self.weights_map is None:
-            taken = all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules)
-            self.weights_map = {name: tensor_of(module, name).detach().to("cpu") for name in taken}
+            taken = tensors.all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules)
+            self.weights_map = {name: tensors.tensor_of(module, name).detach().to("cpu") for name in taken}
         for name in self._offloaded(module):
-            if self.tied_params_map is not None and address(tensor_of(module, name)) in self.tied_params_map:
+            if self.tied_params_map is not None and address(tensors.tensor_of(module, name)) in self.tied_params_map:
                 self.tied_params_names.add(name)
-            set_module_tensor_to_device(module, name, "meta")
+            tensors.set_module_tensor_to_device(module, name, "meta")
         # always on the device: all buffers, or those of which no file has a copy
         if self.offload_buffers:
-            staying = list(get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True))
+            staying = list(tensors.get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True))
         else:
             buffers = module.named_buffers(recurse=self.place_submodules, remove_duplicate=False)
             staying = [name for name, _ in buffers]
@@ -93,11 +82,15 @@ class AlignDevicesHook(ModelHook):
             return
         tied = find_tied_parameters(module) if self.place_submodules else []
         for name in names:
-            set_module_tensor_to_device(module, name, self.execution_device, tied_params_map=self.tied_params_map)
+            tensors.set_module_tensor_to_device(
+                module, name, self.execution_device, tied_params_map=self.tied_params_map
+            )
         retie_parameters(module, tied)
 
     def _offloaded(self, module: Module) -> list[str]:
-        return all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules, persistent_only=True)
+        return tensors.all_names(
+            module, buffers=self.offload_buffers, recurse=self.place_submodules, persistent_only=True
+        )
 
     @not_compiled
     def pre_forward(self, module: Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -108,7 +101,7 @@ class AlignDevicesHook(ModelHook):
                 self._bring(module, name)
         if self.execution_device is None:
             return args, kwargs
-        device = as_device(self.execution_device)
+        device = tensors.as_device(self.execution_device)
         moved: dict[str, Any] = send_to_device(kwargs, device, skip_keys=self.skip_keys)
         return send_to_device(args, device), moved
 
@@ -116,14 +109,14 @@ class AlignDevicesHook(ModelHook):
         assert self.weights_map is not None
         assert self.execution_device is not None
         value = self.weights_map[name]
-        device, pointer = as_device(self.execution_device), address(value)
+        device, pointer = tensors.as_device(self.execution_device), address(value)
         if self.tied_params_map is not None:
             if name in self.tied_params_names:
                 self.tied_params_map.setdefault(pointer, {})
             if device not in self.tied_params_map.get(pointer, {device: value}):
                 # it is this call that brings the weight, so it is this call that lets it go
                 self.tied_pointers_to_remove.add((pointer, device))
-        set_module_tensor_to_device(
+        tensors.set_module_tensor_to_device(
             module,
             name,
             device,
@@ -144,7 +137,7 @@ class AlignDevicesHook(ModelHook):
     def post_forward(self, module: Module, output: Any) -> Any:
         if self.offload:
             for name in self._offloaded(module):
-                set_module_tensor_to_device(module, name, "meta")
+                tensors.set_module_tensor_to_device(module, name, "meta")
             for pointer, device in self.tied_pointers_to_remove:
                 if self.tied_params_map is not None:
                     self.tied_params_map[pointer].pop(device, None)
@@ -158,19 +151,19 @@ class AlignDevicesHook(ModelHook):
             if device.type != "meta":
                 value = None if self.weights_map is None else self.weights_map.get(name)
                 scales = None if value is None else self._scales(name, value)
-                set_module_tensor_to_device(module, name, device, value=value, fp16_statistics=scales)
+                tensors.set_module_tensor_to_device(module, name, device, value=value, fp16_statistics=scales)
         return module
 
 
 def attach_execution_device_hook(
     module: Module,
-    execution_device: Device,
+    execution_device: tensors.Device,
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
-    tied_params_map: TiedParameters | None = None,
+    tied_params_map: tensors.TiedParameters | None = None,
 ) -> None:
     """Give every submodule with weights that has no hook one that moves its inputs, and its own tensors, to the device."""
-    saved = named_module_tensors(module, recurse=True, remove_non_persistent=True)
+    saved = tensors.named_module_tensors(module, recurse=True, remove_non_persistent=True)
     if not hasattr(module, "_hf_hook") and next(saved, None) is not None:
         hook = AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         add_hook_to_module(module, hook)
@@ -182,14 +175,14 @@ def attach_execution_device_hook(
 
 def attach_align_device_hook(
     module: Module,
-    execution_device: Device | None = None,
+    execution_device: tensors.Device | None = None,
     offload: bool = False,
     weights_map: Mapping[str, Tensor] | None = None,
     offload_buffers: bool = False,
     module_name: str = "",
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
-    tied_params_map: TiedParameters | None = None,
+    tied_params_map: tensors.TiedParameters | None = None,
 ) -> None:
     """
     Give every submodule that has tensors of its own an `AlignDevicesHook`, which is added to the hooks it has.
@@ -199,7 +192,7 @@ def attach_align_device_hook(
     """
     prefix = f"{module_name}." if module_name else ""
     is_whole = offload and type(module).__name__ in (preload_module_classes or ())
-    if is_whole or next(named_module_tensors(module), None) is not None:
+    if is_whole or next(tensors.named_module_tensors(module), None) is not None:
         hook = AlignDevicesHook(
             execution_device,
             offload=offload,
@@ -226,14 +219,14 @@ def attach_align_device_hook(
 
 def attach_align_device_hook_on_blocks(
     module: Module,
-    execution_device: Device | Mapping[str, Device] | None = None,
+    execution_device: tensors.Device | Mapping[str, tensors.Device] | None = None,
     offload: bool | Mapping[str, bool] = False,
     weights_map: Mapping[str, Tensor] | None = None,
     offload_buffers: bool = False,
     module_name: str = "",
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
-    tied_params_map: TiedParameters | None = None,
+    tied_params_map: tensors.TiedParameters | None = None,
 ) -> None:
     """
     Give each block of a model, named in `execution_device` and `offload`, the hooks that it needs.
@@ -286,7 +279,7 @@ def has_offloaded_params(module: Module) -> bool:
 
 
 @contextmanager
-def align_module_device(module: Module, execution_device: Device | None = None) -> Iterator[None]:
+def align_module_device(module: Module, execution_device: tensors.Device | None = None) -> Iterator[None]:
     """
     A block in which a module's own parameters are on `execution_device`, or where its hook computes if that is left out.
 
@@ -309,11 +302,11 @@ def align_module_device(module: Module, execution_device: Device | None = None) 
     before = {name: parameter.device for name, parameter in module.named_parameters(recurse=False)}
     try:
         for name in before:
-            set_module_tensor_to_device(module, name, execution_device)
+            tensors.set_module_tensor_to_device(module, name, execution_device)
         yield
     finally:
         for name, device in before.items():
-            set_module_tensor_to_device(module, name, device)
+            tensors.set_module_tensor_to_device(module, name, device)
 
 
 # ------------------------------------------------------------------------------------------------------- whole models
@@ -327,9 +320,9 @@ class CpuOffload(ModelHook):
     """
 
     def __init__(
-        self, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
+        self, execution_device: tensors.Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
     ) -> None:
-        self.execution_device = best_device() if execution_device is None else execution_device
+        self.execution_device = tensors.best_device() if execution_device is None else execution_device
         self.prev_module_hook = prev_module_hook
 
     def init_hook(self, module: Module) -> Module:
@@ -340,8 +333,8 @@ class CpuOffload(ModelHook):
         if self.prev_module_hook is not None and _device_of(self.prev_module_hook.model).type != "cpu":
             self.prev_module_hook.offload()
             clear_device_cache()
-        device = as_device(self.execution_device)
-        if check_device_same(_device_of(module), device):
+        device = tensors.as_device(self.execution_device)
+        if tensors.check_device_same(_device_of(module), device):
             return args, kwargs
         module.to(device)
         moved: dict[str, Any] = send_to_device(kwargs, device)
@@ -365,7 +358,7 @@ class UserCpuOffloadHook:
 
 
 def cpu_offload_with_hook(
-    model: Module, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
+    model: Module, execution_device: tensors.Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
 ) -> tuple[Module, UserCpuOffloadHook]:
     """
     Keep a model on the CPU until it is called; it then stays on the device until the hook that is returned sends it back.
@@ -392,7 +385,7 @@ def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
         if hook is None:
             continue
         with align_module_device(module, "cpu"):
-            for name, tensor in named_module_tensors(module, recurse=bool(hook.place_submodules)):
+            for name, tensor in tensors.named_module_tensors(module, recurse=bool(hook.place_submodules)):
                 full = f"{path}.{name}" if path else name
                 if full in state and not tensor.is_meta:
                     state[full] = tensor.detach()
@@ -403,7 +396,7 @@ def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
 
 
 def get_state_dict_from_offload(
-    module: Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: Device | None = "cpu"
+    module: Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: tensors.Device | None = "cpu"
 ) -> dict[str, Any]:
     """The given state dict, with the weights of the module that the parameter `module_name` belongs to filled in."""
     root = module_name.rpartition(".")[0]

@@ -6,19 +6,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from accelerate_nb.config import value_types
 from accelerate_nb.config.environment import PREFIX
-from accelerate_nb.config.value_types import (
-    Boolean,
-    Integer,
-    InvalidValue,
-    NamedValues,
-    Number,
-    OneOf,
-    Text,
-    ValueType,
-    brief,
-    did_you_mean,
-)
 from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSettingError
 from accelerate_nb.user_warnings import warn_user
 
@@ -79,7 +68,7 @@ class Setting:
     """Everything that a front end needs to know about one setting."""
 
     name: str
-    value_type: ValueType
+    value_type: value_types.ValueType
     default: Any
     help: str
     label: str
@@ -104,12 +93,12 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values that it can have, where it can have only some."""
-        return self.value_type.choices if isinstance(self.value_type, OneOf) else ()
+        return self.value_type.choices if isinstance(self.value_type, value_types.OneOf) else ()
 
     @property
     def unsupported(self) -> tuple[str, ...]:
         """The values that are known and not supported yet."""
-        return self.value_type.unsupported if isinstance(self.value_type, OneOf) else ()
+        return self.value_type.unsupported if isinstance(self.value_type, value_types.OneOf) else ()
 
     def check(self, value: Any, where: str) -> Any:
         """The value of an argument, as the setting keeps it."""
@@ -127,13 +116,13 @@ class Setting:
     def _fitting(self, read: Callable[[Any], Any], value: Any, where: str) -> Any:
         try:
             return read(value)
-        except InvalidValue as unfit:
+        except value_types.InvalidValue as unfit:
             advice = [*unfit.args, "Pass such a value, or leave it out."]
             raise ConfigurationError(
-                f"{where} {brief(value)}, but {self.name} should be {self.value_type.expected}. {' '.join(advice)} ({self.help})"
+                f"{where} {value_types.brief(value)}, but {self.name} should be {self.value_type.expected}. {' '.join(advice)} ({self.help})"
             ) from None
         except NotYetError as error:
-            raise NotYetError(f"{where} {brief(value)}, {error}") from None
+            raise NotYetError(f"{where} {value_types.brief(value)}, {error}") from None
 
 
 def with_current_names(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
@@ -193,18 +182,18 @@ def settings(section: type) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def _value_type(plain: Any, details: _SettingDetails) -> ValueType:
+def _value_type(plain: Any, details: _SettingDetails) -> value_types.ValueType:
     if get_origin(plain) is Annotated:
-        value_type: ValueType = plain.__metadata__[0]
+        value_type: value_types.ValueType = plain.__metadata__[0]
         return value_type
     if get_origin(plain) is Literal:
-        return OneOf(get_args(plain), details.unsupported)
-    makers: dict[Any, Callable[[], ValueType]] = {
-        int: lambda: Integer(details.minimum, details.maximum, details.also_as_text),
-        float: lambda: Number(details.minimum, details.maximum),
-        bool: Boolean,
-        str: Text,
-        Mapping: NamedValues,
+        return value_types.OneOf(get_args(plain), details.unsupported)
+    makers: dict[Any, Callable[[], value_types.ValueType]] = {
+        int: lambda: value_types.Integer(details.minimum, details.maximum, details.also_as_text),
+        float: lambda: value_types.Number(details.minimum, details.maximum),
+        bool: value_types.Boolean,
+        str: value_types.Text,
+        Mapping: value_types.NamedValues,
     }
     return makers[get_origin(plain) or plain]()
 
@@ -212,7 +201,7 @@ def _value_type(plain: Any, details: _SettingDetails) -> ValueType:
 def unknown_setting(name: str, known: Iterable[str]) -> UnknownSettingError:
     """The error for an unknown setting: it names the nearest one, or else all."""
     names = sorted(known)
-    annotation = did_you_mean(name, names, f"Leave it out. The settings are {', '.join(names)}.")
+    annotation = value_types.did_you_mean(name, names, f"Leave it out. The settings are {', '.join(names)}.")
     return UnknownSettingError(f"There is no setting {name!r}. {annotation}")
 
 

@@ -9,22 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from accelerate_nb.events.event_types import (
-    DeviceSample,
-    Failure,
-    KnobValue,
-    LogLine,
-    MemoryUse,
-    MeshCoordinates,
-    Metric,
-    ProfileRequested,
-    Progress,
-    State,
-    StateChange,
-    StepBreakdown,
-    StepProfile,
-    Stream,
-)
+from accelerate_nb.events import event_types
 
 T = TypeVar("T")
 # The prefixes of what `runtime/observability/step_metrics.py` reports; `epoch` is where in the training a step is.
@@ -91,12 +76,12 @@ class MetricSeries:
         self._most = most
         self._every = 1
         self._came = 0
-        self._kept: list[Metric] = []
+        self._kept: list[event_types.Metric] = []
         # the first of the newest values that are no numbers: where a training broke is not thinned away
-        self._broken: Metric | None = None
-        self.newest: Metric | None = None
+        self._broken: event_types.Metric | None = None
+        self.newest: event_types.Metric | None = None
 
-    def append(self, metric: Metric) -> None:
+    def append(self, metric: event_types.Metric) -> None:
         """Add a value."""
         if self._came % self._every == 0:
             self._kept.append(metric)
@@ -107,7 +92,7 @@ class MetricSeries:
             self._kept = self._kept[::2]
             self._every *= 2
 
-    def points(self) -> tuple[Metric, ...]:
+    def points(self) -> tuple[event_types.Metric, ...]:
         """The values that were kept, the newest always among them."""
         kept = tuple(self._kept)
         if self._broken is not None and self._broken not in kept:
@@ -118,7 +103,14 @@ class MetricSeries:
 
 # What a rank says of itself, of which the newest counts.
 Fact: TypeAlias = (
-    DeviceSample | KnobValue | MemoryUse | MeshCoordinates | StepBreakdown | ProfileRequested | StepProfile | Failure
+    event_types.DeviceSample
+    | event_types.KnobValue
+    | event_types.MemoryUse
+    | event_types.MeshCoordinates
+    | event_types.StepBreakdown
+    | event_types.ProfileRequested
+    | event_types.StepProfile
+    | event_types.Failure
 )
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
@@ -138,25 +130,25 @@ class RankSummary:
     """
 
     rank: int
-    state: State
+    state: event_types.State
     detail: str
     line_count: int
-    open_lines: tuple[LogLine, ...]
-    metrics: dict[str, Metric]
-    progress: dict[str, Progress]
-    devices: dict[str, DeviceSample]
+    open_lines: tuple[event_types.LogLine, ...]
+    metrics: dict[str, event_types.Metric]
+    progress: dict[str, event_types.Progress]
+    devices: dict[str, event_types.DeviceSample]
     coordinates: dict[str, int]
-    knobs: dict[str, KnobValue]
-    memory: MemoryUse | None
-    first_step: StepBreakdown | None
-    steps: StepBreakdown | None
-    windows: tuple[StepBreakdown, ...]
-    requested_profile: ProfileRequested | None
-    profile: StepProfile | None
-    failure: Failure | None
+    knobs: dict[str, event_types.KnobValue]
+    memory: event_types.MemoryUse | None
+    first_step: event_types.StepBreakdown | None
+    steps: event_types.StepBreakdown | None
+    windows: tuple[event_types.StepBreakdown, ...]
+    requested_profile: event_types.ProfileRequested | None
+    profile: event_types.StepProfile | None
+    failure: event_types.Failure | None
 
 
-def mean_steps(steps: Sequence[StepBreakdown], weights: Sequence[float]) -> StepBreakdown:
+def mean_steps(steps: Sequence[event_types.StepBreakdown], weights: Sequence[float]) -> event_types.StepBreakdown:
     """The mean of these steps, as the newest of them."""
     total = sum(weights)
     parts = ("data", "forward", "backward", "communication", "optimizer", "idle")
@@ -175,34 +167,34 @@ def mean_steps(steps: Sequence[StepBreakdown], weights: Sequence[float]) -> Step
 class RankState(RankSummary):
     """One rank at one moment: `lines` are its last whole ones, `series` its metrics over time, thinned evenly."""
 
-    lines: tuple[LogLine, ...]
-    series: dict[str, tuple[Metric, ...]]
+    lines: tuple[event_types.LogLine, ...]
+    series: dict[str, tuple[event_types.Metric, ...]]
 
 
 @dataclass(slots=True)
 class RankFold:
     """The state of one rank, made of its events so far."""
 
-    lines: BoundedLog[LogLine]
+    lines: BoundedLog[event_types.LogLine]
     series: defaultdict[str, MetricSeries]
-    state: State = "starting"
+    state: event_types.State = "starting"
     detail: str = ""
-    open_lines: dict[Stream, LogLine] = field(default_factory=dict)
-    progress: dict[str, Progress] = field(default_factory=dict)
-    devices: dict[str, DeviceSample] = field(default_factory=dict)
+    open_lines: dict[event_types.Stream, event_types.LogLine] = field(default_factory=dict)
+    progress: dict[str, event_types.Progress] = field(default_factory=dict)
+    devices: dict[str, event_types.DeviceSample] = field(default_factory=dict)
     coordinates: dict[str, int] = field(default_factory=dict)
-    knobs: dict[str, KnobValue] = field(default_factory=dict)
-    memory: MemoryUse | None = None
-    first_step: StepBreakdown | None = None
-    steps: StepBreakdown | None = None
-    windows: deque[StepBreakdown] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOWS))
+    knobs: dict[str, event_types.KnobValue] = field(default_factory=dict)
+    memory: event_types.MemoryUse | None = None
+    first_step: event_types.StepBreakdown | None = None
+    steps: event_types.StepBreakdown | None = None
+    windows: deque[event_types.StepBreakdown] = field(default_factory=lambda: deque(maxlen=_MOST_WINDOWS))
     # the steps of the window that is not full yet, each with the number of steps that it is the mean of
-    window: list[tuple[int, StepBreakdown]] = field(default_factory=list)
-    requested_profile: ProfileRequested | None = None
-    profile: StepProfile | None = None
-    failure: Failure | None = None
+    window: list[tuple[int, event_types.StepBreakdown]] = field(default_factory=list)
+    requested_profile: event_types.ProfileRequested | None = None
+    profile: event_types.StepProfile | None = None
+    failure: event_types.Failure | None = None
 
-    def take_state(self, change: StateChange) -> None:
+    def take_state(self, change: event_types.StateChange) -> None:
         if change.state == "starting":  # also when it restarts: the end of the former one is over
             self.failure = self.first_step = self.steps = None
             self.windows.clear()
@@ -214,26 +206,26 @@ class RankFold:
 
     def take_fact(self, fact: Fact) -> None:
         match fact:
-            case DeviceSample():
+            case event_types.DeviceSample():
                 self.devices[fact.device] = fact
-            case KnobValue():
+            case event_types.KnobValue():
                 self.knobs = {**self.knobs, fact.name: fact}
-            case MemoryUse():
+            case event_types.MemoryUse():
                 self.memory = fact
-            case MeshCoordinates():
+            case event_types.MeshCoordinates():
                 self.coordinates = fact.coordinates
-            case StepBreakdown():
+            case event_types.StepBreakdown():
                 self._take_steps(fact)
-            case ProfileRequested():
+            case event_types.ProfileRequested():
                 self.requested_profile = fact
-            case StepProfile():
+            case event_types.StepProfile():
                 self.profile = fact
                 if self.requested_profile is not None and self.requested_profile.number <= fact.number:
                     self.requested_profile = None
-            case Failure():
+            case event_types.Failure():
                 self.failure = fact
 
-    def _take_steps(self, steps: StepBreakdown) -> None:
+    def _take_steps(self, steps: event_types.StepBreakdown) -> None:
         if steps.step == 1:
             self.first_step = steps
             return
@@ -245,7 +237,7 @@ class RankFold:
             self.windows.append(mean_steps(means, counts))
             self.window.clear()
 
-    def take_progress(self, progress: Progress) -> None:
+    def take_progress(self, progress: event_types.Progress) -> None:
         # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
         name = progress.bar or progress.label
         before = self.progress.get(name)

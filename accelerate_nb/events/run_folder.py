@@ -15,20 +15,8 @@ from typing import IO, Any
 import msgspec
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import harmless_value, to_line
-from accelerate_nb.events.event_types import (
-    GOING_ON,
-    DeviceSample,
-    Event,
-    Failure,
-    HeldAt,
-    HostSample,
-    LogLine,
-    Metric,
-    Progress,
-    State,
-    StateChange,
-)
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
 KEPT_RUNS = 50
@@ -128,19 +116,19 @@ class RunRecorder:
                 self._files.pop(name).close()
                 os.replace(self.folder / name, aside / name)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: event_types.Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
-        if isinstance(event, (LogLine, DeviceSample, HostSample, HeldAt)) or (
-            isinstance(event, Progress) and not event.closed
-        ):
+        if isinstance(
+            event, (event_types.LogLine, event_types.DeviceSample, event_types.HostSample, event_types.HeldAt)
+        ) or (isinstance(event, event_types.Progress) and not event.closed):
             return
         line = to_line(event)
-        if isinstance(event, (Failure, StateChange)):
+        if isinstance(event, (event_types.Failure, event_types.StateChange)):
             # who reads of it finds the lines that led to it
             self._flush_logs()
         with self._as_far_as_possible():
             self._file("events.jsonl").write(line)
-            if isinstance(event, Metric):
+            if isinstance(event, event_types.Metric):
                 self._file("metrics.jsonl").write(line)
         if time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
             self.flush()
@@ -232,7 +220,7 @@ def folders(parent: Path) -> list[str]:
 
 # The types of what `status.json` holds, as far as somebody reads it.
 _STATUS_TYPES: dict[str, Any] = {
-    "state": State,
+    "state": event_types.State,
     **dict.fromkeys(("name", "function", "why", "host", "control", "results", "slurm_job", "slurm_node"), str),
     "error": str | None,
     **dict.fromkeys(("started", "time", "process_began", "stop_grace_period"), float),
@@ -282,7 +270,7 @@ def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:
     if status is None:
         # it is only about to begin
         return False
-    if status.get("state") not in GOING_ON:
+    if status.get("state") not in event_types.GOING_ON:
         return True
     if status.get("host") != socket.gethostname():
         # of another machine's process nothing is known

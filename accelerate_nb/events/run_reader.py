@@ -14,18 +14,8 @@ from typing import Any, cast, get_args
 from msgspec import structs
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import from_line
-from accelerate_nb.events.event_types import (
-    GOING_ON,
-    OVER,
-    Display,
-    Event,
-    LogLine,
-    Metric,
-    Restart,
-    State,
-    StateChange,
-)
 from accelerate_nb.events.line_reader import LineClassifier, shown_lines
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_drawable, is_over, status_of
 from accelerate_nb.events.run_state import RunState
@@ -56,7 +46,7 @@ class SavedRun:
     folder: Path
     name: str
     why: str
-    state: State
+    state: event_types.State
     started: float
     ended: float | None
     ranks: int
@@ -64,7 +54,7 @@ class SavedRun:
     restarts: int = 0
     is_detached: bool = False
     # what its status says; a run whose launcher died has failed all the same
-    last_state: State = "failed"
+    last_state: event_types.State = "failed"
     # the bar that moves, with what is done of how much: of a detached run
     progress: tuple[str, float, float] | None = None
     # the newest number of each metric, what it is of several ranks (`mean of 2`), and a sparkline of the leading one by its name
@@ -81,12 +71,12 @@ class SavedRun:
     @property
     def is_lost(self) -> bool:
         """Whether the process that conducted it has gone without recording an end."""
-        return self.is_over and self.last_state in GOING_ON
+        return self.is_over and self.last_state in event_types.GOING_ON
 
     @property
     def is_over(self) -> bool:
         """Whether the run goes on no more."""
-        return self.state in OVER
+        return self.state in event_types.OVER
 
 
 def kept_runs(parent: Path) -> list[SavedRun]:
@@ -155,12 +145,14 @@ def kept_run(folder: Path) -> SavedRun | None:
         return None
     facts = status or {}
     began, name = _from_name(folder)
-    is_known = facts.get("state") in get_args(State)
-    last_state = cast(State, facts["state"]) if is_known else "failed"
-    state: State = "failed" if last_state in GOING_ON and is_over(folder, status) else last_state
+    is_known = facts.get("state") in get_args(event_types.State)
+    last_state = cast(event_types.State, facts["state"]) if is_known else "failed"
+    state: event_types.State = (
+        "failed" if last_state in event_types.GOING_ON and is_over(folder, status) else last_state
+    )
     # a run of an earlier version has only the time of its status, which was written at its end
     ended = _number(facts.get("ended", facts.get("time")), math.nan)
-    has_end = state == facts.get("state") and state not in GOING_ON and not math.isnan(ended)
+    has_end = state == facts.get("state") and state not in event_types.GOING_ON and not math.isnan(ended)
     error = facts.get("error") or ""
     if not error and state == "failed" != facts.get("state"):
         process = f" ({facts['pid']})" if "pid" in facts else ""
@@ -255,7 +247,7 @@ class RunFollower:
     def _apply_lines(self, rank: int, lines: list[str]) -> None:
         when, meaning_of = self._time or time.time(), self._classifiers[rank].of
         for line in lines:
-            self.view.apply(LogLine(rank, "stdout", line, when, meaning=meaning_of(line)))
+            self.view.apply(event_types.LogLine(rank, "stdout", line, when, meaning=meaning_of(line)))
 
     def finish(self, run: SavedRun) -> None:
         """Take in the last line of each rank, which may not have ended, and the end of a run whose launcher could not record it."""
@@ -263,7 +255,7 @@ class RunFollower:
             self._apply_lines(rank, log.rest())
         if self.view.ended is None:
             ended = run.ended or _changed(run.folder) or run.started
-            self.view.apply(StateChange(None, run.state, ended, run.error))
+            self.view.apply(event_types.StateChange(None, run.state, ended, run.error))
 
 
 class _Tail:
@@ -341,14 +333,14 @@ class LogFollower:
         return shown_lines(lines[cut:])
 
 
-def _is_sound(event: Event) -> bool:
+def _is_sound(event: event_types.Event) -> bool:
     """Whether the numbers of an event mean something; a metric and a display may have any."""
     rank, when = getattr(event, "rank", None), getattr(event, "time", 0.0)
     if not -_LATEST <= when <= _LATEST or not (rank is None or 0 <= rank < MOST_RANKS):
         return False
-    if isinstance(event, Restart) and not 0 <= (event.ranks or 0) <= MOST_RANKS:
+    if isinstance(event, event_types.Restart) and not 0 <= (event.ranks or 0) <= MOST_RANKS:
         return False
-    return isinstance(event, (Metric, Display)) or is_drawable(structs.astuple(event))
+    return isinstance(event, (event_types.Metric, event_types.Display)) or is_drawable(structs.astuple(event))
 
 
 def former_attempts(folder: Path) -> list[Path]:

@@ -9,35 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
 
+from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import harmless
-from accelerate_nb.events.event_types import (
-    OVER,
-    DeviceSample,
-    Display,
-    Event,
-    Failure,
-    FirstStep,
-    Hang,
-    HostSample,
-    IdleWarning,
-    KnobValue,
-    LogLine,
-    MemoryUse,
-    MeshCoordinates,
-    Metric,
-    NodeRanks,
-    PrecisionChoice,
-    ProfileRequested,
-    Progress,
-    Restart,
-    State,
-    StateChange,
-    StepBreakdown,
-    StepProfile,
-)
 from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
 
-Shown: TypeAlias = LogLine | Display
+Shown: TypeAlias = event_types.LogLine | event_types.Display
 
 _MILLION = 1_000_000
 # Of a run that restarts again and again, the newest restarts are kept.
@@ -65,21 +41,21 @@ class RunState:
         self._points = points
         self._ranks: dict[int, RankFold] = {rank: self._new_rank() for rank in range(size)}
         self._shown: BoundedLog[Shown] = BoundedLog(backlog, 32 * _MILLION)
-        self._metrics: BoundedLog[Metric] = BoundedLog(backlog, backlog)
+        self._metrics: BoundedLog[event_types.Metric] = BoundedLog(backlog, backlog)
         # the state of the whole run, with the message that people were shown; its end in seconds since 1970
-        self.state: State = "starting"
+        self.state: event_types.State = "starting"
         self.detail = ""
         self.ended: float | None = None
         # the load of the machine at its last sample, and of each node by its number
-        self.host: HostSample | None = None
-        self._node_loads: dict[int, HostSample] = {}
-        self._nodes: dict[int, NodeRanks] = {}
+        self.host: event_types.HostSample | None = None
+        self._node_loads: dict[int, event_types.HostSample] = {}
+        self._nodes: dict[int, event_types.NodeRanks] = {}
         # the warning about a run that is silent, and the positions of its ranks when its time was over
-        self.idle_warning: IdleWarning | None = None
-        self.hang: Hang | None = None
+        self.idle_warning: event_types.IdleWarning | None = None
+        self.hang: event_types.Hang | None = None
         # oldest first, of very many the newest; a change of a knob as the first rank made it
-        self.restarts: tuple[Restart, ...] = ()
-        self.knob_changes: tuple[KnobValue, ...] = ()
+        self.restarts: tuple[event_types.Restart, ...] = ()
+        self.knob_changes: tuple[event_types.KnobValue, ...] = ()
         # the mixed precision of the newest training; empty where it computes in that of its weights
         self.precision = ""
         # whether some rank has made an optimizer step in this attempt
@@ -91,41 +67,41 @@ class RunState:
         # each with its ranks
         self._slices: list[tuple[frozenset[int], RunState]] = []
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: event_types.Event) -> None:
         """Take an event in; whatever a rank named or wrote is harmless from here on, but for lines, which keep their colours."""
         event = harmless(event)
         with self._lock:
             self.changes += 1
             match event:
-                case LogLine():
+                case event_types.LogLine():
                     self._take_line(event)
-                case StateChange():
+                case event_types.StateChange():
                     self._take_state(event)
-                case Metric():
+                case event_types.Metric():
                     self._metrics.append(event, 1)
                     self._rank(event.rank).series[event.name].append(event)
-                case Progress():
+                case event_types.Progress():
                     self._rank(event.rank).take_progress(event)
-                case Display():
+                case event_types.Display():
                     characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
                     self._shown.append(event, sum(characters))
                 case (
-                    DeviceSample()
-                    | MemoryUse()
-                    | MeshCoordinates()
-                    | StepBreakdown()
-                    | ProfileRequested()
-                    | StepProfile()
-                    | Failure()
+                    event_types.DeviceSample()
+                    | event_types.MemoryUse()
+                    | event_types.MeshCoordinates()
+                    | event_types.StepBreakdown()
+                    | event_types.ProfileRequested()
+                    | event_types.StepProfile()
+                    | event_types.Failure()
                 ):
                     self._rank(event.rank).take_fact(event)
-                case KnobValue():
+                case event_types.KnobValue():
                     self._take_knob(event)
                 case _:
                     self._take_of_run(event)
             self._hand_on(event)
 
-    def apply_lines(self, lines: Sequence[LogLine]) -> None:
+    def apply_lines(self, lines: Sequence[event_types.LogLine]) -> None:
         """Take lines in, which come by the thousand, at once."""
         with self._lock:
             self.changes += 1
@@ -152,9 +128,9 @@ class RunState:
             self._slices.append((chosen, part))
         return part
 
-    def _hand_on(self, event: Event) -> None:
+    def _hand_on(self, event: event_types.Event) -> None:
         # whoever made a slice says when it begins and ends
-        if self._slices and not isinstance(event, StateChange):
+        if self._slices and not isinstance(event, event_types.StateChange):
             rank = getattr(event, "rank", None)
             for ranks, part in self._slices:
                 if rank is None or rank in ranks:
@@ -178,7 +154,7 @@ class RunState:
         with self._lock:
             self.unread += 1
 
-    def replace_open_lines(self, lines: Iterable[LogLine]) -> None:
+    def replace_open_lines(self, lines: Iterable[event_types.LogLine]) -> None:
         """Have these open lines and no others; for a run that another process conducts."""
         with self._lock:
             for rank in self._ranks.values():
@@ -187,7 +163,7 @@ class RunState:
                 self._rank(line.rank).open_lines[line.stream] = line
             self.changes += 1
 
-    def _take_line(self, line: LogLine) -> None:
+    def _take_line(self, line: event_types.LogLine) -> None:
         rank = self._ranks.get(line.rank) or self._rank(line.rank)
         if line.open:
             rank.open_lines[line.stream] = line
@@ -198,35 +174,35 @@ class RunState:
         self._shown.append(line, size)
         self.line_count += 1
 
-    def _take_state(self, change: StateChange) -> None:
+    def _take_state(self, change: event_types.StateChange) -> None:
         if change.rank is None:
             self.state, self.detail = change.state, change.detail
-            self.ended = change.time if change.state in OVER else None
+            self.ended = change.time if change.state in event_types.OVER else None
             self.idle_warning = None
         else:
             self._rank(change.rank).take_state(change)
 
-    def _take_of_run(self, event: Event) -> None:
+    def _take_of_run(self, event: event_types.Event) -> None:
         """Take an event of all ranks in; one that says nothing of the run's state is passed over."""
         match event:
-            case HostSample(node=None):
+            case event_types.HostSample(node=None):
                 self.host = event
-            case HostSample(node=int(node)) if node in self._nodes:
+            case event_types.HostSample(node=int(node)) if node in self._nodes:
                 self._node_loads[node] = event
-            case NodeRanks():
+            case event_types.NodeRanks():
                 self._nodes[event.node] = event
-            case PrecisionChoice():
+            case event_types.PrecisionChoice():
                 self.precision = "" if event.name == "no" else event.name
-            case FirstStep():
+            case event_types.FirstStep():
                 self.has_stepped = True
-            case Restart():
+            case event_types.Restart():
                 self._take_restart(event)
-            case IdleWarning():
+            case event_types.IdleWarning():
                 self.idle_warning = event if event.seconds else None
-            case Hang():
+            case event_types.Hang():
                 self.hang = event
 
-    def _take_restart(self, restart: Restart) -> None:
+    def _take_restart(self, restart: event_types.Restart) -> None:
         self.restarts = (*self.restarts, restart)[-_MOST_RESTARTS:]
         self.has_stepped = False
         self.idle_warning = None
@@ -239,7 +215,7 @@ class RunState:
             # bars of processes that are gone move no more
             rank.progress.clear()
 
-    def _take_knob(self, knob: KnobValue) -> None:
+    def _take_knob(self, knob: event_types.KnobValue) -> None:
         self._rank(knob.rank).take_fact(knob)
         # all ranks make the same change: the first that says so counts
         known = {(change.name, change.step, change.value) for change in self.knob_changes}
@@ -257,13 +233,13 @@ class RunState:
     # ------------------------------------------------------------------------------------------------------- reading
 
     @property
-    def node_loads(self) -> dict[int, HostSample]:
+    def node_loads(self) -> dict[int, event_types.HostSample]:
         """The load of each node at its last sample, by the node's number."""
         with self._lock:
             return dict(self._node_loads)
 
     @property
-    def nodes(self) -> tuple[NodeRanks, ...]:
+    def nodes(self) -> tuple[event_types.NodeRanks, ...]:
         """The nodes of a run on several of them, in order; none of a run on this machine alone."""
         with self._lock:
             return tuple(node for _, node in sorted(self._nodes.items()))
@@ -275,7 +251,7 @@ class RunState:
             return tuple(sorted(self._ranks))
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[event_types.Failure, ...]:
         """One for each rank that failed, in the order of ranks."""
         with self._lock:
             return tuple(rank.failure for _, rank in sorted(self._ranks.items()) if rank.failure is not None)
@@ -285,7 +261,7 @@ class RunState:
         with self._lock:
             return self._shown.since(cursor)
 
-    def metrics_since(self, cursor: int) -> NewItems[Metric]:
+    def metrics_since(self, cursor: int) -> NewItems[event_types.Metric]:
         """The metrics of all ranks after `cursor`, in the order in which they came; start with 0."""
         with self._lock:
             return self._metrics.since(cursor)
@@ -295,16 +271,16 @@ class RunState:
         with self._lock:
             return tuple(RankSummary(**item.summary(rank)) for rank, item in sorted(self._ranks.items()))
 
-    def knobs(self) -> dict[str, KnobValue]:
+    def knobs(self) -> dict[str, event_types.KnobValue]:
         """The knobs that ranks have declared, by name, with the value of the first rank that has it."""
         return {name: knob for glance in reversed(self.glances()) for name, knob in glance.knobs.items()}
 
-    def open_lines(self) -> tuple[LogLine, ...]:
+    def open_lines(self) -> tuple[event_types.LogLine, ...]:
         """The lines that have not ended yet, such as progress bars, in the order of ranks."""
         with self._lock:
             return tuple(line for _, rank in sorted(self._ranks.items()) for line in rank.open_lines.values())
 
-    def tail(self, rank: int, lines: int) -> tuple[LogLine, ...]:
+    def tail(self, rank: int, lines: int) -> tuple[event_types.LogLine, ...]:
         """The last whole lines of a rank, oldest first."""
         with self._lock:
             return self._ranks[rank].lines.last(lines) if rank in self._ranks else ()

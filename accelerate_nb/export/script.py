@@ -13,22 +13,10 @@ from accelerate_nb.config.formats import literal
 from accelerate_nb.config.magic_args import ranks_of, read, read_cell_line, read_line
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.errors import ConfigurationError, ExportError
+from accelerate_nb.export import python_source
 from accelerate_nb.export.magics import MAGICS, PlainCell, Remark, plain, wrong_python
 from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, Parameters, parameters_of
-from accelerate_nb.export.python_source import (
-    GUARD,
-    INDENT,
-    DefinitionFinder,
-    ModuleNames,
-    around,
-    edited,
-    guarded,
-    hoisted,
-    mentioned,
-    result_of,
-    with_global_annotations,
-)
 from accelerate_nb.sources.cells import added, first_line, marker, table
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
@@ -114,7 +102,7 @@ class NotebookTranslation:
     def __init__(self, name: str, cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> None:
         self._name = name
         self._all_cells = cells
-        self._definitions = DefinitionFinder()
+        self._definitions = python_source.DefinitionFinder()
         self.cells = {cell.number: _translated(cell, keep_installs) for cell in cells if cell.number is not None}
         self.session, self._session_problems = _session_of(self.cells)
 
@@ -136,12 +124,12 @@ class NotebookTranslation:
     def _names_of_ipython(self) -> Iterator[tuple[int, Remark]]:
         """What only IPython knows, and no cell defines: its past results, and magics that read like Python."""
         sound = [(number, item, item.tree.body) for number, item in self.cells.items() if not item.plain.problems]
-        defined = {name for _, _, body in sound for name in ModuleNames(body).bound}
+        defined = {name for _, _, body in sound for name in python_source.ModuleNames(body).bound}
         for number, item, body in sound:
-            read = ModuleNames(body).read - defined
+            read = python_source.ModuleNames(body).read - defined
             lines: dict[str, int] = {}
             for node in body if any(map(_PAST_RESULT.fullmatch, read)) else ():
-                past = {name for name in ModuleNames([node]).read & read if _PAST_RESULT.fullmatch(name)}
+                past = {name for name in python_source.ModuleNames([node]).read & read if _PAST_RESULT.fullmatch(name)}
                 for part in ast.walk(node):
                     if isinstance(part, ast.Name) and part.id in past:
                         lines.setdefault(part.id, part.lineno)
@@ -181,25 +169,28 @@ class NotebookTranslation:
         cells = self.cells.values()
         if futures := {name: None for cell in cells for name in cell.futures}:
             yield f"from __future__ import {', '.join(futures)}"
-        if any("get_ipython" in mentioned(cell.tree) for cell in cells):
+        if any("get_ipython" in python_source.mentioned(cell.tree) for cell in cells):
             # gives None where there is no notebook, as the notebook's own does not
             yield "from IPython import get_ipython"
         yield "from accelerate_nb.script import shell as nb_shell"
-        if any("display" in mentioned(cell.tree) for cell in cells):
+        if any("display" in python_source.mentioned(cell.tree) for cell in cells):
             yield "from accelerate_nb.script.shell import display"
         if options := [option for cell in cells for option in cell.parameters]:
             # a wrong option is an error before the script begins, and in the processes that import it for its data loaders
             headings = (_HEADING.search(cell.source) for cell in self._all_cells if cell.kind == "markdown")
             title = next((found[1] for found in headings if found), self._name)
             yield "nb_options = nb_shell.parameters("
-            yield f"{INDENT}__name__, __file__, {title!r},"
-            yield from (f"{INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r})," for item in options)
+            yield f"{python_source.INDENT}__name__, __file__, {title!r},"
+            yield from (
+                f"{python_source.INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r}),"
+                for item in options
+            )
             yield ")"
-        yield GUARD
-        yield f"{INDENT}nb_shell.start(__file__)"
+        yield python_source.GUARD
+        yield f"{python_source.INDENT}nb_shell.start(__file__)"
         if self.session is not None:
             shared = [f"{name}={literal(value)}" for name, value in self.session.items() if name not in _OF_NOTEBOOKS]
-            yield f"{INDENT}nb_shell.begin({', '.join(['__file__', *shared])})"
+            yield f"{python_source.INDENT}nb_shell.begin({', '.join(['__file__', *shared])})"
 
     def _lines(self, cell: NotebookCell) -> Iterator[str]:
         if cell.kind == "markdown" and cell.source.strip():
@@ -211,11 +202,11 @@ class NotebookTranslation:
             if item.plain.left_out:
                 yield from _commented(source)
                 return
-            if (result := result_of(source, item.cell.source)) is not None:
+            if (result := python_source.result_of(source, item.cell.source)) is not None:
                 # `shown(a, b)` would be two arguments
                 opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
-                source = edited(source, around(result, f"nb_shell.shown{opening}", closing))
-            yield from guarded(source, cell.number, self._definitions, shown=result is not None)
+                source = python_source.edited(source, python_source.around(result, f"nb_shell.shown{opening}", closing))
+            yield from python_source.guarded(source, cell.number, self._definitions, shown=result is not None)
             if names := ", ".join(parameter.name for parameter in item.parameters):
                 # the names of the `parameters` cell get the values of the options
                 comma = "," if len(item.parameters) == 1 else ""
@@ -233,10 +224,10 @@ def _translated(cell: NotebookCell, keep_installs: bool) -> TranslatedCell:
     found = plain(cell.source, keep_installs=keep_installs)
     if found.left_out or found.problems:
         return TranslatedCell(cell, found)
-    source, futures = hoisted(found.source)
+    source, futures = python_source.hoisted(found.source)
     if problems := tuple(wrong_python(source)):
         return TranslatedCell(cell, replace(found, problems=problems))
-    source = with_global_annotations(source)
+    source = python_source.with_global_annotations(source)
     options = parameters_of(source) if TAG in cell.tags else Parameters()
     return TranslatedCell(cell, replace(found, source=source, problems=options.problems), futures, options.found)
 

@@ -13,16 +13,7 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from accelerate_nb.events.event_types import (
-    DeviceSample,
-    Event,
-    Failure,
-    HostSample,
-    IdleWarning,
-    State,
-    StateChange,
-    TaskDone,
-)
+from accelerate_nb.events import event_types
 from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis, is_at_work, waits_for_returned
@@ -32,20 +23,7 @@ from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT
 from accelerate_nb.launching.planning.placement import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.worker_group import Decision, Stop, WorkerGroup
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import (
-    Message,
-    NodeLoad,
-    RankEvent,
-    RankExited,
-    RankMessage,
-    RankOutcome,
-    RankOutput,
-    RankTaskReply,
-    ReleaseRanks,
-    SignalRanks,
-    StartWorkers,
-    ToRank,
-)
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.outcome import read_result
 from accelerate_nb.transport.worker_spec import NetworkAddress
 
@@ -85,14 +63,14 @@ class RunContext:
     stop_grace_period: float
     hang_warning_after: float = 0.0
     wake: Callable[[], None] = lambda: None
-    on_event: Callable[[Event], None] = lambda _: None
+    on_event: Callable[[event_types.Event], None] = lambda _: None
     # of a session: the ranks that have returned from its tasks, and the end of those that wait for them; whether there are such
     returned_from_task: Callable[[], Collection[int]] = tuple
     end_task: Callable[[StackSnapshot], bool] = lambda _: False
     outcomes: Outcomes = field(default_factory=Outcomes)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: event_types.Event) -> None:
         """Keep an event, from any thread."""
         with self._lock:
             self.view.apply(event)
@@ -162,7 +140,9 @@ class IdleObserver:
             lasts = time.monotonic() - found[0]
             where = diagnosis(found[1], self._run_context.sources)
             self._run_context.take(
-                IdleWarning(lasts, f"Nothing has come from any rank for {lasts:.0f} s.\n{where}", time.time())
+                event_types.IdleWarning(
+                    lasts, f"Nothing has come from any rank for {lasts:.0f} s.\n{where}", time.time()
+                )
             )
             if waits_for_returned(found[1]):
                 self._end_deadlock(found[1])
@@ -175,7 +155,7 @@ class IdleObserver:
         if timeout is not None:
             self.watchdog.timeout = timeout
         if self.watchdog.restart(time.monotonic()):
-            self._run_context.take(IdleWarning(0, "", time.time()))
+            self._run_context.take(event_types.IdleWarning(0, "", time.time()))
 
     def _observe(self) -> None:
         since = self.watchdog.since
@@ -218,7 +198,7 @@ class GroupRunner:
         self._outcomes: dict[int, int] = {}
         self._replies: dict[tuple[int, int], int] = {}
         self._crash_dumps: dict[int, str] = {}
-        self._failures: dict[int, Failure] = {}
+        self._failures: dict[int, event_types.Failure] = {}
         record = run_context.record
         self._keep_output = record.add_output if plan.size > _MANY_RANKS else record.output
         self._store: object = None
@@ -266,10 +246,10 @@ class GroupRunner:
         self._group.stop(how)
         self._run_context.wake()
 
-    def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
+    def send(self, rank: int, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
         if (agent := self._agent_of.get(rank)) is not None:
-            agent.carry_out(ToRank(rank, message), descriptors)
+            agent.carry_out(messages.ToRank(rank, message), descriptors)
 
     def task_reply(self, rank: int, task: int) -> int:
         """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
@@ -301,7 +281,7 @@ class GroupRunner:
 
     def _start(self) -> None:
         for rank in range(self._plan.size):
-            self._run_context.take(StateChange(rank, "starting", time.time()))
+            self._run_context.take(event_types.StateChange(rank, "starting", time.time()))
         if self._master is not None:
             self._start_workers(self._master, () if self._listener is None else (self._listener.fileno(),))
             return
@@ -315,7 +295,7 @@ class GroupRunner:
     def _start_workers(self, master: NetworkAddress, store: Sequence[int] = ()) -> None:
         """Start every node's workers; rank 0's process gets the listening socket of the store."""
         for agent, specs in zip(self._agents, self._plan.specs(master, self._number), strict=True):
-            request = StartWorkers(specs, has_store=bool(store))
+            request = messages.StartWorkers(specs, has_store=bool(store))
             self._agent_of.update(dict.fromkeys(request.ranks, agent))
             agent.start(request, [*self._plan.payload.descriptors, *store])
             store = ()
@@ -348,30 +328,30 @@ class GroupRunner:
 
     # ----------------------------------------------------------------------------------------------------- messages
 
-    def _take(self, report: Message, descriptors: Sequence[int] = ()) -> None:
+    def _take(self, report: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Take a report of an agent, with its descriptors."""
-        if isinstance(report, RankOutput):
+        if isinstance(report, messages.RankOutput):
             self._take_output(report)
             return
         decisions = self._group.take(report, time.monotonic())
         match report:
-            case NodeLoad(sample, devices):
+            case messages.NodeLoad(sample, devices):
                 # for the view alone: it is no sign of life of any rank
                 for event in (*devices, sample):
-                    if isinstance(event, (DeviceSample, HostSample)):
+                    if isinstance(event, (event_types.DeviceSample, event_types.HostSample)):
                         self._run_context.view.apply(event)
                 return
-            case RankEvent(rank, _, event):
+            case messages.RankEvent(rank, _, event):
                 self._note_event(rank, event)
-            case RankOutcome(rank):
+            case messages.RankOutcome(rank):
                 self._outcomes[rank] = descriptors[0]
-            case RankTaskReply(rank, _, task):
+            case messages.RankTaskReply(rank, _, task):
                 self._replies[rank, task] = descriptors[0]
-            case RankExited(rank):
+            case messages.RankExited(rank):
                 self._crash_dumps[rank] = report.stacks
         self._carry_out(decisions)
 
-    def _take_output(self, output: RankOutput) -> None:
+    def _take_output(self, output: messages.RankOutput) -> None:
         self._idle_observer.restart()
         if not self._group.is_next(output):
             return
@@ -380,12 +360,12 @@ class GroupRunner:
         # the run's folder has the output itself
         self._run_context.view.apply_lines(output.lines)
 
-    def _note_event(self, rank: int, event: Event) -> None:
-        if not isinstance(event, (DeviceSample, HostSample)):
+    def _note_event(self, rank: int, event: event_types.Event) -> None:
+        if not isinstance(event, (event_types.DeviceSample, event_types.HostSample)):
             self._idle_observer.restart()
-        if isinstance(event, Failure):
+        if isinstance(event, event_types.Failure):
             self._failures[rank] = event
-        if isinstance(event, TaskDone):
+        if isinstance(event, event_types.TaskDone):
             self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
@@ -393,7 +373,7 @@ class GroupRunner:
             # before the ranks are killed
             self.timed_out = self.snapshot()
         for decision in decisions:
-            if isinstance(decision, Message):
+            if isinstance(decision, messages.Message):
                 for agent in self._agents:
                     if (message := _part_for(agent, decision)) is not None:
                         agent.carry_out(message)
@@ -415,13 +395,13 @@ class GroupRunner:
         failure = self._death(rank)
         if rank not in self._group.reported:
             # nobody was left to report its end
-            state: State = "stopped" if failure.ended_by_us else "failed"
+            state: event_types.State = "stopped" if failure.ended_by_us else "failed"
             detail = failure.message if failure.ended_by_us else ""
-            self._run_context.take(StateChange(rank, state, time.time(), detail))
+            self._run_context.take(event_types.StateChange(rank, state, time.time(), detail))
         self._run_context.take(failure)
         return RankResult(rank, failure=failure)
 
-    def _death(self, rank: int) -> Failure:
+    def _death(self, rank: int) -> event_types.Failure:
         code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
         since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
         last = [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
@@ -433,12 +413,12 @@ class GroupRunner:
         return death_failure(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
 
-def _part_for(agent: Agent, message: Message) -> Message | None:
+def _part_for(agent: Agent, message: messages.Message) -> messages.Message | None:
     """The part of a group's message that is for an agent's ranks; `None` where there is none."""
     match message:
-        case SignalRanks() | ReleaseRanks():
+        case messages.SignalRanks() | messages.ReleaseRanks():
             ranks = tuple(rank for rank in message.ranks if rank in agent.ranks)
             return structs.replace(message, ranks=ranks) if ranks else None
-        case ToRank(rank):
+        case messages.ToRank(rank):
             return message if rank in agent.ranks else None
     return message

@@ -7,21 +7,7 @@ from typing import Literal, TypeAlias
 from accelerate_nb.events.event_types import OVER, Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    HoldAtStep,
-    KillGroup,
-    Message,
-    RankEvent,
-    RankExited,
-    RankOutcome,
-    RankOutput,
-    RankTaskReply,
-    ReleaseRanks,
-    SignalRanks,
-    StopAt,
-    ToRank,
-)
+from accelerate_nb.transport import messages
 
 # After the first failure: how long others may still report their own, and then end by themselves. A rank that only lost
 # its connection waits longer for the one that caused it, which may still be cleaning up.
@@ -41,9 +27,11 @@ EndCause: TypeAlias = (
     Literal["returned", "failed", "died", "node_lost", "workers_lost", "timed_out", "deadlocked"] | Stop
 )
 # A message for the agents, or an event that belongs to the run.
-Decision: TypeAlias = Message | Event
+Decision: TypeAlias = messages.Message | Event
 # Reports of a rank, which are numbered.
-_RankReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
+_RankReport: TypeAlias = (
+    messages.RankEvent | messages.RankOutput | messages.RankTaskReply | messages.RankOutcome | messages.RankExited
+)
 
 
 def stronger(before: Stop | None, how: Stop) -> Stop:
@@ -124,9 +112,9 @@ class WorkerGroup:
 
     # ------------------------------------------------------------------------------------------------------ receiving
 
-    def take(self, report: Message, now: float) -> Sequence[Decision]:
+    def take(self, report: messages.Message, now: float) -> Sequence[Decision]:
         """Take an agent's report; a report that came before changes nothing."""
-        if isinstance(report, AgentLost):
+        if isinstance(report, messages.AgentLost):
             return list(self._take_loss(report, now))
         if not isinstance(report, _RankReport) or not self.is_next(report):
             return []
@@ -142,17 +130,19 @@ class WorkerGroup:
 
     def _take_next(self, report: _RankReport, now: float) -> Iterator[Decision]:
         match report:
-            case RankEvent(rank, _, HeldAt(number=number) as position) if (
+            case messages.RankEvent(rank, _, HeldAt(number=number) as position) if (
                 number == STOP and self.negotiation is not None
             ):
                 self.negotiation.reply(rank, position, now)
                 if self.negotiation.last_step is not None:
                     point_of = self.negotiation.stop_point_of
-                    yield from (ToRank(held, StopAt(point_of(held))) for held in self.negotiation.ranks)
-            case RankEvent(rank, _, event):
+                    yield from (
+                        messages.ToRank(held, messages.StopAt(point_of(held))) for held in self.negotiation.ranks
+                    )
+            case messages.RankEvent(rank, _, event):
                 self._take_event(rank, event, now)
                 yield event
-            case RankExited():
+            case messages.RankExited():
                 yield from self._take_exit(report, now)
 
     def _take_event(self, rank: int, event: Event, now: float) -> None:
@@ -171,7 +161,7 @@ class WorkerGroup:
             if event.state == "failed" or (event.state == "stopped" and self.negotiation is None):
                 self._fail(now)
 
-    def _take_exit(self, report: RankExited, now: float) -> Iterator[Decision]:
+    def _take_exit(self, report: messages.RankExited, now: float) -> Iterator[Decision]:
         rank, time = report.rank, report.time
         self.exit_codes[rank] = report.code
         if not report.killed:
@@ -185,7 +175,7 @@ class WorkerGroup:
         state: State = "stopped" if report.killed else "failed"
         yield StateChange(rank, state, time, "ended with the others" if report.killed else f"exit code {report.code}")
 
-    def _take_loss(self, report: AgentLost, now: float) -> Iterator[Decision]:
+    def _take_loss(self, report: messages.AgentLost, now: float) -> Iterator[Decision]:
         self.lost = self.lost or report.reason
         self.lost_ranks.update(report.ranks)
         if self._is_all_lost:
@@ -248,7 +238,7 @@ class WorkerGroup:
         self.negotiation = StopNegotiation(ranks, self._stop_grace_period, now)
         for rank in ranks:
             if rank in self.connected:
-                yield ToRank(rank, HoldAtStep(rank, STOP))
+                yield messages.ToRank(rank, messages.HoldAtStep(rank, STOP))
             else:
                 self.negotiation.reply(rank, None, now)
 
@@ -268,12 +258,12 @@ class WorkerGroup:
         self.phase, self.cause, self._until = "leaving", cause, now + _PARTING
         if is_killed:
             yield self._kill()
-        yield ReleaseRanks(tuple(range(self.size)))
+        yield messages.ReleaseRanks(tuple(range(self.size)))
 
-    def _kill(self) -> Message:
+    def _kill(self) -> messages.Message:
         self.killed.update(set(range(self.size)) - self.exit_codes.keys())
-        return KillGroup()
+        return messages.KillGroup()
 
 
-def _signals(number: int, ranks: Collection[int]) -> Sequence[Message]:
-    return [SignalRanks(int(number), tuple(sorted(ranks)))] if ranks else []
+def _signals(number: int, ranks: Collection[int]) -> Sequence[messages.Message]:
+    return [messages.SignalRanks(int(number), tuple(sorted(ranks)))] if ranks else []

@@ -16,15 +16,7 @@ from accelerate_nb.events.rank_state import SUMMED, in_order
 from accelerate_nb.events.run_reader import SavedRun, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain
-from accelerate_nb.reports.metric_curves import (
-    COLOURS,
-    MetricCurve,
-    curves_of,
-    picture,
-    series_of,
-    sum_of_ranks,
-    value_at,
-)
+from accelerate_nb.reports import metric_curves
 from accelerate_nb.reports.run_table import differing_settings, lasted, state_text
 from accelerate_nb.reports.text_format import aligned, first_fitting, narrowed, value_text
 from accelerate_nb.sources.run_source import ARGUMENTS, SourcePart, kept_source, values_of
@@ -49,7 +41,7 @@ class Comparison:
     runs: tuple[SavedRun, ...]
     settings: tuple[tuple[str, tuple[str, ...]], ...]
     metrics: tuple[str, ...]
-    curves: tuple[MetricCurve, ...]
+    curves: tuple[metric_curves.MetricCurve, ...]
     overlay: RunState
     diffs: tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -75,7 +67,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
         runs=tuple(runs),
         settings=(*_differing_rows(runs, sources),),
         metrics=names,
-        curves=curves_of(series, names, of="run"),
+        curves=metric_curves.curves_of(series, names, of="run"),
         overlay=overlay,
         diffs=tuple(
             (label, diff_lines(sources[0], source, label))
@@ -93,8 +85,8 @@ def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]
     """
     ranks = [view.rank(rank) for rank in view.ranks]
     for name in in_order(name for rank in ranks for name in rank.series):
-        of_ranks = series_of(ranks, name)
-        every = [sum_of_ranks(of_ranks)] if name in SUMMED else [*of_ranks.values()]
+        of_ranks = metric_curves.series_of(ranks, name)
+        every = [metric_curves.sum_of_ranks(of_ranks)] if name in SUMMED else [*of_ranks.values()]
         if any(metric.step is None for some in every for metric in some):
             yield from (structs.replace(metric, rank=index, time=metric.time - started) for metric in every[0])
             continue
@@ -102,7 +94,7 @@ def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]
         series = [sorted({float(metric.step or 0): metric.value for metric in some}.items()) for some in every]
         for step in sorted(newest):
             # of a rank that reports at other steps, its value there
-            values = [value for points in series if (value := value_at(points, step)) is not None]
+            values = [value for points in series if (value := metric_curves.value_at(points, step)) is not None]
             mean = sum(value / len(values) for value in values)
             yield Metric(index, name, mean, step, newest[step].time - started)
 
@@ -224,13 +216,13 @@ def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
     parts: list[str] = []
     for head, rows, none in _tables(comparison):
         if head is _METRIC_HEAD and rows:
-            pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
+            pictures = (metric_curves.picture(curve, "run", _SCALE) for curve in comparison.curves)
             named = f' id="{charts_id}"' if charts_id else ""
             parts.append(f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>")
         cells = [[*map(escape, row)] for row in rows]
         for index, row in enumerate(cells if head is _RUN_HEAD else ()):
             # a run's letter, with the colour of its lines
-            square = f'<span aria-hidden="true" style="color:{COLOURS[index % len(COLOURS)]}">■</span>'
+            square = f'<span aria-hidden="true" style="color:{metric_curves.COLOURS[index % len(metric_curves.COLOURS)]}">■</span>'
             row[0] = f"{square} <b>{row[0]}</b>"
         lines = [f"<tr>{''.join(f'<th{_LEFT}>{escape(name)}</th>' for name in head)}</tr>"]
         lines += [f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in row)}</tr>" for row in cells]

@@ -13,23 +13,10 @@ from accelerate_nb.events.event_types import LogLine, Meaning, StepProfile
 from accelerate_nb.events.rank_state import RankState, logged_names
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
+from accelerate_nb.reports import summary
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.metric_curves import MOST_VALUES, coarsened, curves_of, names_of, picture
 from accelerate_nb.reports.step_causes import step_causes
-from accelerate_nb.reports.summary import (
-    SIGNS,
-    RunFacts,
-    SummaryRow,
-    curve_cells,
-    curve_text,
-    host_amounts,
-    newest_profile,
-    profile_head,
-    profile_row,
-    rows_of,
-    shown_alone,
-    unread_text,
-)
 from accelerate_nb.reports.text_format import (
     aligned,
     counted,
@@ -138,7 +125,7 @@ _GREY = ' style="color:#7f7f7f"'
 _COLOURS: dict[Meaning, str] = {"error": "#d13438", "warning": "#b5682a", "bar": "#767676"}
 
 
-def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[str, str]:
+def run_report(facts: summary.RunFacts, view: RunState, *, live: bool = False) -> dict[str, str]:
     """
     A run as `text/html` and `text/plain`, at any moment.
 
@@ -178,14 +165,14 @@ def run_report(facts: RunFacts, view: RunState, *, live: bool = False) -> dict[s
     return {"text/html": f"<div{named}>\n{chr(10).join(html)}\n</div>\n", "text/plain": "\n\n".join(text)}
 
 
-def report_id(facts: RunFacts) -> str:
+def report_id(facts: summary.RunFacts) -> str:
     """The id of a run's report on a page."""
     identity = f"{facts.name}\0{facts.folder}\0{facts.started}"
     return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]
 
 
 def _tails(ranks: Sequence[RankState], most: int) -> Iterator[tuple[RankState, Sequence[LogLine]]]:
-    for rank in shown_alone(ranks):
+    for rank in summary.shown_alone(ranks):
         # a line that has not ended, such as a bar, was the last that the rank wrote
         if lines := (*rank.lines[-most:], *rank.open_lines):
             yield rank, lines
@@ -220,7 +207,7 @@ def _tail_part(
 
 
 def _upper_parts(
-    facts: RunFacts, view: RunState, ranks: Sequence[RankState], cause: FailureCause | None, *, live: bool
+    facts: summary.RunFacts, view: RunState, ranks: Sequence[RankState], cause: FailureCause | None, *, live: bool
 ) -> Iterator[_ReportPart]:
     """All but the logs."""
     names = names_of(ranks)
@@ -232,19 +219,19 @@ def _upper_parts(
         yield _ReportPart(f"<pre>{escape(fitted(warning, _CALLS, escape))}</pre>", fitted(warning, _CALLS))
     if cause is not None:
         yield _ReportPart("\n".join(_html_cause(cause)), "\n".join(cause_lines(cause)))
-    yield _ranks_part([*rows_of(ranks, columns := logged_names(names)[:_MOST_COLUMNS], view.nodes)], columns)
+    yield _ranks_part([*summary.rows_of(ranks, columns := logged_names(names)[:_MOST_COLUMNS], view.nodes)], columns)
     if slow := step_causes(ranks, view.nodes, is_over=view.ended is not None):
         yield _lines_part(slow)
-    if (profile := newest_profile(ranks)) is not None:
+    if (profile := summary.newest_profile(ranks)) is not None:
         yield _profile_part(*profile)
     if view.host is not None:
-        amounts = [f"{name} {amount}" for name, amount in host_amounts(view.host)]
+        amounts = [f"{name} {amount}" for name, amount in summary.host_amounts(view.host)]
         yield _ReportPart(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
     if names:
         yield _curves_part(ranks, names, live=live)
 
 
-def _head_part(facts: RunFacts, view: RunState) -> _ReportPart:
+def _head_part(facts: summary.RunFacts, view: RunState) -> _ReportPart:
     # how its processes are started stands behind the semicolon, and is in the panel's tooltip
     name, why = narrowed(plain(facts.name), 200), narrowed(plain(facts.why.partition("; ")[0]), 300)
     # the detail of a run that goes on is why it runs the way it does, which is shown already
@@ -252,12 +239,12 @@ def _head_part(facts: RunFacts, view: RunState) -> _ReportPart:
     detail = f", {narrowed(plain(view.detail), 300)}" if is_shown else ""
     lasted = time_text((time.time() if view.ended is None else view.ended) - facts.started)
     tags = f"{'tag' if len(facts.tags) == 1 else 'tags'} {', '.join(map(plain, facts.tags))}" if facts.tags else ""
-    parts = (view.precision, lasted, counted(view.line_count, "line"), *unread_text(view), tags)
+    parts = (view.precision, lasted, counted(view.line_count, "line"), *summary.unread_text(view), tags)
     more = ", ".join(filter(None, parts))
     return _ReportPart(
         f"<div><b>{escape(name)}</b> &nbsp; {_state(view.state)}{escape(detail)} &nbsp; {escape(more)}</div>\n"
         f"<div{_GREY}>{escape(why)}</div>",
-        f"{name}  {SIGNS[view.state]} {view.state}{detail}  {more}\n{why}",
+        f"{name}  {summary.SIGNS[view.state]} {view.state}{detail}  {more}\n{why}",
     )
 
 
@@ -265,7 +252,7 @@ def _lines_part(lines: Sequence[str]) -> _ReportPart:
     return _ReportPart(f"<div{_GAP}>{'<br>'.join(map(escape, lines))}</div>", "\n".join(lines))
 
 
-def _ranks_part(table: Sequence[SummaryRow], columns: Sequence[str]) -> _ReportPart:
+def _ranks_part(table: Sequence[summary.SummaryRow], columns: Sequence[str]) -> _ReportPart:
     """A row for each rank; what no rank has gets no column."""
     metrics = [narrowed(plain(name), 60) for name in columns]
     every = ("node", "rank", "state", "progress", *metrics, "device", "step")
@@ -288,7 +275,7 @@ def _ranks_part(table: Sequence[SummaryRow], columns: Sequence[str]) -> _ReportP
         return _state(row[index][0]) if index == state else "<br>".join(_coloured(escape(part)) for part in row[index])
 
     def text(row: Sequence[Sequence[str]], index: int) -> str:
-        return f"{SIGNS[row[index][0]]} {row[index][0]}" if index == state else ", ".join(row[index])
+        return f"{summary.SIGNS[row[index][0]]} {row[index][0]}" if index == state else ", ".join(row[index])
 
     lines = aligned([names, *([text(row, index) for index in filled] for row in rows)])
     html_rows = [[html(row, index) for index in filled] for row in rows]
@@ -297,8 +284,8 @@ def _ranks_part(table: Sequence[SummaryRow], columns: Sequence[str]) -> _ReportP
 
 def _profile_part(profile: StepProfile, profiled: Sequence[int]) -> _ReportPart:
     """The costliest operations of the newest profile; of several ranks, those of the first."""
-    head = profile_head(profile) + (f" (profiled: ranks {ranks_text(profiled)})" if len(profiled) > 1 else "")
-    columns, rows = ("operation", "calls", "self time", "share"), [*map(profile_row, profile.operations)]
+    head = summary.profile_head(profile) + (f" (profiled: ranks {ranks_text(profiled)})" if len(profiled) > 1 else "")
+    columns, rows = ("operation", "calls", "self time", "share"), [*map(summary.profile_row, profile.operations)]
     html, text = [f"<div{_GAP}>{escape(head)}</div>"], [head]
     if rows:
         html.append(_html_table(columns, [[*map(escape, row)] for row in rows], _TABLE))
@@ -313,9 +300,9 @@ def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool
     """A row for each metric, and in HTML its curve."""
     shown = names[: 12 if live else _MOST_CURVES]
     curves = curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES)
-    rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in curves]
+    rows = [[_coloured(escape(part)) for part in summary.curve_cells(curve)] for curve in curves]
     html = [_html_table(("metric", "over time", "min", "max", "last", ""), rows, _CURVES)]
-    text = first_fitting(aligned([*map(curve_text, curves)]), _CURVES)
+    text = first_fitting(aligned([*map(summary.curve_text, curves)]), _CURVES)
     if left_out := len(names) - len(shown):
         text.append(f"… {counted(left_out, 'more metric')} not shown here")
         html.append(f"<div>{text[-1]}</div>")
@@ -336,7 +323,7 @@ def _curves_part(ranks: Sequence[RankState], names: Sequence[str], *, live: bool
 
 
 def _state(state: str) -> str:
-    return f'<b style="color:{_STATE_COLOURS[state]}">{SIGNS[state]} {state}</b>'
+    return f'<b style="color:{_STATE_COLOURS[state]}">{summary.SIGNS[state]} {state}</b>'
 
 
 def _coloured(text: str) -> str:
@@ -359,7 +346,7 @@ def _html_table(names: Sequence[str], rows: Sequence[Sequence[str]], size_limit:
 
 def _html_cause(cause: FailureCause) -> Iterator[str]:
     headline = fitted(cause.headline, _NOTES, escape)
-    yield f'<div{_GAP}><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
+    yield f'<div{_GAP}><b style="color:{_STATE_COLOURS["failed"]}">{summary.SIGNS["failed"]} {escape(headline)}</b></div>'
     yield f"<pre{_PRE}>{escape(fitted(cause.text, _CALLS, escape))}</pre>"
     if cause.advice:
         yield f"<div><b>{escape(fitted(cause.advice, _NOTES, escape))}</b></div>"
@@ -390,7 +377,7 @@ def _folded(title: str, html: str, *, is_open: bool = False) -> str:
 
 def cause_lines(cause: FailureCause) -> Iterator[str]:
     """The lines on a failure: the first cause with its calls, what to do about it, what the other ranks did."""
-    yield f"{SIGNS['failed']} {fitted(cause.headline, _NOTES)}"
+    yield f"{summary.SIGNS['failed']} {fitted(cause.headline, _NOTES)}"
     yield fitted(cause.text, _CALLS)
     if cause.advice:
         yield fitted(cause.advice, _NOTES)

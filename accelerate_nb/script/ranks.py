@@ -13,17 +13,9 @@ from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
+from accelerate_nb.config import magic_args
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.formats import flags
-from accelerate_nb.config.magic_args import (
-    PullOptions,
-    evaluated_call,
-    names_of,
-    ranks_of,
-    read,
-    read_cell_line,
-    read_line,
-)
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, OperationError, ScriptError
@@ -168,8 +160,8 @@ class ScriptRanks:
 
     def cell(self, flags_of_cell: str, source: str, frame: FrameType) -> None:
         """Run a cell on ranks, whose lines begin below that of a frame of the script."""
-        options, _ = read_cell_line(flags_of_cell)
-        ranks = ranks_of(options.ranks, self.size)
+        options, _ = magic_args.read_cell_line(flags_of_cell)
+        ranks = magic_args.ranks_of(options.ranks, self.size)
         file, above = frame.f_code.co_filename, frame.f_lineno
         if options.local:
             execute(source, file, above, frame.f_globals)
@@ -177,19 +169,21 @@ class ScriptRanks:
 
     def line(self, text: str, names: dict[str, Any]) -> Any:
         """Do what a line of `%accelerate` says, with the names of the script."""
-        command, rest = read_line(text)
+        command, rest = magic_args.read_line(text)
         if command.word == "push":
-            wanted = names_of(rest, "%accelerate push")
+            wanted = magic_args.names_of(rest, "%accelerate push")
             if missing := [name for name in wanted if name not in names]:
                 raise ConfigurationError(
                     f"%accelerate push was given {missing[0]}, which the script does not know. Define it first."
                 )
             self._all("_push", {name: names[name] for name in wanted})
         elif command.word == "pull":
-            given, words = read(rest, command.flags, "%accelerate pull")
-            self._pull(PullOptions(**given), names_of(" ".join(words), "%accelerate pull"), names)
+            given, words = magic_args.read(rest, command.flags, "%accelerate pull")
+            self._pull(magic_args.PullOptions(**given), magic_args.names_of(" ".join(words), "%accelerate pull"), names)
         elif command.word == "run":
-            return self._all("_run", *evaluated_call(rest, names, "the script does not know. Define it first."))
+            return self._all(
+                "_run", *magic_args.evaluated_call(rest, names, "the script does not know. Define it first.")
+            )
         elif command.word == "restart":
             self._session()
         else:
@@ -204,7 +198,7 @@ class ScriptRanks:
         with self._busy():
             return function(*args)
 
-    def _pull(self, options: PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
+    def _pull(self, options: magic_args.PullOptions, wanted: Sequence[str], names: dict[str, Any]) -> None:
         if options.rank is not None and options.rank >= self.size:
             raise ConfigurationError(
                 f"--rank was given {options.rank}, and the session has the ranks {named(range(self.size))}. Choose among them."

@@ -17,21 +17,8 @@ from typing import Any, NoReturn
 
 from accelerate_nb.devices.gpus import cuda_is_awake
 from accelerate_nb.devices.nvml import GpuGauge
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.messages import (
-    BeginWorker,
-    ForkFailed,
-    ForkSupervisor,
-    ForkWorker,
-    ImportModules,
-    KillGroup,
-    Message,
-    OpenGroup,
-    SignalRanks,
-    SupervisorStarted,
-    WorkerExited,
-    WorkerStarted,
-)
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent, kill_sessions
@@ -61,7 +48,7 @@ class ForkedGroup:
     ended_early: dict[int, int] = field(default_factory=dict)
     is_killed: bool = False
     # the reports for which the channel has no room yet
-    unsent: deque[Message] = field(default_factory=deque)
+    unsent: deque[messages.Message] = field(default_factory=deque)
 
     @property
     def is_left(self) -> bool:
@@ -103,9 +90,9 @@ class ForkedGroup:
         """Carry out what the kernel has sent; where it has left, end the workers."""
         for received in self.channel.receive_ready():
             match received.message:
-                case SignalRanks(number, ranks):
+                case messages.SignalRanks(number, ranks):
                     self.signal(number, ranks)
-                case KillGroup():
+                case messages.KillGroup():
                     self.end()
                 case _:
                     self.channel.refuse(received)
@@ -186,24 +173,24 @@ class Supervisor:
     def _carry_out(self, received: ReceivedMessage) -> None:
         message, descriptors = received
         match message:
-            case OpenGroup(run):
+            case messages.OpenGroup(run):
                 sock = socket.socket(fileno=descriptors[0])
                 sock.setblocking(False)
                 self._groups[run] = group = ForkedGroup(Channel(sock))
                 self._selector.register(group.channel, selectors.EVENT_READ, lambda: self._on_group(run))
-            case ForkWorker():
+            case messages.ForkWorker():
                 self._start_worker(message, descriptors)
-            case ForkSupervisor():
+            case messages.ForkSupervisor():
                 self._fork_supervisor(descriptors[0])
-            case ImportModules(names, idle_for) if idle_for:
+            case messages.ImportModules(names, idle_for) if idle_for:
                 self._after_run.extend(names)
                 self._idle_timeout, self._idle_since = idle_for, time.monotonic()
-            case ImportModules(names):
+            case messages.ImportModules(names):
                 self._wanted.extend(names)
             case _:
                 self._control.refuse(received)
 
-    def _report(self, run: str, message: Message) -> None:
+    def _report(self, run: str, message: messages.Message) -> None:
         group = self._groups[run]
         # the kernel reads in its turn: it may be sending as many messages itself
         group.unsent.append(message)
@@ -226,7 +213,7 @@ class Supervisor:
             if not group.workers:
                 del self._groups[run]
 
-    def _start_worker(self, request: ForkWorker, descriptors: Sequence[int]) -> None:
+    def _start_worker(self, request: messages.ForkWorker, descriptors: Sequence[int]) -> None:
         group = self._groups.get(request.run)
         if group is not None and not group.is_left:
             # its kernel may have left it meanwhile: then nothing is forked for it any more
@@ -236,19 +223,19 @@ class Supervisor:
             # that which was to end it before it was forked
             number = int(signal.SIGKILL) if group.is_killed else group.ended_early.get(rank)
             if number is not None:
-                self._report(request.run, WorkerExited(rank, -number))
+                self._report(request.run, messages.WorkerExited(rank, -number))
             else:
                 try:
                     pid = self._prefork_pool.use(request.worker, descriptors) or self._fork(request.worker, descriptors)
                 except OSError as error:
-                    self._report(request.run, ForkFailed(rank, error.errno or 0))
+                    self._report(request.run, messages.ForkFailed(rank, error.errno or 0))
         for descriptor in descriptors:
             os.close(descriptor)
         if group is None or not pid:
             return
         group.workers[pid] = rank
         self._prefork_pool.expect(len(group.workers))
-        self._report(request.run, WorkerStarted(rank, pid))
+        self._report(request.run, messages.WorkerStarted(rank, pid))
 
     def _fork_supervisor(self, control: int) -> None:
         """Fork a supervisor for another process; it ends with that one, and not with this one."""
@@ -257,7 +244,7 @@ class Supervisor:
             os.setsid()
             self._forget()
             self._control = Channel(socket.socket(fileno=control))
-            self._control.try_send(SupervisorStarted(os.getpid()))
+            self._control.try_send(messages.SupervisorStarted(os.getpid()))
             Supervisor(self._control).serve()
         os.close(control)
 
@@ -294,7 +281,7 @@ class Supervisor:
                     continue
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
-                self._report(run, WorkerExited(rank, code))
+                self._report(run, messages.WorkerExited(rank, code))
                 if group.is_left and not group.workers:
                     del self._groups[run]
 
@@ -430,7 +417,7 @@ class PreforkPool:
             pid, channel = self._waiting.popitem()
             with contextlib.closing(channel):
                 # one that was killed takes none
-                if channel.try_send(BeginWorker(worker), descriptors):
+                if channel.try_send(messages.BeginWorker(worker), descriptors):
                     return pid
         return None
 
@@ -452,7 +439,7 @@ def _wait(channel: Channel, parent: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         received = channel.receive()
-        if received is not None and isinstance(received.message, BeginWorker):
+        if received is not None and isinstance(received.message, messages.BeginWorker):
             channel.close()
             work(received.message.worker.with_descriptors(received.descriptors), parent)
     finally:

@@ -17,17 +17,8 @@ from msgspec.structs import astuple
 from accelerate_nb.rank.event_sink import emit
 from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import ProfileRequest, current_step_profiler
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, frame
-from accelerate_nb.transport.messages import (
-    ChangeKnobAfter,
-    CollectivesReply,
-    HoldAtStep,
-    LeaveGroup,
-    Message,
-    ProfileSteps,
-    QueryCollectives,
-    StopAt,
-)
 
 # A handler gets the message, and its descriptors, which it closes.
 Handler: TypeAlias = Callable[[Any, Sequence[int]], None]
@@ -43,13 +34,13 @@ class ControlChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
         self._lock = threading.Lock()
-        self._handlers: dict[type[Message], Handler] = {}
+        self._handlers: dict[type[messages.Message], Handler] = {}
         self._waiting: list[ReceivedMessage] = []
         # set when the kernel reports that all ranks have returned, or has gone
         self.leave = threading.Event()
         threading.Thread(target=self._receive, name="accelerate_nb inbox", daemon=True).start()
 
-    def on(self, message_class: type[Message], handler: Handler) -> None:
+    def on(self, message_class: type[messages.Message], handler: Handler) -> None:
         """Hand messages of this class to `handler` from now on; those that came before go to it at once."""
         with self._lock:
             self._handlers[message_class] = handler
@@ -62,7 +53,7 @@ class ControlChannel:
         # the notebook's process may go, and then this one is about to be ended
         with suppress(OSError):
             while (received := self._channel.receive()) is not None:
-                if isinstance(received.message, LeaveGroup):
+                if isinstance(received.message, messages.LeaveGroup):
                     self.leave.set()
                     continue
                 with self._lock:
@@ -106,18 +97,20 @@ def open_inbox(sock: socket.socket) -> ControlChannel:
     os.register_at_fork(after_in_child=lambda: setattr(_inbox, "channel", None))
     # a stop request inherited by a fork
     current_step_hold().reset()
-    channel.on(HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
-    channel.on(StopAt, lambda message, _: current_step_hold().stop_at(message.point))
-    channel.on(ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
-    channel.on(QueryCollectives, _collectives)
-    channel.on(ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message))))
+    channel.on(messages.HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))
+    channel.on(messages.StopAt, lambda message, _: current_step_hold().stop_at(message.point))
+    channel.on(messages.ChangeKnobAfter, lambda message, _: current_step_hold().change_knob_after(*astuple(message)))
+    channel.on(messages.QueryCollectives, _collectives)
+    channel.on(
+        messages.ProfileSteps, lambda message, _: current_step_profiler().request(ProfileRequest(*astuple(message)))
+    )
     return channel
 
 
-def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:
+def _collectives(_: messages.QueryCollectives, descriptors: Sequence[int]) -> None:
     entries = recorded()
     awaited = awaited_ranks(entries)
-    reply = CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ())))
+    reply = messages.CollectivesReply((*entries[-_MOST_COLLECTIVES:], *([{"awaited": awaited}] if awaited else ())))
     (pipe,) = descriptors
     # nobody may wait for it any more
     with suppress(BrokenPipeError), open(pipe, "wb") as file:

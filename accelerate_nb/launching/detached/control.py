@@ -29,17 +29,8 @@ from accelerate_nb.launching.run import LaunchFacts, RunControl
 from accelerate_nb.launching.step_requests import checked_ranks
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.rank.step_hold import checked_change
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.messages import (
-    ChangeKnob,
-    LiveState,
-    Message,
-    QueryLiveState,
-    QueryStacks,
-    RequestProfile,
-    RequestStop,
-    StacksReply,
-)
 
 _NAME = "control.sock"
 # The size of `sockaddr_un.sun_path` is 108 bytes on Linux and 104 on macOS.
@@ -207,24 +198,24 @@ class ControlServer:
                 channel.send(reply)
                 client.settimeout(None)
 
-    def _reply(self, message: Message) -> Message | None:
+    def _reply(self, message: messages.Message) -> messages.Message | None:
         match message:
-            case RequestStop(how):
+            case messages.RequestStop(how):
                 self._run.request_stop(how)
-            case ChangeKnob(name, value):
+            case messages.ChangeKnob(name, value):
                 # the attached process has checked it; a run that has ended meanwhile changes nothing
                 with suppress(AccelerateNbError):
                     self._run.set_knob(name, value)
-            case RequestProfile(steps, ranks):
+            case messages.RequestProfile(steps, ranks):
                 with suppress(AccelerateNbError):
                     self._run.profile(steps, ranks)
-            case QueryStacks():
-                return StacksReply(self._run.stacks())
-            case QueryLiveState():
+            case messages.QueryStacks():
+                return messages.StacksReply(self._run.stacks())
+            case messages.QueryLiveState():
                 pass
             case _:
                 return None
-        return LiveState(self._run.over.is_set(), tuple(live_events(self._run.view)))
+        return messages.LiveState(self._run.over.is_set(), tuple(live_events(self._run.view)))
 
 
 class ControlClient:
@@ -240,7 +231,7 @@ class ControlClient:
         self._channel: Channel | None = None
         self._lock = threading.Lock()
 
-    def request(self, message: Message, timeout: float = _REPLY_TIMEOUT) -> Message:
+    def request(self, message: messages.Message, timeout: float = _REPLY_TIMEOUT) -> messages.Message:
         """The reply to a message; raises `OSError` where no run host replies in time."""
         with self._lock:
             try:
@@ -249,7 +240,7 @@ class ControlClient:
                     self._channel = Channel(self._sock, passes_descriptors=not self._tunnel)
                     timeout += _TUNNEL_TIMEOUT if self._tunnel else 0.0
                 self._sock.settimeout(timeout)
-                return self._channel.request(message, Message, timeout)
+                return self._channel.request(message, messages.Message, timeout)
             except OSError:
                 self.close()
                 raise
@@ -357,8 +348,8 @@ class RemoteConductor:
         """The position of every rank that still runs."""
         if self.over.is_set():
             return ""
-        reply = self._request(QueryStacks(), _STACKS_TIMEOUT)
-        return reply.text if isinstance(reply, StacksReply) else ""
+        reply = self._request(messages.QueryStacks(), _STACKS_TIMEOUT)
+        return reply.text if isinstance(reply, messages.StacksReply) else ""
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -371,21 +362,21 @@ class RemoteConductor:
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
         if not self.over.is_set():
-            self._request(RequestStop(how))
+            self._request(messages.RequestStop(how))
 
     def set_knob(self, name: str, value: float) -> None:
         """Change a knob on all ranks after the same optimizer step, without waiting for it."""
         if self.over.is_set():
             raise StateError(f"Knob {name!r} was to be changed, and the run is over. Knobs change while it runs.")
-        self._request(ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
+        self._request(messages.ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         """Have ranks profile their next optimizer steps, without waiting for it."""
-        self._request(RequestProfile(steps, checked_ranks(self.view, steps, ranks)))
+        self._request(messages.RequestProfile(steps, checked_ranks(self.view, steps, ranks)))
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def _request(self, message: Message, timeout: float = 5.0) -> Message:
+    def _request(self, message: messages.Message, timeout: float = 5.0) -> messages.Message:
         if self._client is None:
             raise LaunchError(f"{self.facts.name} runs in the process that launched it, and can be stopped only there.")
         try:
@@ -425,12 +416,12 @@ class RemoteConductor:
         if self._client is None:
             return False
         try:
-            reply = self._client.request(QueryLiveState())
+            reply = self._client.request(messages.QueryLiveState())
         except OSError:
             self._is_replying = False
             return True
-        self._is_replying = isinstance(reply, LiveState) and not reply.done
-        if not isinstance(reply, LiveState):
+        self._is_replying = isinstance(reply, messages.LiveState) and not reply.done
+        if not isinstance(reply, messages.LiveState):
             return False
         # an event that only another version of this package knows
         with suppress(ValueError, TypeError):

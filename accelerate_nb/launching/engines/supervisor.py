@@ -24,20 +24,9 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.messages import (
-    ForkFailed,
-    ForkSupervisor,
-    ForkWorker,
-    ImportModules,
-    KillGroup,
-    OpenGroup,
-    SignalRanks,
-    SupervisorStarted,
-    WorkerExited,
-    WorkerStarted,
-)
 from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.user_warnings import warn_user
 from accelerate_nb.worker.process_session import kill_sessions
@@ -103,7 +92,7 @@ class SupervisorHandle:
         """Have a supervisor forked for another process; the descriptor of its socket is the caller's to hand on and close."""
         near, far = socket.socketpair()
         with far, self._lock:
-            self._control.send(ForkSupervisor(), [far.fileno()])
+            self._control.send(messages.ForkSupervisor(), [far.fileno()])
         return SupervisorOffer(near.detach(), self._log, tuple(self.loaded))
 
     @property
@@ -138,9 +127,9 @@ class SupervisorHandle:
         """Have workers forked; returns the channel that reports on them."""
         near, far = socket.socketpair()
         with far, self._lock:
-            self._control.send(OpenGroup(run), [far.fileno()])
+            self._control.send(messages.OpenGroup(run), [far.fileno()])
             for worker in workers:
-                self._control.send(ForkWorker(run, worker), worker.descriptors.all())
+                self._control.send(messages.ForkWorker(run, worker), worker.descriptors.all())
             self._open_groups += 1
         near.setblocking(False)
         return Channel(near)
@@ -162,7 +151,7 @@ class SupervisorHandle:
         if news and self.usable():
             self.loaded.update(dict.fromkeys(news))
             with self._lock, contextlib.suppress(OSError):
-                self._control.send(ImportModules(tuple(news), idle_for))
+                self._control.send(messages.ImportModules(tuple(news), idle_for))
 
     def close(self) -> None:
         """End it, and every worker that it has."""
@@ -264,7 +253,7 @@ def adopt(offer: SupervisorOffer, timeout: float = 60.0) -> None:
     channel = Channel(sock)
     try:
         received = channel.receive()
-        if received is None or not isinstance(received.message, SupervisorStarted):
+        if received is None or not isinstance(received.message, messages.SupervisorStarted):
             raise ConnectionError("the offered supervisor has ended")
         process = psutil.Process(received.message.pid)
     except (OSError, psutil.Error):
@@ -317,11 +306,11 @@ class SupervisorWorkers:
             return
         for received in self._channel.receive_ready():
             match received.message:
-                case WorkerStarted(rank, pid):
+                case messages.WorkerStarted(rank, pid):
                     self._ranks[pid] = rank
-                case ForkFailed(_, number):
+                case messages.ForkFailed(_, number):
                     self._not_forked = number
-                case WorkerExited(rank, code):
+                case messages.WorkerExited(rank, code):
                     self._codes[rank] = code
                 case _:
                     self._channel.refuse(received)
@@ -336,13 +325,13 @@ class SupervisorWorkers:
         if number == signal.SIGKILL and len(ranks) == len(self._requested) and not self._ranks:
             self._withdraw()
         elif ranks:
-            self._channel.try_send(SignalRanks(int(number), tuple(ranks)))
+            self._channel.try_send(messages.SignalRanks(int(number), tuple(ranks)))
 
     def kill(self) -> None:
         """Have the supervisor kill all; where it has gone, do it here: nobody has reaped its children's numbers yet."""
         if not self._ranks and not self._lost:
             return self._withdraw()
-        self._channel.try_send(KillGroup())
+        self._channel.try_send(messages.KillGroup())
         if self._lost:
             left = {pid: rank for pid, rank in self._ranks.items() if rank not in self._codes}
             kill_sessions(*left)

@@ -23,26 +23,9 @@ from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.children import Engine, Workers
 from accelerate_nb.launching.node_agent.node_logs import Connection, NodeLogs, OutputPart, local_workers, open_logs
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    BeginTask,
-    CollectivesReply,
-    KillGroup,
-    LeaveGroup,
-    Message,
-    QueryCollectives,
-    RankEvent,
-    RankExited,
-    RankOutcome,
-    RankOutput,
-    RankTaskReply,
-    ReleaseRanks,
-    SignalRanks,
-    StartWorkers,
-    ToRank,
-)
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -58,7 +41,7 @@ _QUIET_AFTER = 1.0
 _BETWEEN_TURNS = 0.25
 
 # Takes a report of an agent, and its descriptors, which are the taker's to close.
-Report: TypeAlias = Callable[[Message, Sequence[int]], None]
+Report: TypeAlias = Callable[[messages.Message, Sequence[int]], None]
 
 
 class AgentLoop:
@@ -128,14 +111,14 @@ class Agent:
         """Whether its workers can inherit a socket of this process."""
         return False
 
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; the descriptors stay the caller's."""
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what is due, on the monotonic clock; returns the seconds for which the loop may wait, at most `timeout`."""
         return timeout
 
-    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group; the descriptors stay the caller's."""
 
     def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
@@ -255,7 +238,7 @@ class NodeAgent(Agent):
 
     # -------------------------------------------------------------------------------------------------------- steps
 
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; raises `LaunchError` where the engine can't."""
         self.ranks = request.ranks
         if request.log_folder:
@@ -329,19 +312,19 @@ class NodeAgent(Agent):
         if self._logs is not None:
             self._logs.close()
 
-    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group."""
         match message:
-            case ToRank(rank, BeginTask() as task):
+            case messages.ToRank(rank, messages.BeginTask() as task):
                 self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")
                 self._send(rank, task, (*descriptors, reply))
-            case ToRank(rank, content):
+            case messages.ToRank(rank, content):
                 self._send(rank, content, descriptors)
-            case SignalRanks() | KillGroup() if self._workers is not None:
+            case messages.SignalRanks() | messages.KillGroup() if self._workers is not None:
                 self._signal(message, self._workers)
-            case ReleaseRanks(ranks):
+            case messages.ReleaseRanks(ranks):
                 for rank in ranks:
-                    self._send(rank, LeaveGroup())
+                    self._send(rank, messages.LeaveGroup())
 
     # -------------------------------------------------------------------------------------------------- any thread
 
@@ -364,13 +347,13 @@ class NodeAgent(Agent):
             pipes: dict[int, int] = {}
             for rank in ready:
                 pipes[rank], its = os.pipe()
-                self._send(rank, QueryCollectives(), [its])
+                self._send(rank, messages.QueryCollectives(), [its])
                 os.close(its)
             replies = {rank: _entries(data) for rank, data in read_replies(pipes).items()}
         stacks = {rank: dumps.get(rank) or process_state(self.pids.get(rank)) for rank in running}
         return StackSnapshot(stacks, {rank: entries for rank, entries in replies.items() if entries is not None})
 
-    def _send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, rank: int, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if rank in self._connections:
             self._connections[rank].inbox.try_send(message, descriptors)
 
@@ -387,7 +370,7 @@ class NodeAgent(Agent):
 
     def _report_output(self, rank: int, part: OutputPart) -> None:
         path = str(self._logs.path(rank)) if self._logs is not None and part.left_out else ""
-        self._report(RankOutput(rank, self._number(rank), *part, path), ())
+        self._report(messages.RankOutput(rank, self._number(rank), *part, path), ())
 
     def _report_rest(self, rank: int) -> None:
         """Report all of a rank's output that was held back."""
@@ -416,12 +399,12 @@ class NodeAgent(Agent):
                 self._output.read_all_of(rank)
                 self._report_rest(rank)
                 if (reply := self._replies.pop((rank, event.number), None)) is not None:
-                    self._report(RankTaskReply(rank, self._number(rank), event.number), (reply,))
+                    self._report(messages.RankTaskReply(rank, self._number(rank), event.number), (reply,))
             if isinstance(event, (StateChange, Failure)):
                 self._report_rest(rank)
             if isinstance(event, StateChange) and event.detail.isdecimal():
                 self.pids = {**self.pids, rank: int(event.detail)}
-            self._report(RankEvent(rank, self._number(rank), event), ())
+            self._report(messages.RankEvent(rank, self._number(rank), event), ())
 
     def _on_exits(self) -> None:
         assert self._workers is not None
@@ -434,28 +417,28 @@ class NodeAgent(Agent):
                 self._report_outcome(rank)
                 stacks = crash_dump(self._connections[rank].stacks)
                 killed = rank in self._killed and code == -signal.SIGKILL
-                self._report(RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
+                self._report(messages.RankExited(rank, self._number(rank), code, time.time(), stacks, killed), ())
         if not self._is_lost and (reason := self._workers.lost()) is not None:
             self._is_lost = True
-            self._report(AgentLost(self.ranks, reason, time.time()), ())
+            self._report(messages.AgentLost(self.ranks, reason, time.time()), ())
         # a descriptor that has reported an end would report it for ever
         for descriptor in self._exit_descriptors - set(self._workers.exit_descriptors()):
             self._loop.unregister(descriptor)
             self._exit_descriptors.discard(descriptor)
 
-    def _signal(self, order: SignalRanks | KillGroup, workers: Workers) -> None:
+    def _signal(self, order: messages.SignalRanks | messages.KillGroup, workers: Workers) -> None:
         """Signal ranks; of those that are killed now, the ones that have ended by then were not killed from here."""
-        ranks = order.ranks if isinstance(order, SignalRanks) else self.ranks
-        if isinstance(order, KillGroup) or order.number == signal.SIGKILL:
+        ranks = order.ranks if isinstance(order, messages.SignalRanks) else self.ranks
+        if isinstance(order, messages.KillGroup) or order.number == signal.SIGKILL:
             self._on_exits()
             self._killed.update(rank for rank in ranks if rank not in self._gone)
-        if isinstance(order, KillGroup):
+        if isinstance(order, messages.KillGroup):
             workers.kill()
         else:
             workers.signal(order.number, ranks)
 
     def _report_outcome(self, rank: int) -> None:
-        self._report(RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))
+        self._report(messages.RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))
 
 
 def _entries(data: bytes) -> list[Mapping[str, Any]] | None:
@@ -464,4 +447,4 @@ def _entries(data: bytes) -> list[Mapping[str, Any]] | None:
         reply = message_of(data)
     except ProtocolError:
         return None
-    return list(reply.entries) if isinstance(reply, CollectivesReply) else None
+    return list(reply.entries) if isinstance(reply, messages.CollectivesReply) else None

@@ -27,30 +27,8 @@ from accelerate_nb.launching.engines.supervisor import cool, supervised_workers,
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, StreamPair
-from accelerate_nb.transport.messages import (
-    HEARTBEAT_INTERVAL,
-    AgentLost,
-    CloseGroup,
-    ConnectToPeers,
-    GroupClosed,
-    Heartbeat,
-    KillGroup,
-    ListenToPeers,
-    Message,
-    NodeLoad,
-    QueryNode,
-    QueryRankStacks,
-    RankEvent,
-    RankOutput,
-    RankReport,
-    RankReports,
-    RankStacks,
-    ReleaseRanks,
-    SignalRanks,
-    StartWorkers,
-    ToRank,
-)
 from accelerate_nb.transport.worker_spec import LOOPBACK, WorkerSpec, current_environment
 
 # How often the load is sent after workers started, for the first times and from then on, in seconds.
@@ -64,7 +42,7 @@ _RANKS_AT_ONCE = 4096
 _LONGEST_BETWEEN = 0.5
 # More bytes of output don't wait: they would fill the memory, or a message.
 _MOST_OUTPUT = 2 << 20
-_CAN_WAIT = (RankOutput, DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
+_CAN_WAIT = (messages.RankOutput, DeviceSample, MemoryUse, Metric, Progress, StepBreakdown)
 # Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
 # for ever.
 _SILENCE_LIMIT = 60.0
@@ -79,7 +57,7 @@ class NodeSampler:
 
     def __init__(
         self,
-        send: Callable[[NodeLoad], object],
+        send: Callable[[messages.NodeLoad], object],
         specs: Sequence[WorkerSpec],
         pids: Callable[[], Mapping[int, int]],
         first: float = _FIRST_SAMPLE,
@@ -104,7 +82,7 @@ class NodeSampler:
             while not self._over.wait(next(waits)):
                 load = host.sample()
                 devices = tuple(device_samples(gauge, ranks, self._pids(), load))
-                self._send(NodeLoad(structs.replace(load, node=rank_info.node_rank), devices))
+                self._send(messages.NodeLoad(structs.replace(load, node=rank_info.node_rank), devices))
 
 
 class ReportSender:
@@ -118,7 +96,7 @@ class ReportSender:
 
     def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel, self._clock = channel, clock
-        self._collected: list[Message] = []
+        self._collected: list[messages.Message] = []
         self._output = 0
         self._next = float("-inf")
         self._between = BETWEEN_SENDS
@@ -127,7 +105,7 @@ class ReportSender:
         """Reports of a world of so many ranks follow. In a large one, what a rank writes meanwhile becomes one report."""
         self._between = min(max(BETWEEN_SENDS, world_size / _RANKS_AT_ONCE), _LONGEST_BETWEEN)
 
-    def send(self, report: Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, report: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Send a report, at the latest in a later `tick`; its descriptors are closed."""
         if descriptors:
             self.flush()
@@ -136,9 +114,9 @@ class ReportSender:
                 os.close(descriptor)
             return
         self._collected.append(report)
-        if isinstance(report, RankOutput):
+        if isinstance(report, messages.RankOutput):
             self._output += len(report.raw)
-        event = report.event if isinstance(report, RankEvent) else None
+        event = report.event if isinstance(report, messages.RankEvent) else None
         if self._output > _MOST_OUTPUT or not isinstance(report if event is None else event, _CAN_WAIT):
             self.flush()
 
@@ -159,20 +137,22 @@ class ReportSender:
         if reports:
             # where the other end has gone, that ends the loop
             self._channel.try_send(
-                reports[0] if len(reports) == 1 else RankReports(cast("tuple[RankReport, ...]", tuple(reports)))
+                reports[0]
+                if len(reports) == 1
+                else messages.RankReports(cast("tuple[messages.RankReport, ...]", tuple(reports)))
             )
             self._next = self._clock() + self._between
 
 
-def _joined(reports: Sequence[Message]) -> list[Message]:
+def _joined(reports: Sequence[messages.Message]) -> list[messages.Message]:
     """Reports in their order, where the outputs of a rank between which it reported nothing else are one: it has the number of the last."""
-    found: list[Message] = []
+    found: list[messages.Message] = []
     # where the last report of each rank is
     places: dict[int | None, int] = {}
     for report in reports:
         rank = getattr(report, "rank", None)
         former = found[places[rank]] if rank in places else None
-        if isinstance(report, RankOutput) and isinstance(former, RankOutput) and not report.left_out:
+        if isinstance(report, messages.RankOutput) and isinstance(former, messages.RankOutput) and not report.left_out:
             raw, lines = former.raw + report.raw, former.lines + report.lines
             found[places[rank]] = structs.replace(former, number=report.number, raw=raw, lines=lines)
         else:
@@ -181,10 +161,10 @@ def _joined(reports: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _rank_stacks(query: QueryRankStacks, agent: NodeAgent | None) -> RankStacks:
+def _rank_stacks(query: messages.QueryRankStacks, agent: NodeAgent | None) -> messages.RankStacks:
     found = agent.snapshot(query.ranks) if agent else StackSnapshot({}, {})
     collectives = {str(rank): tuple(entries) for rank, entries in found.collectives.items()}
-    return RankStacks(query.number, {str(rank): text for rank, text in found.replies.items()}, collectives)
+    return messages.RankStacks(query.number, {str(rank): text for rank, text in found.replies.items()}, collectives)
 
 
 class AgentServer:
@@ -223,7 +203,7 @@ class AgentServer:
                     if (agent := self._agent) is None:
                         raise
                     self._close_group()
-                    self._report(AgentLost(agent.ranks, str(error), time.time()))
+                    self._report(messages.AgentLost(agent.ranks, str(error), time.time()))
                 if agent is not None and time.monotonic() - self._received_last > _SILENCE_LIMIT:
                     self._is_ended = True
             self._over.set()
@@ -239,10 +219,10 @@ class AgentServer:
         self._loop.wake()
 
     def _send_heartbeats(self) -> None:
-        while not self._over.wait(HEARTBEAT_INTERVAL):
+        while not self._over.wait(messages.HEARTBEAT_INTERVAL):
             # a payload that is under way comes before there is an agent
             if self._agent is not None or self._channel.is_receiving_file:
-                self._channel.try_send(Heartbeat())
+                self._channel.try_send(messages.Heartbeat())
 
     def _on_channel(self) -> None:
         self._received_last = time.monotonic()
@@ -260,36 +240,36 @@ class AgentServer:
         message, descriptors = received
         agent = self._agent
         match message:
-            case StartWorkers() if agent is None:
+            case messages.StartWorkers() if agent is None:
                 self._agent = NodeAgent(self._engine, self._loop, self._reports.send)
                 self._start(self._agent, message, descriptors)
-            case CloseGroup():
+            case messages.CloseGroup():
                 if agent is not None:
                     agent.drain()
                 self._close_group()
-                self._report(GroupClosed())
-            case QueryRankStacks():
+                self._report(messages.GroupClosed())
+            case messages.QueryRankStacks():
                 self._reply(partial(_rank_stacks, message, agent))
-            case Heartbeat():
+            case messages.Heartbeat():
                 pass
-            case ToRank() | SignalRanks() | KillGroup() | ReleaseRanks():
+            case messages.ToRank() | messages.SignalRanks() | messages.KillGroup() | messages.ReleaseRanks():
                 if agent is not None:
                     agent.carry_out(message, descriptors)
             case _:
                 self._reply_about_node(message)
 
-    def _reply_about_node(self, message: Message) -> None:
+    def _reply_about_node(self, message: messages.Message) -> None:
         match message:
-            case QueryNode():
+            case messages.QueryNode():
                 self._report(facts_of_this_node(self._network.address))
-            case ListenToPeers():
+            case messages.ListenToPeers():
                 self._report(self._network.listen(message))
-            case ConnectToPeers():
+            case messages.ConnectToPeers():
                 self._reply(lambda: connect(message))
             case _:
                 self._channel.refuse(ReceivedMessage(message))
 
-    def _start(self, agent: NodeAgent, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def _start(self, agent: NodeAgent, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers with this node's part of their environment; rank 0 gets the socket that listens to the other nodes."""
         threads = max(1, cores() // len(request.ranks))
         node = current_environment({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, threads)
@@ -311,7 +291,7 @@ class AgentServer:
             sock.close()
         self._sampler = NodeSampler(self._channel.try_send, request.specs, lambda: agent.pids)
 
-    def _reply(self, reply: Callable[[], Message]) -> None:
+    def _reply(self, reply: Callable[[], messages.Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""
         threading.Thread(target=lambda: self._report(reply()), name="accelerate_nb query", daemon=True).start()
 
@@ -325,7 +305,7 @@ class AgentServer:
         if agent is not None:
             agent.close()
 
-    def _report(self, message: Message) -> None:
+    def _report(self, message: messages.Message) -> None:
         # where the other end has gone, that ends the loop
         self._channel.try_send(message)
 

@@ -16,22 +16,15 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.xla import installed_version
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.reports.text_format import aligned
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Reply
-from accelerate_nb.transport.messages import (
-    ConnectToPeers,
-    ListenToPeers,
-    Message,
-    NodeFacts,
-    PeerEndpoint,
-    PeersReached,
-)
 from accelerate_nb.transport.worker_spec import INTERFACE_VARIABLES, LOOPBACK, NetworkAddress, on_interface
 
 
-def facts_of_this_node(address: str) -> NodeFacts:
+def facts_of_this_node(address: str) -> messages.NodeFacts:
     """The facts of the machine that this process is on, which other nodes know by an address; torch is not imported."""
     devices = probe()
-    return NodeFacts(
+    return messages.NodeFacts(
         host=socket.gethostname(),
         address=address,
         python=platform.python_version(),
@@ -60,7 +53,7 @@ class NodeNetwork:
         self._socket: socket.socket | None = None
         self._interface = ""
 
-    def listen(self, request: ListenToPeers) -> PeerEndpoint:
+    def listen(self, request: messages.ListenToPeers) -> messages.PeerEndpoint:
         """Listen on the interface that routes to the peers, in place of a socket from before."""
         self.close()
         addresses = interface_addresses()
@@ -72,9 +65,11 @@ class NodeNetwork:
             family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, request.port), family=family, backlog=4096)
         except OSError as error:
-            return PeerEndpoint(host, request.port, "", f"port {request.port} of {host} can't be had: {error.strerror}")
+            return messages.PeerEndpoint(
+                host, request.port, "", f"port {request.port} of {host} can't be had: {error.strerror}"
+            )
         self._interface = interface_of(host)
-        return PeerEndpoint(host, self._socket.getsockname()[1], self._interface)
+        return messages.PeerEndpoint(host, self._socket.getsockname()[1], self._interface)
 
     def take_socket(self) -> socket.socket | None:
         """The socket that listens, which is the caller's from now on; connections that were made to try it are closed."""
@@ -106,7 +101,7 @@ def interface_variables(interface: str, environment: Mapping[str, str]) -> dict[
     return {name: value for name, value in found.items() if name not in environment}
 
 
-def connect(request: ConnectToPeers) -> PeersReached:
+def connect(request: messages.ConnectToPeers) -> messages.PeersReached:
     """Connect to every endpoint for a moment; takes as long as the slowest."""
 
     def connection_error(endpoint: NetworkAddress) -> str:
@@ -120,7 +115,7 @@ def connect(request: ConnectToPeers) -> PeersReached:
 
     with ThreadPoolExecutor(min(_MOST_CONNECTIONS, len(request.endpoints) or 1), "accelerate_nb connect") as threads:
         errors = list(threads.map(connection_error, request.endpoints))
-    return PeersReached({str(index): error for index, error in enumerate(errors) if error})
+    return messages.PeersReached({str(index): error for index, error in enumerate(errors) if error})
 
 
 def interface_of(address: str) -> str:
@@ -211,13 +206,13 @@ class RequestedNode(Protocol):
     def name(self) -> str:
         """Its name for people."""
 
-    def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
+    def request(self, message: messages.Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
 
 
-def endpoint_of(node: RequestedNode, request: ListenToPeers) -> PeerEndpoint:
+def endpoint_of(node: RequestedNode, request: messages.ListenToPeers) -> messages.PeerEndpoint:
     """Have a node listen to the others; raises `LaunchError` where it can't."""
-    endpoint = node.request(request, PeerEndpoint, REPLY_TIMEOUT)
+    endpoint = node.request(request, messages.PeerEndpoint, REPLY_TIMEOUT)
     if endpoint.error:
         raise LaunchError(
             f"A run on {node.name} was requested, and it can't listen to the other nodes: {endpoint.error}. "
@@ -226,7 +221,7 @@ def endpoint_of(node: RequestedNode, request: ListenToPeers) -> PeerEndpoint:
     return endpoint
 
 
-def check_reach(nodes: Sequence[RequestedNode], endpoints: Sequence[PeerEndpoint]) -> None:
+def check_reach(nodes: Sequence[RequestedNode], endpoints: Sequence[messages.PeerEndpoint]) -> None:
     """
     Check that each node can connect to others, of which each listens at its endpoint: their collectives have to, at ports of any number.
 
@@ -236,10 +231,10 @@ def check_reach(nodes: Sequence[RequestedNode], endpoints: Sequence[PeerEndpoint
     def errors(index: int) -> list[str]:
         following = ((index + step) % len(endpoints) for step in range(1, min(_NEIGHBOURS + 1, len(endpoints))))
         targets = list(dict.fromkeys(other for other in (0, *following) if other != index))
-        request = ConnectToPeers(
+        request = messages.ConnectToPeers(
             tuple(NetworkAddress(endpoints[other].host, endpoints[other].port) for other in targets), _CONNECT_TIMEOUT
         )
-        reply = nodes[index].request(request, PeersReached, _CONNECT_TIMEOUT + REPLY_TIMEOUT)
+        reply = nodes[index].request(request, messages.PeersReached, _CONNECT_TIMEOUT + REPLY_TIMEOUT)
         return [
             f"{nodes[index].name} can't connect to port {endpoint.port} of {nodes[target].name} ({endpoint.host}, {endpoint.interface}): "
             f"{reply.errors[str(place)]}"
@@ -265,7 +260,7 @@ def of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]
         return list(threads.map(call, items))
 
 
-def check_versions(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> None:
+def check_versions(here: messages.NodeFacts, nodes: Mapping[str, messages.NodeFacts]) -> None:
     """
     Check that all nodes run what this process runs, as far as functions and tensors are to travel between them.
 
@@ -287,6 +282,6 @@ def check_versions(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> None:
         )
 
 
-def _comparable(facts: NodeFacts) -> tuple[str, ...]:
+def _comparable(facts: messages.NodeFacts) -> tuple[str, ...]:
     python = ".".join(facts.python.split(".")[:2])
     return python, facts.torch.partition("+")[0], facts.accelerate_nb

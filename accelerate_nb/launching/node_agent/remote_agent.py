@@ -19,31 +19,16 @@ from accelerate_nb.events.event_types import Event, HeldAt, NodeRanks, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_readable
-from accelerate_nb.transport.messages import (
-    HEARTBEAT_INTERVAL,
-    AgentLost,
-    CloseGroup,
-    GroupClosed,
-    Heartbeat,
-    Message,
-    NodeLoad,
-    QueryRankStacks,
-    RankEvent,
-    RankExited,
-    RankOutcome,
-    RankOutput,
-    RankReports,
-    RankStacks,
-    RankTaskReply,
-    StartWorkers,
-)
 
 # More channels than so many are read at most every `_BETWEEN_READS` seconds: to wake for each of their messages costs more than they do.
 _FEW = 8
 _BETWEEN_READS = 0.02
 AnyEvent = TypeVar("AnyEvent", bound=Event)
-_RankReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
+_RankReport: TypeAlias = (
+    messages.RankEvent | messages.RankOutput | messages.RankTaskReply | messages.RankOutcome | messages.RankExited
+)
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.
 _QUERY_TIMEOUT = 5.0
 _CLOSE_TIMEOUT = 15.0
@@ -111,7 +96,7 @@ class ChannelReader:
             thread.join(_CLOSE_TIMEOUT)
 
     def _run(self, loop: AgentLoop) -> None:
-        due = time.monotonic() + HEARTBEAT_INTERVAL
+        due = time.monotonic() + messages.HEARTBEAT_INTERVAL
         with closing(loop):
             while True:
                 with self._lock:
@@ -148,12 +133,12 @@ class ChannelReader:
 
     def _check(self, loop: AgentLoop, now: float) -> float:
         """Send heartbeats, and end the channels that are silent; returns when to check again."""
-        due = now + HEARTBEAT_INTERVAL
+        due = now + messages.HEARTBEAT_INTERVAL
         for reading in list(self._readings):
             if reading.channel.is_closed:
                 self._end(loop, reading, "its connection was closed")
             elif reading.heard_at + reading.silence_limit > now or is_readable(reading.channel.fileno(), 0):
-                reading.channel.send_at_once(Heartbeat())
+                reading.channel.send_at_once(messages.Heartbeat())
                 due = min(due, max(reading.heard_at + reading.silence_limit, now + _BETWEEN_READS))
             else:
                 text = f"nothing came for {reading.silence_limit:g} s: its machine or the agent was stopped, or the network between was cut"
@@ -208,7 +193,7 @@ class RemoteAgent(Agent):
         """Whether its workers can inherit a socket of this process."""
         return self._channel.passes_descriptors
 
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Have workers started."""
         self.ranks = request.ranks
         self._reader.read(self._channel, self._take, self._on_end, _SILENCE_LIMIT)
@@ -223,7 +208,7 @@ class RemoteAgent(Agent):
             self._report(message, descriptors)
         return 0.0 if has_come else timeout
 
-    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Have a message of the worker group carried out; where the agent has gone, its loss is reported."""
         self._channel.try_send(message, descriptors)
 
@@ -233,7 +218,7 @@ class RemoteAgent(Agent):
         box = self._queries[number] = queue.SimpleQueue[StackSnapshot]()
         try:
             with suppress(queue.Empty):
-                if not self._closed.is_set() and self._channel.try_send(QueryRankStacks(number, tuple(ranks))):
+                if not self._closed.is_set() and self._channel.try_send(messages.QueryRankStacks(number, tuple(ranks))):
                     found = box.get(timeout=_QUERY_TIMEOUT)
         finally:
             del self._queries[number]
@@ -262,7 +247,7 @@ class RemoteAgent(Agent):
         """Have the agent end its group; whether it has, or has gone."""
         if not self._is_closing:
             self._is_closing = True
-            self._channel.try_send(CloseGroup())
+            self._channel.try_send(messages.CloseGroup())
         return self._closed.wait(_CLOSE_TIMEOUT)
 
     # ------------------------------------------------------------------------------------------- the thread that reads
@@ -272,17 +257,17 @@ class RemoteAgent(Agent):
         if reason is not None:
             self._is_lost = True
             text = f"the agent of {self._name} ({of_ranks(self.ranks)}) was lost: {reason}"
-            self._on_report(ReceivedMessage(AgentLost(self.ranks, text, time.time())))
+            self._on_report(ReceivedMessage(messages.AgentLost(self.ranks, text, time.time())))
         self._closed.set()
 
     def _take(self, received: ReceivedMessage) -> bool:
         """Take what has come; whether it was the last of the group."""
         match received.message:
-            case GroupClosed():
+            case messages.GroupClosed():
                 return True
-            case Heartbeat():
+            case messages.Heartbeat():
                 pass
-            case RankStacks(number, stacks, collectives):
+            case messages.RankStacks(number, stacks, collectives):
                 if (box := self._queries.get(number)) is not None:
                     box.put(
                         StackSnapshot(
@@ -290,11 +275,11 @@ class RemoteAgent(Agent):
                             {int(rank): list(entries) for rank, entries in collectives.items()},
                         )
                     )
-            case NodeLoad(sample, devices):
+            case messages.NodeLoad(sample, devices):
                 offset = self._clock_offset
-                load = NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
+                load = messages.NodeLoad(_dated(sample, offset), tuple(_dated(device, offset) for device in devices))
                 self._on_report(ReceivedMessage(load))
-            case RankReports(reports):
+            case messages.RankReports(reports):
                 for report in reports:
                     self._take_report(ReceivedMessage(report))
             case _:
@@ -304,29 +289,29 @@ class RemoteAgent(Agent):
     def _take_report(self, received: ReceivedMessage) -> None:
         """Take a report about one of the ranks; anything else is refused."""
         message, descriptors = received
-        if isinstance(message, AgentLost):
+        if isinstance(message, messages.AgentLost):
             text = f"the workers of {self._name} ({of_ranks(message.ranks)}) were lost: {message.reason}"
             self._on_report(ReceivedMessage(structs.replace(message, reason=text)))
         elif isinstance(message, _RankReport) and message.rank in self.ranks:
-            if isinstance(message, RankOutput) and message.left_out:
+            if isinstance(message, messages.RankOutput) and message.left_out:
                 message = with_gap(message, self._name)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
 
-    def _with_our_time(self, report: _RankReport) -> Message:
+    def _with_our_time(self, report: _RankReport) -> messages.Message:
         """A report as a clock of this machine would have dated it."""
         offset = self._clock_offset
         if not offset:
             return report
         match report:
-            case RankEvent(_, _, event):
+            case messages.RankEvent(_, _, event):
                 return structs.replace(report, event=_dated(event, offset))
-            case RankOutput(_, _, _, lines):
+            case messages.RankOutput(_, _, _, lines):
                 return structs.replace(
                     report, lines=tuple(structs.replace(line, time=line.time - offset) for line in lines)
                 )
-            case RankExited():
+            case messages.RankExited():
                 return structs.replace(report, time=report.time - offset)
         return report
 

@@ -25,44 +25,15 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunContext
+from accelerate_nb.launching.node_agent import node_network
 from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, NodeAgent, Report
-from accelerate_nb.launching.node_agent.node_network import (
-    NodeNetwork,
-    connect,
-    interface_of,
-    interface_variables,
-    probe_connection,
-)
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
 from accelerate_nb.launching.worker_group import Decision, Stop, stronger
 from accelerate_nb.rank.step_hold import STOP
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, decode, encode
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    ChangeKnobAfter,
-    ConnectToPeers,
-    Heartbeat,
-    HoldAtStep,
-    KillGroup,
-    ListenToPeers,
-    Message,
-    NodeLeft,
-    NodeMessage,
-    PeerEndpoint,
-    PeersReached,
-    ProfileSteps,
-    RankEvent,
-    RankExited,
-    ReleaseRanks,
-    RequestStop,
-    RunJoined,
-    RunTimedOut,
-    StartWorkers,
-    StopAt,
-    ToRank,
-)
 from accelerate_nb.transport.worker_spec import NetworkAddress
 
 # Between two looks at what is waited for, in seconds.
@@ -76,14 +47,14 @@ _GREETING_TIMEOUT = 10.0
 _SILENCE_LIMIT = 30.0
 # The events of ranks that concern other nodes, and what is passed on to a rank elsewhere: nothing that would run code there.
 _SHARED_EVENTS = (StateChange, Failure, HeldAt, StepProfile)
-_PASSED_ON = (HoldAtStep, ChangeKnobAfter, ProfileSteps)
+_PASSED_ON = (messages.HoldAtStep, messages.ChangeKnobAfter, messages.ProfileSteps)
 # The number of an end that is not waited for: what comes later counts no more.
 _LAST = 1 << 60
 # What ranks report that concerns other nodes.
-RankReport = RankEvent | RankExited | AgentLost | ToRank | RunTimedOut
+RankReport = messages.RankEvent | messages.RankExited | messages.AgentLost | messages.ToRank | messages.RunTimedOut
 
 # Takes a message of another node, and the number of a node that has gone with the reason, in the thread that reads.
-OnMessage = Callable[[NodeMessage, Message], None]
+OnMessage = Callable[[messages.NodeMessage, messages.Message], None]
 OnLoss = Callable[[int, str], None]
 
 
@@ -115,7 +86,7 @@ class NodeExchange:
         """That of the node which listens there; raises `OSError` where none does, and `LaunchError` for another release."""
         sock = socket.create_connection((host, port), timeout)
         sock.settimeout(None)
-        probe_connection(sock)
+        node_network.probe_connection(sock)
         exchange = cls(sock=sock, address=str(sock.getsockname()[0]))
         exchange.host = str(sock.getpeername()[0])
         exchange._channels[0] = channel = Channel(sock, passes_descriptors=False)
@@ -153,9 +124,9 @@ class NodeExchange:
             )
             self._thread.start()
 
-    def post(self, message: Message, to: int | None = None, attempt: int = 0) -> None:
+    def post(self, message: messages.Message, to: int | None = None, attempt: int = 0) -> None:
         """Send a message to a node, or to all, from any thread; it is lost where node 0 has gone, which shows by itself."""
-        entry = NodeMessage(0, to, attempt, encode(message))
+        entry = messages.NodeMessage(0, to, attempt, encode(message))
         if self.is_host and to == 0:
             self._on_message(entry, message)
         elif self.is_host:
@@ -183,7 +154,7 @@ class NodeExchange:
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT)
 
-    def _pass_on(self, entry: NodeMessage) -> None:
+    def _pass_on(self, entry: messages.NodeMessage) -> None:
         with self._lock:
             for number, channel in self._channels.items():
                 if number != entry.sender and entry.to in {None, number}:
@@ -194,7 +165,7 @@ class NodeExchange:
         while not self._is_closed:
             try:
                 sock = listener.accept()[0]
-                probe_connection(sock)
+                node_network.probe_connection(sock)
             except TimeoutError:
                 continue
             except OSError:
@@ -204,7 +175,7 @@ class NodeExchange:
                 time.sleep(_PAUSE)
                 continue
             number, channel = next(numbers), Channel(sock, passes_descriptors=False)
-            channel.try_send(Heartbeat())
+            channel.try_send(messages.Heartbeat())
             with self._lock:
                 self._channels[number] = channel
             self._read(number, channel, str(sock.getsockname()[0]))
@@ -216,7 +187,7 @@ class NodeExchange:
 
     def _take(self, number: int, address: str, received: ReceivedMessage) -> bool:
         match received.message:
-            case NodeMessage() as entry:
+            case messages.NodeMessage() as entry:
                 if self.is_host:
                     self.address, entry = address, structs.replace(entry, sender=number)
                     self._pass_on(entry)
@@ -224,7 +195,7 @@ class NodeExchange:
                     # what can't be read is of a stranger
                     with suppress(ProtocolError):
                         self._on_message(entry, decode(entry.body))
-            case Heartbeat():
+            case messages.Heartbeat():
                 pass
             case _:
                 # of a stranger
@@ -249,16 +220,16 @@ class LaunchedNodes(Nodes, ABC):
     def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
         self._exchange, self.local, self._settings = exchange, local, settings
         # what was posted to this node, and why others have left or were lost, by their numbers
-        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._replies: dict[int, queue.SimpleQueue[Message]] = defaultdict(queue.SimpleQueue)
+        self._inbox: queue.SimpleQueue[tuple[int, messages.Message]] = queue.SimpleQueue()
+        self._replies: dict[int, queue.SimpleQueue[messages.Message]] = defaultdict(queue.SimpleQueue)
         self._left: dict[int, str] = {}
         self._gone: dict[int, str] = {}
         # what ranks elsewhere report, by attempt
-        self._reports: dict[int, queue.SimpleQueue[Message]] = defaultdict(queue.SimpleQueue)
+        self._reports: dict[int, queue.SimpleQueue[messages.Message]] = defaultdict(queue.SimpleQueue)
         self._stop: Stop | None = None
         self.wake: Callable[[], None] = lambda: None
         self._on_stop: Callable[[Stop], None] = lambda _: None
-        self._network = NodeNetwork(exchange.address)
+        self._network = node_network.NodeNetwork(exchange.address)
         # on node 0, for this attempt
         self._store: socket.socket | None = None
         exchange.start(self._on_message, self._on_loss)
@@ -266,11 +237,11 @@ class LaunchedNodes(Nodes, ABC):
     # ------------------------------------------------------------------------------------------------------- reading
 
     # the nodes of the newest attempt, and this one's place among them; with the roster it is known once all have come
-    joined: RunJoined
+    joined: messages.RunJoined
     # it meets the others before anything is started again
     retries_at_once = False
 
-    def _take_place(self, joined: RunJoined) -> None:
+    def _take_place(self, joined: messages.RunJoined) -> None:
         self.joined, self.run = joined, joined.run
         self.roster = NodeRoster(joined.names, joined.sizes)
 
@@ -294,7 +265,7 @@ class LaunchedNodes(Nodes, ABC):
 
     def variables(self) -> dict[str, str]:
         """The variables that have collectives use the interface between the nodes."""
-        return interface_variables(interface_of(self._exchange.address), os.environ)
+        return node_network.interface_variables(node_network.interface_of(self._exchange.address), os.environ)
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt."""
@@ -302,7 +273,7 @@ class LaunchedNodes(Nodes, ABC):
 
     # ------------------------------------------------------------------------------------------------- while it runs
 
-    def post(self, message: Message, attempt: int) -> None:
+    def post(self, message: messages.Message, attempt: int) -> None:
         """Let the other nodes know what happened to a rank here."""
         self._exchange.post(message, attempt=attempt)
 
@@ -311,9 +282,9 @@ class LaunchedNodes(Nodes, ABC):
         stop = stronger(self._stop, how)
         if stop != self._stop:
             self._stop = stop
-            self._exchange.post(RequestStop(how))
+            self._exchange.post(messages.RequestStop(how))
 
-    def reports(self, attempt: int) -> Iterator[Message]:
+    def reports(self, attempt: int) -> Iterator[messages.Message]:
         """What ranks elsewhere have reported."""
         with suppress(queue.Empty):
             while True:
@@ -325,23 +296,23 @@ class LaunchedNodes(Nodes, ABC):
 
     def leave(self, reason: str) -> None:
         """Take part no more, for a reason in words: the run is over here, or is to be for all."""
-        self._exchange.post(NodeLeft(reason))
+        self._exchange.post(messages.NodeLeft(reason))
         self._exchange.close()
         self._network.close()
 
     # ------------------------------------------------------------------------------------------- in the thread that reads
 
-    def _on_message(self, entry: NodeMessage, message: Message) -> None:
+    def _on_message(self, entry: messages.NodeMessage, message: messages.Message) -> None:
         match message:
-            case RequestStop(how):
+            case messages.RequestStop(how):
                 self._stop = stronger(self._stop, how)
                 self._on_stop(how)
-            case ListenToPeers() | ConnectToPeers() as query if entry.sender == 0:
+            case messages.ListenToPeers() | messages.ConnectToPeers() as query if entry.sender == 0:
                 # which may take some seconds
                 threading.Thread(target=self._reply, args=(query,), name="accelerate_nb query", daemon=True).start()
-            case PeerEndpoint() | PeersReached():
+            case messages.PeerEndpoint() | messages.PeersReached():
                 self._replies[entry.sender].put(message)
-            case NodeLeft(reason):
+            case messages.NodeLeft(reason):
                 self._left[entry.sender] = reason
                 self._lose(entry.sender, reason)
             case message if isinstance(message, RankReport):
@@ -358,22 +329,24 @@ class LaunchedNodes(Nodes, ABC):
 
     def _lose(self, number: int, reason: str) -> None:
         """Have the attempt that goes on, and who waits, know that a node takes part no more."""
-        self._inbox.put((number, NodeLeft(reason)))
+        self._inbox.put((number, messages.NodeLeft(reason)))
         if not self.roster.names or number not in (joined := self.joined).senders:
             return
         node = joined.senders.index(number)
         verb = "has left" if number in self._left else "was lost"
         ranks = tuple(NodeRoster(joined.names, joined.sizes).ranks_of(node))
-        report = AgentLost(ranks, f"{joined.names[node]} {verb}: {reason}", time.time())
+        report = messages.AgentLost(ranks, f"{joined.names[node]} {verb}: {reason}", time.time())
         self._reports[joined.attempt].put(report)
         if self._exchange.is_host:
             self.post(report, joined.attempt)
 
-    def _reply(self, query: ListenToPeers | ConnectToPeers) -> None:
-        reply = self._network.listen(query) if isinstance(query, ListenToPeers) else connect(query)
+    def _reply(self, query: messages.ListenToPeers | messages.ConnectToPeers) -> None:
+        reply = (
+            self._network.listen(query) if isinstance(query, messages.ListenToPeers) else node_network.connect(query)
+        )
         self._exchange.post(reply, 0)
 
-    def _next(self) -> tuple[int, Message] | None:
+    def _next(self) -> tuple[int, messages.Message] | None:
         """The next message to this node, waited for a moment."""
         try:
             return self._inbox.get(timeout=_PAUSE)
@@ -392,15 +365,15 @@ class LaunchedGroupRunner(GroupRunner):
     def __init__(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, nodes: LaunchedNodes) -> None:
         self._nodes = nodes
         # what came before this group was there to take it
-        self._early: list[Message] = []
+        self._early: list[messages.Message] = []
         sizes = nodes.roster.sizes
         # a node that has come late does not count its attempts itself
         number, place = nodes.joined.attempt, nodes.joined.node_rank
 
         def agent_here(loop: AgentLoop, report: Report) -> NodeAgent:
-            def shared(message: Message, descriptors: Sequence[int]) -> None:
-                event = message.event if isinstance(message, RankEvent) else None
-                if isinstance(message, (RankExited, AgentLost)) or isinstance(event, _SHARED_EVENTS):
+            def shared(message: messages.Message, descriptors: Sequence[int]) -> None:
+                event = message.event if isinstance(message, messages.RankEvent) else None
+                if isinstance(message, (messages.RankExited, messages.AgentLost)) or isinstance(event, _SHARED_EVENTS):
                     nodes.post(message, number)
                 report(message, descriptors)
 
@@ -429,26 +402,28 @@ class LaunchedGroupRunner(GroupRunner):
         """Whether a rank's end was reported."""
         return rank in self._group.exit_codes
 
-    def reports(self) -> Iterator[Message]:
+    def reports(self) -> Iterator[messages.Message]:
         """What other nodes have reported, as far as this one is ready to take it."""
         waiting, self._early = self._early, []
         for message in (*waiting, *self._nodes.reports(self._number)):
             match message:
-                case RankEvent(event=HeldAt(number=number)) if number == STOP and self._group.negotiation is None:
+                case messages.RankEvent(event=HeldAt(number=number)) if (
+                    number == STOP and self._group.negotiation is None
+                ):
                     # its node knows already that all are to stop
                     self._early.append(message)
-                case AgentLost(ranks) if all(rank in self._group.reported for rank in ranks):
+                case messages.AgentLost(ranks) if all(rank in self._group.reported for rank in ranks):
                     # it left after its ranks had ended
                     continue
-                case RankEvent(rank) | RankExited(rank) if rank in self._group.lost_ranks:
+                case messages.RankEvent(rank) | messages.RankExited(rank) if rank in self._group.lost_ranks:
                     # its node goes on without the others for a moment
                     continue
-                case RunTimedOut():
+                case messages.RunTimedOut():
                     self._run_context.deadline = self._group.deadline = time.monotonic()
-                case ToRank(rank, content):
+                case messages.ToRank(rank, content):
                     if not isinstance(content, _PASSED_ON) or rank not in self._nodes.ranks_here:
                         continue
-                    if isinstance(content, ProfileSteps):
+                    if isinstance(content, messages.ProfileSteps):
                         content = structs.replace(content, folder=str(self._run_context.record.folder))
                     self.send(rank, content)
                 case _:
@@ -456,7 +431,7 @@ class LaunchedGroupRunner(GroupRunner):
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         if self._group.cause == "timed_out" and self.timed_out is None:
-            self._nodes.post(RunTimedOut(), self._number)
+            self._nodes.post(messages.RunTimedOut(), self._number)
         super()._carry_out(decisions)
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
@@ -472,12 +447,12 @@ class RanksElsewhere(Agent):
     has_outcomes = False
 
     def __init__(
-        self, runner: LaunchedGroupRunner, pass_on: Callable[[Message], None], _loop: AgentLoop, report: Report
+        self, runner: LaunchedGroupRunner, pass_on: Callable[[messages.Message], None], _loop: AgentLoop, report: Report
     ) -> None:
         self._runner, self._pass_on, self._report = runner, pass_on, report
         self._code: int | None = None
 
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Know the ranks."""
         self.ranks = request.ranks
 
@@ -488,20 +463,20 @@ class RanksElsewhere(Agent):
         if self._code is not None:
             for rank in self.ranks:
                 if not self._runner.has_exited(rank):
-                    self._report(RankExited(rank, _LAST, self._code, time.time(), killed=self._code < 0), ())
+                    self._report(messages.RankExited(rank, _LAST, self._code, time.time(), killed=self._code < 0), ())
         return timeout
 
-    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         """Pass on what is for a rank; the rest is decided there, too."""
         match message:
-            case ToRank(_, content) if isinstance(content, StopAt) or (
-                isinstance(content, HoldAtStep) and content.number == STOP
+            case messages.ToRank(_, content) if isinstance(content, messages.StopAt) or (
+                isinstance(content, messages.HoldAtStep) and content.number == STOP
             ):
                 # so decides its own node, too
                 pass
-            case ToRank():
+            case messages.ToRank():
                 self._pass_on(message)
-            case KillGroup():
+            case messages.KillGroup():
                 self._code = -int(signal.SIGKILL)
-            case ReleaseRanks() if self._code is None:
+            case messages.ReleaseRanks() if self._code is None:
                 self._code = 0

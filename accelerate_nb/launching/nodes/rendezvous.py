@@ -16,16 +16,7 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.terminal_lines import plain_name
-from accelerate_nb.launching.node_agent.node_network import (
-    NodeNetwork,
-    WaitNotice,
-    check_reach,
-    check_versions,
-    endpoint_of,
-    facts_of_this_node,
-    of_all,
-    print_notice,
-)
+from accelerate_nb.launching.node_agent import node_network
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange
 from accelerate_nb.launching.nodes.node_placement import fixed_mesh, leave_out
 from accelerate_nb.launching.nodes.rendezvous_settings import (
@@ -36,18 +27,8 @@ from accelerate_nb.launching.nodes.rendezvous_settings import (
     local_placement,
 )
 from accelerate_nb.launching.planning.placement import Placement, check_training
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Reply
-from accelerate_nb.transport.messages import (
-    JoinRun,
-    ListenToPeers,
-    Message,
-    NodeLeft,
-    NodeMessage,
-    NodeReady,
-    RunJoined,
-    RunRefused,
-    ShowText,
-)
 
 # Between two tries to reach node 0, in seconds.
 _PAUSE = 0.25
@@ -66,10 +47,12 @@ _ALL_IN_ONE_PANEL = (
 class _JoinedNode:
     """A node that has come, or node 0 itself, and carries out a request; what it replies comes into a queue."""
 
-    def __init__(self, name: str, number: int, exchange: NodeExchange, replies: queue.SimpleQueue[Message]) -> None:
+    def __init__(
+        self, name: str, number: int, exchange: NodeExchange, replies: queue.SimpleQueue[messages.Message]
+    ) -> None:
         self.name, self._number, self._exchange, self._replies = name, number, exchange, replies
 
-    def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
+    def request(self, message: messages.Message, reply_class: type[Reply], timeout: float) -> Reply:
         """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
         self._exchange.post(message, self._number)
         deadline = time.monotonic() + timeout
@@ -91,12 +74,12 @@ class HostNodes(LaunchedNodes):
     ) -> None:
         self._bound, self._family = str(listener.getsockname()[0]), listener.family
         # others may reach this node at another one, and may come later
-        address = NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
+        address = node_network.NodeNetwork().address if self._bound in {"0.0.0.0", "::"} else self._bound
         self._launching, self._mesh = config.launching, fixed_mesh(config.training)
-        self._facts = facts_of_this_node(settings.host)
+        self._facts = node_network.facts_of_this_node(settings.host)
         # those that have come by their numbers, with their ranks among nodes, and those that wait for a place
-        self._members: dict[int, tuple[int, JoinRun]] = {}
-        self._waiting: dict[int, JoinRun] = {}
+        self._members: dict[int, tuple[int, messages.JoinRun]] = {}
+        self._waiting: dict[int, messages.JoinRun] = {}
         self._ready: dict[int, int] = {}
         self._objections: list[str] = []
         super().__init__(NodeExchange(listener, address=address), local, settings)
@@ -108,7 +91,7 @@ class HostNodes(LaunchedNodes):
         Raises `LaunchError` where they don't come in time, or run other versions; those that came get the reason, too.
         """
         settings = self._settings
-        notice, deadline, last_call = WaitNotice(), time.monotonic() + settings.timeout, None
+        notice, deadline, last_call = node_network.WaitNotice(), time.monotonic() + settings.timeout, None
         try:
             while True:
                 count, now = len(self._members) + 1, time.monotonic()
@@ -158,28 +141,28 @@ class HostNodes(LaunchedNodes):
     def leave(self, reason: str) -> None:
         """Take part no more; where nothing has begun, those that have come get to know why. Later ones may be of a next run, and try again."""
         if not self.roster.names:
-            self._exchange.post(RunRefused(reason))
+            self._exchange.post(messages.RunRefused(reason))
         super().leave(reason)
         if self._store is not None:
             self._store.close()
 
     # ------------------------------------------------------------------------------------------------------ who comes
 
-    def _on_message(self, entry: NodeMessage, message: Message) -> None:
+    def _on_message(self, entry: messages.NodeMessage, message: messages.Message) -> None:
         number = entry.sender
         match message:
-            case JoinRun() as request:
+            case messages.JoinRun() as request:
                 if reason := self._objection(request):
-                    self._exchange.post(RunRefused(reason), number)
+                    self._exchange.post(messages.RunRefused(reason), number)
                     objection = plain_name(reason.replace("this node", "that node"))
                     if objection not in self._objections and len(self._objections) < _MOST_OBJECTIONS:
                         self._objections.append(objection)
-                        print_notice(f"a node came, and was refused: {objection}")
+                        node_network.print_notice(f"a node came, and was refused: {objection}")
                     return
                 self._waiting[number] = request
                 if self.roster.names:
-                    self._exchange.post(ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
-            case NodeReady(attempt):
+                    self._exchange.post(messages.ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
+            case messages.NodeReady(attempt):
                 self._ready[number] = attempt
         super()._on_message(entry, message)
 
@@ -204,11 +187,11 @@ class HostNodes(LaunchedNodes):
             if rank in taken:
                 name = self._name(taken[rank])
                 reason = f"node_rank={rank} was given, and {name} has joined as that already. Pass another on each node"
-                self._exchange.post(RunRefused(reason), number)
+                self._exchange.post(messages.RunRefused(reason), number)
                 continue
             self._members[number] = rank, request
             named = sorted((rank, self._name(other), request.facts) for other, (rank, request) in self._members.items())
-            check_versions(self._facts, {name: facts for _, name, facts in named})
+            node_network.check_versions(self._facts, {name: facts for _, name, facts in named})
 
     def _take_waiting(self) -> list[str]:
         """Have those that have come meanwhile take part, where they fit; returns their names."""
@@ -219,11 +202,11 @@ class HostNodes(LaunchedNodes):
             del self._waiting[number]
             self._members[number] = self._free[0], request
             try:
-                check_versions(self._facts, {(name := self._name(number)): request.facts})
+                node_network.check_versions(self._facts, {(name := self._name(number)): request.facts})
                 self._check_reach()
             except LaunchError as error:
                 del self._members[number]
-                self._exchange.post(RunRefused(str(error)), number)
+                self._exchange.post(messages.RunRefused(str(error)), number)
             else:
                 came.append(name)
         return came
@@ -254,7 +237,10 @@ class HostNodes(LaunchedNodes):
         self._network.address = self._exchange.address
         named = [(node_name(0, self._facts.host), 0), *((self._name(number), number) for number in self._members)]
         nodes = [_JoinedNode(name, number, self._exchange, self._replies[number]) for name, number in named]
-        check_reach(nodes, of_all(lambda node: endpoint_of(node, ListenToPeers(0, ())), nodes))
+        node_network.check_reach(
+            nodes,
+            node_network.of_all(lambda node: node_network.endpoint_of(node, messages.ListenToPeers(0, ())), nodes),
+        )
 
     # ------------------------------------------------------------------------------------------------- the next attempt
 
@@ -267,7 +253,7 @@ class HostNodes(LaunchedNodes):
         if not self.roster.names:
             # where fewer came than could, one that went may have left a gap
             self._members = {number: (rank, self._members[number][1]) for rank, number in enumerate(order, 1)}
-        joined = RunJoined(
+        joined = messages.RunJoined(
             run=self.run or uuid.uuid4().hex,
             attempt=attempt,
             node_rank=0,
@@ -299,7 +285,7 @@ class HostNodes(LaunchedNodes):
             return f"{len(self._free)} more"
         return " and ".join(f"node {rank}" for rank in self._free)
 
-    def _objection(self, request: JoinRun) -> str:
+    def _objection(self, request: messages.JoinRun) -> str:
         """Why a node can't be one of this run; empty where it can."""
         settings = self._settings
         expected: dict[str, tuple[object, ...]] = {
@@ -332,7 +318,7 @@ class MemberNodes(LaunchedNodes):
 
         Raises `LaunchError` where they don't come in time, or node 0 refuses this one.
         """
-        notice, deadline, trouble = WaitNotice(), time.monotonic() + settings.timeout, ""
+        notice, deadline, trouble = node_network.WaitNotice(), time.monotonic() + settings.timeout, ""
         while (left := deadline - time.monotonic()) > 0:
             try:
                 exchange = NodeExchange.joined(settings.host, settings.port, min(_CONNECT_TIMEOUT, left))
@@ -359,7 +345,7 @@ class MemberNodes(LaunchedNodes):
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
         """Wait for this node's place in another attempt."""
         attempt = self.joined.attempt + 1
-        self._exchange.post(NodeReady(attempt), 0)
+        self._exchange.post(messages.NodeReady(attempt), 0)
         deadline = time.monotonic() + self._settings.timeout
         while time.monotonic() < deadline:
             if is_stopped():
@@ -368,38 +354,38 @@ class MemberNodes(LaunchedNodes):
                 if 0 in known:
                     raise LaunchError(f"{self.roster.names[0]} {verb}: {known[0]}")
             match self._next():
-                case 0, RunJoined() as joined if joined.attempt == attempt and self._take(joined):
+                case 0, messages.RunJoined() as joined if joined.attempt == attempt and self._take(joined):
                     return joined.text
         raise LaunchError("node 0 did not begin another attempt. Launch it again on each node")
 
-    def _wait_for_place(self, deadline: float, notice: WaitNotice) -> str:
+    def _wait_for_place(self, deadline: float, notice: node_network.WaitNotice) -> str:
         """Wait until all have come; returns why there is no run here yet, and raises `LaunchError` where node 0 refuses this node."""
         settings, why = self._settings, "not all nodes have come"
-        request = JoinRun(
+        request = messages.JoinRun(
             settings.run_id,
             settings.nodes,
             settings.node_rank,
             self.local.size,
             self.local.kind,
-            facts_of_this_node(""),
+            node_network.facts_of_this_node(""),
         )
         self._exchange.post(request, 0)
         while time.monotonic() < deadline:
             match self._next():
-                case 0, RunJoined() as joined if self._take(joined):
+                case 0, messages.RunJoined() as joined if self._take(joined):
                     return ""
-                case 0, RunRefused(reason):
+                case 0, messages.RunRefused(reason):
                     raise LaunchError(
                         f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}."
                     )
-                case 0, ShowText(text):
+                case 0, messages.ShowText(text):
                     why = text
                     notice.say(f"{why}; waiting at {settings.endpoint} up to {settings.timeout:g} s")
-                case 0, NodeLeft(reason):
+                case 0, messages.NodeLeft(reason):
                     return reason
         return why
 
-    def _take(self, joined: RunJoined) -> bool:
+    def _take(self, joined: messages.RunJoined) -> bool:
         """Take this node's place, where what node 0 posts fits what this node asked for."""
         nodes = len(joined.sizes)
         # how many are needed is node 0's to say

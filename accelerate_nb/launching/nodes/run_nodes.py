@@ -18,27 +18,8 @@ from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
+from accelerate_nb.launching.nodes import node_engine, node_placement
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
-from accelerate_nb.launching.nodes.node_engine import (
-    HandedMachine,
-    LocalNodes,
-    NodeEngine,
-    SlurmNodes,
-    SshNodes,
-    allocated_hosts,
-    used_and_others,
-)
-from accelerate_nb.launching.nodes.node_placement import (
-    check_min_nodes,
-    hosts_of,
-    leave_out,
-    place_on_hosts,
-    place_on_local_nodes,
-    read_hostfile,
-    replace_lost,
-    spares_with_slots,
-    split_spares,
-)
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
 from accelerate_nb.launching.planning.placement import Host, LaunchPlan, NodeRoster, Placement, check_training
@@ -65,7 +46,7 @@ _EXPORTED = (
 class RunNodes(Nodes):
     """The nodes of a run: how their agents are placed, and which ranks each has; of the next attempt, after a loss."""
 
-    engine: NodeEngine
+    engine: node_engine.NodeEngine
     # its spares take the places of nodes that are lost
     roster: NodeRoster
     # the fewest nodes with which it goes on after a loss; `None` where all are needed
@@ -95,7 +76,7 @@ class RunNodes(Nodes):
                 "shared memory of multiprocessing, which is of this machine. Make it inside of the function."
             )
 
-    def handed_over(self) -> AbstractContextManager[tuple[HandedMachine, ...]]:
+    def handed_over(self) -> AbstractContextManager[tuple[node_engine.HandedMachine, ...]]:
         """The nodes for another process, which inherits their descriptors within the block."""
         return self.engine.handed_over(self.roster.names)
 
@@ -142,7 +123,9 @@ class RunNodes(Nodes):
             return True
 
         roster = replace(roster, spares=(*given, *roster.spares))
-        change = replace_lost(roster, gone, can_reach) or leave_out(roster, gone, self.min_nodes)
+        change = node_placement.replace_lost(roster, gone, can_reach) or node_placement.leave_out(
+            roster, gone, self.min_nodes
+        )
         if change is None:
             return ""
         self.roster, text = change
@@ -160,18 +143,18 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     spares: tuple[Host, ...] = ()
     if not launching.names_hosts:
         hosts: Sequence[Host] = [Host(f"node {index}") for index in range(launching.num_nodes)]
-        placement, sizes = place_on_local_nodes(launching, probe(), hosts)
-        engine: NodeEngine = LocalNodes()
+        placement, sizes = node_placement.place_on_local_nodes(launching, probe(), hosts)
+        engine: node_engine.NodeEngine = node_engine.LocalNodes()
         facts = _facts(engine, [host.name for host in hosts])
     else:
         engine, hosts, spares = _engine_and_hosts(launching)
         facts = _facts(engine, [host.name for host in (*hosts, *spares)])
-        placement, sizes = place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
-        spares = spares_with_slots(placement, sizes, spares, facts[len(hosts) :])
+        placement, sizes = node_placement.place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
+        spares = node_placement.spares_with_slots(placement, sizes, spares, facts[len(hosts) :])
     names = tuple(host.name for host in (*hosts, *spares))
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
     check_training(config, placement)
-    check_min_nodes(config, names[: len(hosts)])
+    node_placement.check_min_nodes(config, names[: len(hosts)])
     return placement, RunNodes(engine, NodeRoster(names[: len(hosts)], sizes, spares), launching.min_nodes)
 
 
@@ -181,20 +164,24 @@ def nodes_to_find(config: RunConfig) -> tuple[Placement, RunNodes]:
     return Placement("supervisor", 0, config.launching.cpu, ""), RunNodes(UNRESERVED, NodeRoster())
 
 
-def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host], tuple[Host, ...]]:
+def _engine_and_hosts(config: LaunchingConfig) -> tuple[node_engine.NodeEngine, Sequence[Host], tuple[Host, ...]]:
     """The way to the hosts, those that run the processes, and spares."""
     python = config.node_python or sys.executable
     if config.engine == "slurm":
-        job, allocated = allocated_hosts(os.environ, config.num_processes)
-        used, others = used_and_others(config, allocated)
-        return SlurmNodes(job, python), used, others if config.max_restarts else ()
+        job, allocated = node_engine.allocated_hosts(os.environ, config.num_processes)
+        used, others = node_engine.used_and_others(config, allocated)
+        return node_engine.SlurmNodes(job, python), used, others if config.max_restarts else ()
     if config.engine == "join":
         return *wait_for_machines(config), ()
     if config.engine == "ray":
         return *reserve_ray_nodes(config), ()
-    hosts = read_hostfile(Path(config.hostfile)) if config.hostfile else hosts_of(config.hosts.split(","))
-    hosts, spares = split_spares(config.num_processes, hosts) if config.max_restarts else (hosts, ())
-    return SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
+    hosts = (
+        node_placement.read_hostfile(Path(config.hostfile))
+        if config.hostfile
+        else node_placement.hosts_of(config.hosts.split(","))
+    )
+    hosts, spares = node_placement.split_spares(config.num_processes, hosts) if config.max_restarts else (hosts, ())
+    return node_engine.SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
 
 
 def _check(config: LaunchingConfig) -> None:
@@ -215,7 +202,7 @@ def _check(config: LaunchingConfig) -> None:
         )
 
 
-def _facts(engine: NodeEngine, names: Sequence[str]) -> list[NodeFacts]:
+def _facts(engine: node_engine.NodeEngine, names: Sequence[str]) -> list[NodeFacts]:
     connections = lease(engine, names)
     for connection in connections:
         release(connection, is_usable=True)

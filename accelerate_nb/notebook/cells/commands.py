@@ -9,16 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.magic_args import (
-    LineCommand,
-    LogsOptions,
-    PullOptions,
-    evaluated_call,
-    names_of,
-    read,
-    read_line,
-    refuse,
-)
+from accelerate_nb.config import magic_args
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.config.value_types import did_you_mean
@@ -50,31 +41,31 @@ class SessionCommands:
     def run(self, line: str) -> Any:
         """Run the command of a line; an empty line means `status`."""
         __tracebackhide__ = True
-        command, rest = read_line(line)
+        command, rest = magic_args.read_line(line)
         if not command.usage and not command.flags:
-            refuse(rest.split(), f"%accelerate {command.word}", "It takes nothing.")
+            magic_args.refuse(rest.split(), f"%accelerate {command.word}", "It takes nothing.")
         return getattr(self, f"_{command.word}")(rest, command)
 
     # ------------------------------------------------------------------------------------------------ inspecting, ending
 
-    def _status(self, rest: str, command: LineCommand) -> SessionStatus:
+    def _status(self, rest: str, command: magic_args.LineCommand) -> SessionStatus:
         return SessionStatus.of(self.kept)
 
-    def _stop(self, rest: str, command: LineCommand) -> None:
+    def _stop(self, rest: str, command: magic_args.LineCommand) -> None:
         print_message("The session has ended." if self.kept.stop() else "There is no session to stop.")
 
-    def _restart(self, rest: str, command: LineCommand) -> None:
-        given, words = read(rest, command.flags, "%accelerate restart")
-        refuse(words, "%accelerate restart", "It takes flags of settings only.")
+    def _restart(self, rest: str, command: magic_args.LineCommand) -> None:
+        given, words = magic_args.read(rest, command.flags, "%accelerate restart")
+        magic_args.refuse(words, "%accelerate restart", "It takes flags of settings only.")
         self.kept.ready(given, restart=True)
 
-    def _stacks(self, rest: str, command: LineCommand) -> None:
+    def _stacks(self, rest: str, command: magic_args.LineCommand) -> None:
         print_message(self.kept.there("%accelerate stacks").stacks())
 
-    def _logs(self, rest: str, command: LineCommand) -> None:
-        given, words = read(rest, command.flags, "%accelerate logs")
-        refuse(words, "%accelerate logs", "Choose a rank by --rank.")
-        options = LogsOptions(**given)
+    def _logs(self, rest: str, command: magic_args.LineCommand) -> None:
+        given, words = magic_args.read(rest, command.flags, "%accelerate logs")
+        magic_args.refuse(words, "%accelerate logs", "Choose a rank by --rank.")
+        options = magic_args.LogsOptions(**given)
         # also of a session that has ended
         session = self.kept.session or self.kept.there("%accelerate logs")
         for rank in _checked(options.rank, session) or session.view.ranks:
@@ -84,14 +75,14 @@ class SessionCommands:
             print_message("\n".join(f"  {line.text}" for line in tail))
         print_message(f"All of it: {shown_path(session.folder)}")
 
-    def _wait(self, rest: str, command: LineCommand) -> None:
+    def _wait(self, rest: str, command: magic_args.LineCommand) -> None:
         __tracebackhide__ = True
         if self.kept.background is None:
             print_message("No cell runs in the background.")
             return
         self.kept.background.wait()
 
-    def _interrupt(self, rest: str, command: LineCommand) -> None:
+    def _interrupt(self, rest: str, command: magic_args.LineCommand) -> None:
         background = self.kept.background
         if background is None or background.done:
             print_message("No cell runs in the background.")
@@ -99,12 +90,12 @@ class SessionCommands:
         background.interrupt()
         print_message(f"{background.name} was interrupted.")
 
-    def _runs(self, rest: str, command: LineCommand) -> RunTable | ComparedRuns:
+    def _runs(self, rest: str, command: magic_args.LineCommand) -> RunTable | ComparedRuns:
         __tracebackhide__ = True
         folder, names = self.kept.settings.get("folder"), shlex.split(rest)
         return compared_runs(names, folder) if names else runs(folder=folder)
 
-    def _config(self, rest: str, command: LineCommand) -> Any:
+    def _config(self, rest: str, command: magic_args.LineCommand) -> Any:
         from accelerate_nb.notebook.picker.form import config_picker
 
         picker = config_picker()
@@ -115,8 +106,8 @@ class SessionCommands:
 
     # -------------------------------------------------------------------------------------------------- values, calls
 
-    def _push(self, rest: str, command: LineCommand) -> None:
-        known, names = self.shell.user_ns, names_of(rest, "%accelerate push")
+    def _push(self, rest: str, command: magic_args.LineCommand) -> None:
+        known, names = self.shell.user_ns, magic_args.names_of(rest, "%accelerate push")
         if missing := next((name for name in names if name not in known), None):
             others = (name for name in known if not name.startswith("_"))
             suggestion = did_you_mean(missing, others, "Define it first.")
@@ -129,11 +120,11 @@ class SessionCommands:
         where = of_ranks(session.ranks)
         print_message("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
 
-    def _pull(self, rest: str, command: LineCommand) -> None:
+    def _pull(self, rest: str, command: magic_args.LineCommand) -> None:
         __tracebackhide__ = True
-        given, words = read(rest, command.flags, "%accelerate pull")
-        options = PullOptions(**given)
-        names = names_of(" ".join(words), "%accelerate pull")
+        given, words = magic_args.read(rest, command.flags, "%accelerate pull")
+        options = magic_args.PullOptions(**given)
+        names = magic_args.names_of(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
         ranks = session.ranks if options.all else _checked(options.rank, session) or session.ranks[:1]
         try:
@@ -149,13 +140,13 @@ class SessionCommands:
             what = f"a list of {len(values)}, the first: " if options.all else ""
             print_message(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}{described(values[0])}")
 
-    def _run(self, rest: str, command: LineCommand) -> Any:
+    def _run(self, rest: str, command: magic_args.LineCommand) -> Any:
         __tracebackhide__ = True
         unknown = (
             "the notebook does not know. Define it in a cell of the notebook (or with %%accelerate --local); a call of what only "
             "the ranks know goes into a %%accelerate cell."
         )
-        function, args, kwargs = evaluated_call(rest, self.shell.user_global_ns, unknown)
+        function, args, kwargs = magic_args.evaluated_call(rest, self.shell.user_global_ns, unknown)
         session = self.kept.ready()
         template = session.config.launching.log_line_prefix_template
         run = session.call(function, args, kwargs, front_end=CellOutput(self.host().screen, session.ranks, template))

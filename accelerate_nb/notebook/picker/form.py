@@ -18,14 +18,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.event_types import CheckResult
-from accelerate_nb.notebook.picker import html
-from accelerate_nb.notebook.picker.sections import (
-    FileSection,
-    InsertCellButton,
-    SettingField,
-    SettingsSection,
-    TestSection,
-)
+from accelerate_nb.notebook.picker import html, sections
 from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin
 
 _SPELLINGS = {
@@ -63,14 +56,14 @@ class ConfigPicker:
         self._beginning = begin(os.environ, config_file)
         self._appraisal = FormValidation(None)
         self._is_filling = False
-        self._fields = {setting.name: SettingField(setting) for setting in all_settings()}
-        self.settings = SettingsSection(self._fields)
-        self.insert = InsertCellButton()
+        self._fields = {setting.name: sections.SettingField(setting) for setting in all_settings()}
+        self.settings = sections.SettingsSection(self._fields)
+        self.insert = sections.InsertCellButton()
         self._general, self._leads, self._mesh = (ipywidgets.HTML() for _ in range(3))
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
         path = self._beginning.file or str(hf_files.default_path(os.environ))
-        self.file = FileSection(lambda: self._appraisal.content, self.load, path)
-        self.test = TestSection(lambda: self.value)
+        self.file = sections.FileSection(lambda: self._appraisal.content, self.load, path)
+        self.test = sections.TestSection(lambda: self.value)
         self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
         self._again.on_click(lambda _: self.reset())
         heading = ipywidgets.HTML(html.heading("Copy as"))

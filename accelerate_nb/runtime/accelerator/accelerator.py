@@ -18,15 +18,7 @@ from torch import Tensor
 from accelerate_nb.errors import StateError
 from accelerate_nb.events.event_types import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.runtime.accelerator.arguments import (
-    TrainingRequest,
-    handler_of,
-    handlers_by_class,
-    resolve_accumulation,
-    resolve_loaders,
-    resolve_project,
-    resolve_training,
-)
+from accelerate_nb.runtime.accelerator import arguments
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
@@ -107,18 +99,20 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         strategy: Strategy | type[Strategy] | str | None = None,
     ) -> None:
         launcher = LauncherSettings.read(os.environ)
-        handlers = handlers_by_class(kwargs_handlers or [])
-        self.autocast_handler = handler_of(handlers, AutocastKwargs)
-        self.ddp_handler = handler_of(handlers, DistributedDataParallelKwargs)
-        self.scaler_handler = handler_of(handlers, GradScalerKwargs)
-        self.init_handler = handler_of(handlers, InitProcessGroupKwargs)
-        self.profile_handler = handler_of(handlers, ProfileKwargs)
+        handlers = arguments.handlers_by_class(kwargs_handlers or [])
+        self.autocast_handler = arguments.handler_of(handlers, AutocastKwargs)
+        self.ddp_handler = arguments.handler_of(handlers, DistributedDataParallelKwargs)
+        self.scaler_handler = arguments.handler_of(handlers, GradScalerKwargs)
+        self.init_handler = arguments.handler_of(handlers, InitProcessGroupKwargs)
+        self.profile_handler = arguments.handler_of(handlers, ProfileKwargs)
         self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
         plugins = (parallelism_config, torch_tp_plugin, fsdp_plugin, megatron_lm_plugin)
-        request = resolve_training(launcher, handlers, mixed_precision, strategy, *plugins)
-        accumulation = resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher)
-        self.dataloader_config = resolve_loaders(dataloader_config, split_batches)
-        self.project_configuration = resolve_project(project_config, project_dir)
+        request = arguments.resolve_training(launcher, handlers, mixed_precision, strategy, *plugins)
+        accumulation = arguments.resolve_accumulation(
+            gradient_accumulation_plugin, gradient_accumulation_steps, launcher
+        )
+        self.dataloader_config = arguments.resolve_loaders(dataloader_config, split_batches)
+        self.project_configuration = arguments.resolve_project(project_config, project_dir)
         self._join(cpu or launcher.cpu, request.precision)
         deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, request.launches_deepspeed)
         # not before what may be refused: all instances share it
@@ -148,7 +142,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
             # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
             torch.backends.cuda.matmul.allow_tf32 = True
 
-    def _spread(self, request: TrainingRequest) -> None:
+    def _spread(self, request: arguments.TrainingRequest) -> None:
         """Choose the strategy and, in it, the precision; the state and the panel hear of both."""
         self.strategy = choose_strategy(self._world, request.strategy)
         self.state.strategy, self._world = self.strategy, self.strategy.world

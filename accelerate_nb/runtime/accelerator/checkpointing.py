@@ -10,17 +10,8 @@ from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.step_hold import current_step_hold
+from accelerate_nb.runtime.checkpoints import folders
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
-from accelerate_nb.runtime.checkpoints.folders import (
-    folder_to_read,
-    newest_checkpoint,
-    note_save,
-    number_of,
-    numbered,
-    numbered_in,
-    paths_to_write,
-    prune,
-)
 from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.checkpoints.weights import complete, save_model_files
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
@@ -95,18 +86,18 @@ class CheckpointMethods(ProcessMethods):
         >>> accelerator.save_state("checkpoints/newest", blocking=False)  # doctest: +SKIP
         """
         self.wait_for_checkpoint()
-        paths = paths_to_write(output_dir, self.project_configuration)
+        paths = folders.paths_to_write(output_dir, self.project_configuration)
         checkpoint, hooks = self._checkpoint, tuple(self._save_model_state_pre_hook.values())
         in_window = not self.gradient_state.sync_gradients
         if checkpoint.writes:
-            note_save(paths.folder)
+            folders.note_save(paths.folder)
 
         def files(draft: Path) -> list[FileToWrite]:
             return checkpoint.files(draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
 
         def after() -> None:
             if checkpoint.writes:
-                prune(self.project_configuration)
+                folders.prune(self.project_configuration)
 
         with current_step_hold().saving():
             needs_all = not self.strategy.copies_are_whole
@@ -138,7 +129,7 @@ class CheckpointMethods(ProcessMethods):
         A file that is missing, damaged or foreign is named in a `CheckpointError`.
         """
         self.wait_for_checkpoint()
-        folder = folder_to_read(input_dir, self.project_configuration, settles=self.world.is_local_main)
+        folder = folders.folder_to_read(input_dir, self.project_configuration, settles=self.world.is_local_main)
         step = self._checkpoint.load(
             folder,
             hooks=tuple(self._load_model_state_pre_hook.values()),
@@ -148,7 +139,7 @@ class CheckpointMethods(ProcessMethods):
         )
         if step is not None:
             self.step = step
-        if self.project_configuration.automatic_checkpoint_naming and (number := number_of(folder)) is not None:
+        if self.project_configuration.automatic_checkpoint_naming and (number := folders.number_of(folder)) is not None:
             # the next save must not take a number that an older one has had, or it would be the first to be pruned
             self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
 
@@ -172,13 +163,13 @@ class CheckpointMethods(ProcessMethods):
         """
         self.wait_for_checkpoint()
         project = self.project_configuration
-        folder = newest_checkpoint(input_dir, project, self.world)
+        folder = folders.newest_checkpoint(input_dir, project, self.world)
         if folder is None:
             return False
         self.load_state(folder, load_kwargs, map_location, **load_model_func_kwargs)
-        if project.automatic_checkpoint_naming and (last := numbered(numbered_in(project))[-1:]):
+        if project.automatic_checkpoint_naming and (last := folders.numbered(folders.numbered_in(project))[-1:]):
             # also of those that were passed over: a number is given once
-            project.iteration = max(project.iteration, (number_of(last[0]) or 0) + 1)
+            project.iteration = max(project.iteration, (folders.number_of(last[0]) or 0) + 1)
         return True
 
     def register_for_checkpointing(self, *objects: Any) -> None:

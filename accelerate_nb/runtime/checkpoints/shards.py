@@ -19,16 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.writer import (
-    DTYPE_NAMES,
-    in_groups,
-    layout,
-    named,
-    size_of,
-    write_file,
-    write_numbers,
-)
+from accelerate_nb.runtime.checkpoints import file_names, writer
 from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.user_warnings import warn_user
 
@@ -285,8 +276,8 @@ def merge(
     if removes and path.resolve() in {file.resolve() for file in (*shards.files, shards.folder / LIST)}:
         raise ConfigurationError(f"{path} is one of the shards, which were to be removed. Pass another folder.")
     keys, left_out = _safe_names(shards) if safe else ({}, ())
-    size = sum(size_of(tensor) for key, tensor in shards.tensors.items() if not safe or key in keys.values())
-    with named(path):
+    size = sum(writer.size_of(tensor) for key, tensor in shards.tensors.items() if not safe or key in keys.values())
+    with writer.named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
         if free < size:
@@ -294,11 +285,11 @@ def merge(
                 f"{path.name} takes {size / 1e9:.2f} GB, and {path.parent} has {free / 1e9:.2f} GB left. "
                 "Make space, or pass a folder on another disk."
             )
-    with named(path, (OSError, RuntimeError, ValueError, SafetensorError)):
+    with writer.named(path, (OSError, RuntimeError, ValueError, SafetensorError)):
         if safe:
-            write_file(path, lambda file: _write_safe(file, shards, keys, compares=removes))
+            writer.write_file(path, lambda file: _write_safe(file, shards, keys, compares=removes))
         else:
-            write_file(path, lambda file: _write_pickled(file, shards, compares=removes))
+            writer.write_file(path, lambda file: _write_pickled(file, shards, compares=removes))
     if removes:
         # without its list a checkpoint is none, so a kill in between leaves nothing that could be taken for one
         for part in (shards.folder / LIST, *shards.files):
@@ -331,7 +322,7 @@ def _safe_names(shards: ShardIndex) -> tuple[dict[str, str], tuple[str, ...]]:
         if position[: len(prefix)] != prefix:
             continue
         tensor = shards.tensors.get(key)
-        if tensor is None or tensor.dtype not in DTYPE_NAMES:
+        if tensor is None or tensor.dtype not in writer.DTYPE_NAMES:
             held = "what is no tensor" if tensor is None else f"numbers of type {tensor.dtype}"
             raise CheckpointError(
                 f"{shards.folder} holds {held} under {key!r}, which safetensors can't hold. "
@@ -353,13 +344,13 @@ def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[st
 
 
 def _write_safe(file: BinaryIO, shards: ShardIndex, keys: Mapping[str, str], *, compares: bool) -> None:
-    begin, names = layout({name: shards.tensors[key] for name, key in keys.items()})
+    begin, names = writer.layout({name: shards.tensors[key] for name, key in keys.items()})
     file.write(begin)
-    groups = list(in_groups(names, lambda name: size_of(shards.tensors[keys[name]]), _AT_ONCE))
+    groups = list(writer.in_groups(names, lambda name: writer.size_of(shards.tensors[keys[name]]), _AT_ONCE))
     for group in groups:
         loaded = shards.load(keys[name] for name in group)
         for name in group:
-            write_numbers(loaded[keys[name]], file)
+            writer.write_numbers(loaded[keys[name]], file)
     file.flush()
     with safe_open(Path(file.name), framework="pt") as written:
         assert set(written.keys()) == set(keys), "the file has the names that its beginning lists"

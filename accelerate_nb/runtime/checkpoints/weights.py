@@ -11,18 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
-from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints import file_names, writer
 from accelerate_nb.runtime.checkpoints.host_copy import address, brought, storage
 from accelerate_nb.runtime.checkpoints.load_file import read, read_weights
-from accelerate_nb.runtime.checkpoints.writer import (
-    FileToWrite,
-    in_groups,
-    remove,
-    size_of,
-    sync,
-    write_file,
-    write_files,
-)
 from accelerate_nb.runtime.training.repoint import original_name
 
 _logger = logging.getLogger("accelerate_nb.utils.other")
@@ -33,9 +24,9 @@ _WEIGHT_FILE = re.compile(
 )
 
 
-def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> FileToWrite:
+def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> writer.FileToWrite:
     """A file of weights, with safetensors or as torch's own pickle."""
-    return FileToWrite(name, without_aliases(state) if safe else dict(state), safe)
+    return writer.FileToWrite(name, without_aliases(state) if safe else dict(state), safe)
 
 
 def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
@@ -59,22 +50,24 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     state = brought(state)
     tensors = without_aliases(state) if safe else dict(state)
     base, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
-    groups = in_groups(tensors.items(), lambda item: size_of(item[1]), parse_size(max_shard_size))
+    groups = writer.in_groups(tensors.items(), lambda item: writer.size_of(item[1]), parse_size(max_shard_size))
     shards = [dict(group) for group in groups] or [{}]
     files = [f"{base}-{number:05d}-of-{len(shards):05d}.{suffix}" for number in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [f"{base}.{suffix}"]
     draft = folder / f".{base}.incomplete"
-    remove(draft)
+    writer.remove(draft)
     draft.mkdir()
     try:
-        write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
+        writer.write_files(
+            [file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft
+        )
         if len(shards) > 1:
             index = {
-                "metadata": {"total_size": size_of(shards)},
+                "metadata": {"total_size": writer.size_of(shards)},
                 "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
             }
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            write_file(draft / f"{base}.{suffix}.index.json", lambda file: file.write(text.encode()))
+            writer.write_file(draft / f"{base}.{suffix}.index.json", lambda file: file.write(text.encode()))
         written = {path.name for path in draft.iterdir()}
         for name in written:
             (draft / name).replace(folder / name)
@@ -82,9 +75,9 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
         for path in folder.iterdir():
             if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
                 path.unlink()
-        sync(folder)
+        writer.sync(folder)
     finally:
-        remove(draft)
+        writer.remove(draft)
 
 
 def parse_size(size: int | str) -> int:

@@ -15,16 +15,9 @@ from torch import Tensor
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from accelerate_nb.errors import DataError, OperationError
+from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.batch_tree import cut, joined, size_of
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
-from accelerate_nb.runtime.data.sharding import (
-    IndexSource,
-    LastStep,
-    drawn_from,
-    drawn_seed,
-    in_rounds,
-    processes_of_copy,
-)
 from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, as_bytes
 from accelerate_nb.runtime.operations.nested import placed
 from accelerate_nb.runtime.world.registry import current_world
@@ -201,10 +194,10 @@ class DataLoaderDispatcher(PreparedLoader):
         super().__init__(dataset, skip_batches, use_stateful_dataloader, _drop_last, _non_blocking, iteration, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_fn
-        self._processes_of_copy = processes_of_copy(torch_device_mesh)
-        self._last_step: LastStep | None = None
+        self._processes_of_copy = sharding.processes_of_copy(torch_device_mesh)
+        self._last_step: sharding.LastStep | None = None
 
-    def _index_source(self) -> IndexSource | None:
+    def _index_source(self) -> sharding.IndexSource | None:
         return None  # whether a batch is the last shows when several are joined
 
     @property
@@ -234,7 +227,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _batches(self, skip: int, begun: Mapping[str, Any]) -> Generator[Any, None, None]:
         world = current_world()
         self._last_step = None
-        with drawn_from(begun):
+        with sharding.drawn_from(begun):
             messages = self._messages(world)
             first = next(messages, None)
             filling = None  # samples that can fill up the last batch
@@ -252,7 +245,7 @@ class DataLoaderDispatcher(PreparedLoader):
                 yield placed(share, world.device, self._non_blocking) if self.send is None else self.send(share)
 
     @property
-    def last_step(self) -> LastStep | None:
+    def last_step(self) -> sharding.LastStep | None:
         return self._last_step
 
     @property
@@ -269,7 +262,7 @@ class DataLoaderDispatcher(PreparedLoader):
             with suppress(DataError):
                 if is_last:
                     self.remainder = size_of(batch)
-                    self._last_step = LastStep(self.remainder, self.remainder)
+                    self._last_step = sharding.LastStep(self.remainder, self.remainder)
             return batch
         observed = size_of(batch)
         size, left = divmod(observed, parts)
@@ -286,7 +279,7 @@ class DataLoaderDispatcher(PreparedLoader):
             )
         if is_last and size > 0:
             dealt = size * parts
-            self._last_step = LastStep(min(observed, dealt), dealt)
+            self._last_step = sharding.LastStep(min(observed, dealt), dealt)
         part = slice(index * size, (index + 1) * size)
         return self._slice(batch, part, size_of(batch), world)
 
@@ -329,7 +322,7 @@ class DataLoaderDispatcher(PreparedLoader):
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
         elif self._course.is_first or not self.persistent_workers:
-            drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
+            sharding.drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while True:
             CallCheck(transfer.world, _NEXT).finish()
             yield transfer.receive()
@@ -343,7 +336,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """The batches of each step as one, of which all but the last can be cut into equal parts."""
         parts = self._replica(world)[1]
         size = 1 if self.split_batches else parts
-        rounds = (round_ for round_ in in_rounds(batches, size) if len(round_) == size or not self._drop_last)
+        rounds = (round_ for round_ in sharding.in_rounds(batches, size) if len(round_) == size or not self._drop_last)
         joined_rounds = map(_concatenated, rounds)
         return joined_rounds if parts == 1 or self.slice_fn is not None else self._divisible(joined_rounds, parts)
 

@@ -8,20 +8,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import RNGType, named
+from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, loader_arguments
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
 from accelerate_nb.runtime.data.shard import DataLoaderShard
-from accelerate_nb.runtime.data.sharding import (
-    BatchSamplerShard,
-    IterableDatasetShard,
-    SeedableRandomSampler,
-    check_divides,
-    drawn_seed,
-    get_sampler,
-    index_source,
-    new_generator,
-    processes_of_copy,
-)
 from accelerate_nb.runtime.world.registry import current_world
 
 
@@ -62,20 +52,20 @@ def prepare_data_loader(
     world = current_world() if num_processes is None or process_index is None or dispatch else None
     processes = world.size if num_processes is None and world is not None else num_processes or 1
     index = world.rank if process_index is None and world is not None else process_index or 0
-    of_copy = processes_of_copy(torch_device_mesh)
+    of_copy = sharding.processes_of_copy(torch_device_mesh)
     processes, index = processes // of_copy, index // of_copy
     if split_batches:
-        size = dataloader.batch_size or getattr(index_source(dataloader), "batch_size", None)
-        check_divides(size, processes)
+        size = dataloader.batch_size or getattr(sharding.index_source(dataloader), "batch_size", None)
+        sharding.check_divides(size, processes)
 
-    seedable: SeedableRandomSampler | None = None
-    if use_seedable_sampler and isinstance(sampler := get_sampler(dataloader), RandomSampler):
+    seedable: sharding.SeedableRandomSampler | None = None
+    if use_seedable_sampler and isinstance(sampler := sharding.get_sampler(dataloader), RandomSampler):
         drawn_by = {
             "replacement": sampler.replacement,
             "num_samples": sampler._num_samples,
             "generator": sampler.generator,
         }
-        seedable = SeedableRandomSampler(sampler.data_source, **drawn_by, data_seed=data_seed)
+        seedable = sharding.SeedableRandomSampler(sampler.data_source, **drawn_by, data_seed=data_seed)
     options: dict[str, Any] = {
         **loader_arguments(dataloader),
         "use_stateful_dataloader": use_stateful_dataloader,
@@ -121,14 +111,14 @@ def _share(
         return dataset, options
     if not isinstance(dataset, IterableDataset):
         name = "batch_sampler" if "batch_sampler" in options else "sampler"
-        options[name] = BatchSamplerShard(options[name], processes, index, split_batches, even_batches)
+        options[name] = sharding.BatchSamplerShard(options[name], processes, index, split_batches, even_batches)
         return dataset, options
     if not split_batches and _parts(dataset) >= processes:
         sharded: Any = dataset
         return sharded.shard(num_shards=processes, index=index), options
     if split_batches and size is not None:
         options["batch_size"] = size // processes
-    return IterableDatasetShard(dataset, size, dataloader.drop_last, processes, index, split_batches), options
+    return sharding.IterableDatasetShard(dataset, size, dataloader.drop_last, processes, index, split_batches), options
 
 
 def _synchronized_generator(dataloader: DataLoader[Any], processes: int, split_batches: bool) -> torch.Generator | None:
@@ -139,14 +129,14 @@ def _synchronized_generator(dataloader: DataLoader[Any], processes: int, split_b
     if isinstance(dataset, IterableDataset):
         sharded_by_itself = not split_batches and _parts(dataset) >= processes
         return None if sharded_by_itself else _torch_generator(dataset)
-    found = get_sampler(dataloader)
+    found = sharding.get_sampler(dataloader)
     sampler: Any = dataloader.sampler if found is None else found
     if not hasattr(sampler, "generator"):
         return None
     if sampler.generator is None:
         # drawn here, from torch's global generator, whatever is drawn later depends on the same seed on every process
-        sampler.generator = new_generator()
-        sampler.generator.manual_seed(drawn_seed())
+        sampler.generator = sharding.new_generator()
+        sampler.generator.manual_seed(sharding.drawn_seed())
     return _torch_generator(sampler)
 
 

@@ -13,18 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin, loader_arguments
-from accelerate_nb.runtime.data.sharding import (
-    IndexSource,
-    LastStep,
-    SeedableRandomSampler,
-    drawn_seed,
-    get_sampler,
-    index_source,
-    new_generator,
-    random_states,
-    with_last,
-)
 from accelerate_nb.runtime.observability.progress import ProgressReporter
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.operations import collective
@@ -77,7 +67,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        self._source: IndexSource | None = None
+        self._source: sharding.IndexSource | None = None
         self._whole: PreparedLoader | None = None
         super().__init__(dataset, use_stateful_dataloader, **kwargs)
         self._source = self._index_source()
@@ -100,9 +90,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._non_blocking = _non_blocking
         self._course = LoaderPosition(iteration)
 
-    def _index_source(self) -> IndexSource | None:
+    def _index_source(self) -> sharding.IndexSource | None:
         """The source of indices, where there are indices."""
-        return None if isinstance(self.dataset, IterableDataset) else IndexSource(super()._index_sampler)
+        return None if isinstance(self.dataset, IterableDataset) else sharding.IndexSource(super()._index_sampler)
 
     @property
     def _index_sampler(self) -> Any:
@@ -156,10 +146,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         loader = self if self._whole is None else self._whole
         began_running = self._course.start is not None and self._course.start["running"]
         if self._running and not began_running:
-            drawn_seed(loader.generator)  # workers that run already don't draw a seed, and these did
+            sharding.drawn_seed(loader.generator)  # workers that run already don't draw a seed, and these did
         elif began_running and not self._running:
             # workers that start now get a seed of their own
-            generator, loader.generator = loader.generator, new_generator()
+            generator, loader.generator = loader.generator, sharding.new_generator()
             loader.generator.manual_seed(torch.initial_seed() + loader.iteration)
             try:
                 return super(PreparedLoader, loader).__iter__()
@@ -178,7 +168,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         """Each batch with whether it is the last, which shows when the next one is read."""
-        return with_last(batches)
+        return sharding.with_last(batches)
 
     def _synchronize(self, *, resumed: bool) -> None:
         """Make random states equal on all processes at an epoch's beginning, or what its order depends on if it is resumed."""
@@ -196,7 +186,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return -1
 
     @property
-    def last_step(self) -> LastStep | None:
+    def last_step(self) -> sharding.LastStep | None:
         """The real part of the epoch's last step; `None` where it is a full one, or that can't be known."""
         return None
 
@@ -219,12 +209,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return self._course.batches
 
     @property
-    def filled_step(self) -> LastStep | None:
+    def filled_step(self) -> sharding.LastStep | None:
         """The real part of the current step, where it may have repeated samples."""
         return self.last_step if self.end_of_dataloader else None
 
     @property
-    def repeats(self) -> LastStep | None:
+    def repeats(self) -> sharding.LastStep | None:
         """The samples of the epoch that were repeated, as those of one step."""
         return self.last_step
 
@@ -261,7 +251,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self._course.pending is not None and self._course.pending["epoch"] != epoch:
             self._course.pending = None
         self.iteration = epoch
-        source = index_source(self)
+        source = sharding.index_source(self)
         inner = getattr(source, "batch_sampler", None)
         found = (source, getattr(source, "sampler", None), inner, self.sampler, self.dataset)
         for item in {id(item): item for item in found}.values():
@@ -294,7 +284,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 "Pass what its `position()` returned."
             )
         self._course.epoch = position["epoch"]
-        if isinstance(sampler := get_sampler(self), SeedableRandomSampler) and position.get("seed") is not None:
+        if (
+            isinstance(sampler := sharding.get_sampler(self), sharding.SeedableRandomSampler)
+            and position.get("seed") is not None
+        ):
             sampler.initial_seed = position["seed"]
         batches = position["batches"] * position["stride"] // self.stride
         self._course.pending = {**position, "batches": batches, "stride": self.stride}
@@ -328,18 +321,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @property
     def _seed(self) -> int | None:
         """The seed that the orders of all epochs depend on, where it is a seed."""
-        sampler = get_sampler(self)
-        return sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        sampler = sharding.get_sampler(self)
+        return sampler.initial_seed if isinstance(sampler, sharding.SeedableRandomSampler) else None
 
     def _states(self) -> dict[str, Any]:
         generators = {name: generator.get_state() for name, generator in self._generators().items()}
-        return {"generators": generators, **random_states(), "running": self._running}
+        return {"generators": generators, **sharding.random_states(), "running": self._running}
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""
-        sampler = self.sampler if get_sampler(self) is None else get_sampler(self)
+        sampler = self.sampler if sharding.get_sampler(self) is None else sharding.get_sampler(self)
         # the order of a seedable sampler depends on the epoch alone
-        sampler_generator = None if isinstance(sampler, SeedableRandomSampler) else getattr(sampler, "generator", None)
+        sampler_generator = (
+            None if isinstance(sampler, sharding.SeedableRandomSampler) else getattr(sampler, "generator", None)
+        )
         found = {
             "sampler": sampler_generator,
             "loader": self.generator,
@@ -357,15 +352,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def get_sampler(self) -> Any:
         """The sampler of single indices."""
-        return get_sampler(self)
+        return sharding.get_sampler(self)
 
     def set_sampler(self, sampler: Any) -> None:
         """Take single indices from another sampler."""
-        index_source(self).sampler = sampler
+        sharding.index_source(self).sampler = sampler
 
     def __getstate__(self) -> dict[str, Any]:
         # the state of accumulation, and what measures steps, belong to a process, and running workers can't be copied
-        source = None if self._source is None else IndexSource(self._source.sampler)
+        source = None if self._source is None else sharding.IndexSource(self._source.sampler)
         return {**self.__dict__, "_iterator": None, "_source": source, "gradient_state": None, "step_metrics": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

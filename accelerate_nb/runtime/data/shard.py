@@ -19,17 +19,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.compat.enums import named
+from accelerate_nb.runtime.data import sharding
 from accelerate_nb.runtime.data.batch_tree import is_at_hand, is_column
 from accelerate_nb.runtime.data.prepared_loader import PreparedLoader, length_of
-from accelerate_nb.runtime.data.sharding import (
-    BatchIndices,
-    IterableDatasetShard,
-    LastStep,
-    SeedableRandomSampler,
-    drawn_from,
-    get_sampler,
-    index_source,
-)
 from accelerate_nb.runtime.operations.nested import leaves_of, placed
 from accelerate_nb.runtime.training.seed import synchronize_rng_states
 from accelerate_nb.runtime.world.registry import current_world
@@ -177,7 +169,7 @@ class BatchOfWorker(NamedTuple):
     """A batch as a worker process sends it that deals out samples, with the real part of a step that it filled up."""
 
     batch: Any
-    step: LastStep | None
+    step: sharding.LastStep | None
 
 
 def _collated(collate: Callable[[Any], Any], dataset: Any, samples: Any) -> BatchOfWorker:
@@ -210,8 +202,8 @@ class DataLoaderShard(PreparedLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         # of batches that workers deal out: the real part of the current step, those read ahead, and how many samples were repeated
-        self._step: LastStep | None = None
-        self._steps: deque[LastStep | None] = deque()
+        self._step: sharding.LastStep | None = None
+        self._steps: deque[sharding.LastStep | None] = deque()
         self._repeated = 0
         if self._dealt_by_workers:
             self.collate_fn = partial(_collated, self.collate_fn, self.dataset)
@@ -225,7 +217,7 @@ class DataLoaderShard(PreparedLoader):
         if self._source is not None:
             self._source.order = begun.get("order")
             self._source.longest = self._longest_order()
-        with drawn_from(begun):
+        with sharding.drawn_from(begun):
             batches = self._read(skip)
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
         self._step, self._repeated = None, 0
@@ -255,10 +247,10 @@ class DataLoaderShard(PreparedLoader):
         """The number of batches up to which an order is sent to all ranks; `None` where all have the same order."""
         if not self.is_shared or current_world().size == 1:
             return None
-        source = index_source(self)
+        source = sharding.index_source(self)
         order: Any = self.sampler if source is None else getattr(source, "batch_sampler", source)
         sampler: Any = order.sampler if type(order) is BatchSampler else order
-        if type(sampler) in (SequentialSampler, SeedableRandomSampler):
+        if type(sampler) in (SequentialSampler, sharding.SeedableRandomSampler):
             return None
         if type(sampler) in _SYNCHRONIZED and "generator" in map(named, self.rng_types or ()):
             return None  # its generator is the synchronised one
@@ -303,7 +295,7 @@ class DataLoaderShard(PreparedLoader):
         self._source.current.begin()
         return batches
 
-    def _counted(self, batches: Iterator[Any], indices: BatchIndices) -> Iterator[tuple[Any, bool]]:
+    def _counted(self, batches: Iterator[Any], indices: sharding.BatchIndices) -> Iterator[tuple[Any, bool]]:
         """Each batch with whether it is the last, which its indices show."""
         count = self._given_before(batches)
         for batch in batches:
@@ -315,7 +307,7 @@ class DataLoaderShard(PreparedLoader):
         return 0
 
     @property
-    def last_step(self) -> LastStep | None:
+    def last_step(self) -> sharding.LastStep | None:
         if self._dealt_by_workers:
             return self._step
         dealer = self._dealer
@@ -326,23 +318,23 @@ class DataLoaderShard(PreparedLoader):
             return None
         last = None if self._source is None else self._source.current.last
         size = len(last) if isinstance(last, Sized) else self.remainder
-        return LastStep(size, size) if size > 0 else None
+        return sharding.LastStep(size, size) if size > 0 else None
 
     @property
-    def filled_step(self) -> LastStep | None:
+    def filled_step(self) -> sharding.LastStep | None:
         return self._step if self._dealt_by_workers else super().filled_step
 
     @property
-    def repeats(self) -> LastStep | None:
+    def repeats(self) -> sharding.LastStep | None:
         if not self._dealt_by_workers or self._repeated == 0:
             return self.last_step
         dealt = self.step_size or 1
-        return LastStep(dealt - self._repeated, dealt, whole=self.batch_size is None)
+        return sharding.LastStep(dealt - self._repeated, dealt, whole=self.batch_size is None)
 
     @property
     def _dealt_by_workers(self) -> bool:
         """Whether what deals out the data are copies in other processes, each of which fills up its own last step."""
-        return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
+        return isinstance(self.dataset, sharding.IterableDatasetShard) and self.num_workers > 0
 
     @property
     def leads(self) -> bool:
@@ -351,9 +343,9 @@ class DataLoaderShard(PreparedLoader):
     @property
     def _dealer(self) -> Any:
         """The object that deals out this process's share, where it is a share."""
-        if isinstance(self.dataset, IterableDatasetShard):
+        if isinstance(self.dataset, sharding.IterableDatasetShard):
             return self.dataset
-        source = index_source(self)
+        source = sharding.index_source(self)
         return self.sampler if source is None else source
 
     @property
@@ -367,16 +359,16 @@ class DataLoaderShard(PreparedLoader):
         size = self.step_size
         if size is None:
             raise StateError(
-                f"total_batch_size was requested, but {type(index_source(self)).__name__} does not say how large its batches "
+                f"total_batch_size was requested, but {type(sharding.index_source(self)).__name__} does not say how large its batches "
                 "are. Give it an attribute `batch_size`."
             )
         return size
 
     @property
     def step_size(self) -> int | None:
-        if isinstance(self.dataset, IterableDatasetShard):
+        if isinstance(self.dataset, sharding.IterableDatasetShard):
             return self.dataset.round_size
-        source = index_source(self)
+        source = sharding.index_source(self)
         size: int | None = self.batch_size if source is None else getattr(source, "batch_size", None)
         return None if size is None else size * self.stride
 
@@ -384,7 +376,7 @@ class DataLoaderShard(PreparedLoader):
         size = self.step_size
         if self._drop_last or size is None:
             return -1
-        whole = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
-        length = length_of(get_sampler(self))
+        whole = self.dataset.dataset if isinstance(self.dataset, sharding.IterableDatasetShard) else self.dataset
+        length = length_of(sharding.get_sampler(self))
         length = length_of(whole) if length is None else length
         return -1 if length is None else length % size

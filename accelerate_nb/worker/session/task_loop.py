@@ -22,20 +22,12 @@ from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.rank.step_profiler import current_step_profiler
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.sources.run_source import SourcePart
+from accelerate_nb.transport import session_tasks
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
 from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import failure_of, why_left_out
 from accelerate_nb.transport.serializer import dump_homeward, explain, load
-from accelerate_nb.transport.session_tasks import (
-    RETURNED,
-    CallFunction,
-    PullNames,
-    PushNames,
-    RunCell,
-    TaskReply,
-    TaskRequest,
-)
 from accelerate_nb.worker import stdio
 from accelerate_nb.worker.control_channel import ControlChannel, current_inbox
 from accelerate_nb.worker.process_group_keys import begin_generation
@@ -180,7 +172,7 @@ class TaskLoop:
         seconds = time.monotonic() - began
         self._leave(due, replace(reply, seconds=seconds, groups=_collectives(), names=_names(self._shell)))
 
-    def _reply(self, due: _PendingTask) -> TaskReply:
+    def _reply(self, due: _PendingTask) -> session_tasks.TaskReply:
         try:
             if due.message.renewal is not None:
                 cut_connections(due.message.others, store_port=int(os.environ["MASTER_PORT"]))
@@ -188,7 +180,7 @@ class TaskLoop:
 
                 self._gone += rebuild_groups(due.message.renewal)
                 begin_generation(due.message.renewal)
-            request: TaskRequest = load(map_entries(due.request))
+            request: session_tasks.TaskRequest = load(map_entries(due.request))
             self._known = request.known
             # the notebook's lines, and its functions and classes under their names, where the worker has none of its own
             CellSources(request.lines, request.numbers).install()
@@ -197,28 +189,28 @@ class TaskLoop:
                 {name: value for name, value in request.names.items() if name not in vars(self._main)}
             )
             match request.task:
-                case RunCell() as cell:
+                case session_tasks.RunCell() as cell:
                     return self._run(cell)
-                case PushNames(values):
+                case session_tasks.PushNames(values):
                     vars(self._main).update(values)
-                case PullNames(names):
-                    return TaskReply(0.0, value=self._pulled(names))
-                case CallFunction() as invoke:
+                case session_tasks.PullNames(names):
+                    return session_tasks.TaskReply(0.0, value=self._pulled(names))
+                case session_tasks.CallFunction() as invoke:
                     value = invoke.function(*invoke.args, **invoke.kwargs)
                     background_tasks.finish()
-                    return TaskReply(0.0, value={RETURNED: value})
+                    return session_tasks.TaskReply(0.0, value={session_tasks.RETURNED: value})
                 case None:
                     pass
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - reported in the notebook; the worker goes on
-            return TaskReply(0.0) if is_no_failure(error) else self._failed(error)
-        return TaskReply(0.0)
+            return session_tasks.TaskReply(0.0) if is_no_failure(error) else self._failed(error)
+        return session_tasks.TaskReply(0.0)
 
-    def _run(self, cell: RunCell) -> TaskReply:
+    def _run(self, cell: session_tasks.RunCell) -> session_tasks.TaskReply:
         bundle, metadata, error = self._shell.run(cell)
         if error is None or is_no_failure(error):
-            return TaskReply(0.0, result=bundle, metadata=metadata)
+            return session_tasks.TaskReply(0.0, result=bundle, metadata=metadata)
         return self._failed(error)
 
     def _pulled(self, names: Sequence[str]) -> dict[str, Any]:
@@ -231,7 +223,7 @@ class TaskLoop:
                 )
         return {name: main_names[name] for name in names}
 
-    def _failed(self, error: BaseException) -> TaskReply:
+    def _failed(self, error: BaseException) -> session_tasks.TaskReply:
         sources = sources_of(self._shell.compile._filename_map)
         if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
             # it holds a file name of its own
@@ -244,9 +236,11 @@ class TaskLoop:
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
         if in_collective and self._gone and not failure.advice:
             failure = structs.replace(failure, advice=_GONE)
-        return TaskReply(0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective)
+        return session_tasks.TaskReply(
+            0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective
+        )
 
-    def _leave(self, due: _PendingTask, reply: TaskReply) -> None:
+    def _leave(self, due: _PendingTask, reply: session_tasks.TaskReply) -> None:
         """Leave the reply in the kernel's file, and report it after all that was written."""
         try:
             write_entries(due.reply, self._packed(reply))
@@ -256,13 +250,15 @@ class TaskLoop:
         stdio.flush()
         emit(TaskDone(self._rank, due.message.number))
 
-    def _packed(self, reply: TaskReply) -> list[Bytes]:
+    def _packed(self, reply: session_tasks.TaskReply) -> list[Bytes]:
         try:
             return dump_homeward(reply, self._known)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
-            if reply.value is not None and RETURNED in reply.value:
-                left_out = why_left_out(reply.value[RETURNED], error, self._known)
-                return dump_homeward(replace(reply, value={RETURNED: None}, left_out=left_out), self._known)
+            if reply.value is not None and session_tasks.RETURNED in reply.value:
+                left_out = why_left_out(reply.value[session_tasks.RETURNED], error, self._known)
+                return dump_homeward(
+                    replace(reply, value={session_tasks.RETURNED: None}, left_out=left_out), self._known
+                )
             failed = self._failed(explain(reply.value or {}, error, sources_of(self._shell.compile._filename_map)))
             failed_reply = replace(failed, seconds=reply.seconds, groups=reply.groups, names=reply.names)
             return dump_homeward(failed_reply, self._known)
@@ -302,7 +298,7 @@ class DetachedCell:
     `values` are the notebook's variables that the cell names; what its last expression is worth is shown, and not returned.
     """
 
-    cell: RunCell
+    cell: session_tasks.RunCell
     values: Mapping[str, Any]
     __name__: str
 

@@ -14,12 +14,7 @@ from torch.nn import Module
 from accelerate_nb.config.options.fsdp import OPTIONS, STRATEGY, FsdpOptions
 from accelerate_nb.config.value_types import Boolean, InvalidValue, did_you_mean
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compat.constants import (
-    FSDP2_STATE_DICT_TYPE,
-    FSDP_AUTO_WRAP_POLICY,
-    FSDP_BACKWARD_PREFETCH,
-    FSDP_SHARDING_STRATEGY,
-)
+from accelerate_nb.runtime.compat import constants
 from accelerate_nb.runtime.compat.packages import is_cuda_available
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.training.unwrap import requested_class
@@ -33,7 +28,7 @@ WITHOUT_EFFECT = {
     "sync_module_states": "there is no such step",
 }
 # The strategies by the numbers that torch gives them.
-_NUMBERS = {str(number): name for number, name in enumerate(FSDP_SHARDING_STRATEGY, start=1)}
+_NUMBERS = {str(number): name for number, name in enumerate(constants.FSDP_SHARDING_STRATEGY, start=1)}
 
 
 def sharding_of(value: Any) -> tuple[bool, torch_fsdp.ShardingStrategy | None]:
@@ -57,8 +52,8 @@ def sharding_of(value: Any) -> tuple[bool, torch_fsdp.ShardingStrategy | None]:
     if isinstance(value, strategies):
         strategy = value
     else:
-        name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), FSDP_SHARDING_STRATEGY)
-        strategy = strategies(FSDP_SHARDING_STRATEGY.index(name) + 1)
+        name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), constants.FSDP_SHARDING_STRATEGY)
+        strategy = strategies(constants.FSDP_SHARDING_STRATEGY.index(name) + 1)
     if strategy is strategies.NO_SHARD:
         raise ConfigurationError(
             "The sharding strategy NO_SHARD was requested, by which FSDP shards nothing. Train with DDP: leave FSDP out."
@@ -136,13 +131,13 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         Without a type it is that of the plugin, then that of the variable `FSDP_STATE_DICT_TYPE`; the default is whole for a
         plugin of version 1, else in parts. `ConfigurationError` names another.
         """
-        default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
+        default = constants.FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
         requested = state_dict_type or self.state_dict_type or os.environ.get("FSDP_STATE_DICT_TYPE", default)
         types = torch_fsdp.StateDictType
         if isinstance(requested, str):
             name = requested.upper()
             found = next((item for item in types if name in {item.name, str(item.value)}), None)
-            requested = found or types[word_of("state_dict_type", requested, FSDP2_STATE_DICT_TYPE)]
+            requested = found or types[word_of("state_dict_type", requested, constants.FSDP2_STATE_DICT_TYPE)]
         if requested is types.LOCAL_STATE_DICT:
             raise ConfigurationError(
                 "state_dict_type=LOCAL_STATE_DICT was requested, which version 2 of FSDP doesn't have. Pass 'SHARDED_STATE_DICT', "
@@ -238,8 +233,8 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         if is_version_1 and self.sharding_strategy is None and self.reshard_after_forward is None:
             # a launcher sets both variables; FSDP_RESHARD_AFTER_FORWARD is the one that Accelerate's own questions are about
             strategy, reshards = _read("sharding_strategy"), _read("reshard_after_forward")
-            usual = reshards if reshards in FSDP_SHARDING_STRATEGY else FSDP_SHARDING_STRATEGY[0]
-            self.sharding_strategy = usual if strategy in (None, FSDP_SHARDING_STRATEGY[0]) else strategy
+            usual = reshards if reshards in constants.FSDP_SHARDING_STRATEGY else constants.FSDP_SHARDING_STRATEGY[0]
+            self.sharding_strategy = usual if strategy in (None, constants.FSDP_SHARDING_STRATEGY[0]) else strategy
         value: Any = self.reshard_after_forward
         # of version 1 the strategy wins, as in Accelerate
         if self.sharding_strategy is not None and (is_version_1 or value is None):
@@ -255,7 +250,7 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
         """Check the arguments of the first version, take them back, and warn of them once."""
         prefetch = self.backward_prefetch
         if not (prefetch is None or isinstance(prefetch, torch_fsdp.BackwardPrefetch) or str(prefetch) in {"1", "2"}):
-            word_of("backward_prefetch", str(prefetch), FSDP_BACKWARD_PREFETCH)
+            word_of("backward_prefetch", str(prefetch), constants.FSDP_BACKWARD_PREFETCH)
         reasons = {name: why for name, why in WITHOUT_EFFECT.items() if getattr(self, name) is not None}
         for name in reasons:
             setattr(self, name, None)
@@ -271,7 +266,7 @@ class FullyShardedDataParallelPlugin(FsdpOptions):
             self.auto_wrap_policy = _read("auto_wrap_policy")
         if not isinstance(self.auto_wrap_policy, str):
             return
-        name = word_of("auto_wrap_policy", self.auto_wrap_policy, FSDP_AUTO_WRAP_POLICY)
+        name = word_of("auto_wrap_policy", self.auto_wrap_policy, constants.FSDP_AUTO_WRAP_POLICY)
         if name == "TRANSFORMER_BASED_WRAP":
             self.auto_wrap_policy = torch_fsdp.transformer_auto_wrap_policy
             classes: Any = self.transformer_cls_names_to_wrap

@@ -11,14 +11,8 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.runtime.strategies.megatron import train_steps
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
-from accelerate_nb.runtime.strategies.megatron.train_steps import (
-    GPTTrainStep,
-    avg_losses_across_data_parallel_group,
-    get_args,
-    innermost,
-    left_to_right,
-)
 
 
 def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_p: float | None) -> Tensor:
@@ -56,15 +50,15 @@ class MegatronEngine(MegatronModel):
     """
 
     def __init__(self, accelerator: Any, model: Sequence[Any], optimizer: Any, scheduler: Any) -> None:
-        args, plugin = get_args(), accelerator.state.megatron_lm_plugin
-        inner = [innermost(chunk) for chunk in model]
+        args, plugin = train_steps.get_args(), accelerator.state.megatron_lm_plugin
+        inner = [train_steps.innermost(chunk) for chunk in model]
         super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, plugin.num_micro_batches)
         self.__dict__["accelerator"] = accelerator
         self.optimizer, self.scheduler = optimizer, scheduler
         if plugin.custom_train_step_class is not None:
             self.train_step_handler = plugin.custom_train_step_class(args, **(plugin.custom_train_step_kwargs or {}))
         else:
-            self.train_step_handler = GPTTrainStep(accelerator, args)
+            self.train_step_handler = train_steps.GPTTrainStep(accelerator, args)
         self.iteration = 0
         accelerator.strategy.adopt(self)
 
@@ -91,7 +85,7 @@ class MegatronEngine(MegatronModel):
             raise ConfigurationError(
                 "A model of Megatron's engine was called with positional arguments. Call it with a batch's tensors by name: model(**batch)."
             )
-        args = get_args()
+        args = train_steps.get_args()
         if self.training:
             losses, _, _, _ = self.train_step(**batch_data)
             self.iteration += 1
@@ -122,19 +116,19 @@ class MegatronEngine(MegatronModel):
         is_skipped = not step.step()
         self.optimizer.skipped_iter = is_skipped
         if self.scheduler is not None and not is_skipped:
-            self.scheduler.step(increment=get_args().global_batch_size)
+            self.scheduler.step(increment=train_steps.get_args().global_batch_size)
         return losses, int(is_skipped), step.last_norm, None
 
     def eval_step(self, **batch_data: Any) -> dict[str, Tensor]:
         """The losses of a batch by name, on all processes, without gradients."""
         with torch.no_grad():
             losses = self._losses(batch_data, forward_only=True)
-        args = get_args()
+        args = train_steps.get_args()
         args.consumed_valid_samples += args.global_batch_size
         return losses
 
     def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
-        args, plugin = get_args(), self.accelerator.state.megatron_lm_plugin
+        args, plugin = train_steps.get_args(), self.accelerator.state.megatron_lm_plugin
         parts = self.equal_parts(batch)
         tokens = parts[0].get("tokens", parts[0].get("input_ids"))
         if isinstance(tokens, Tensor) and plugin.custom_get_batch_function is None:
@@ -184,7 +178,7 @@ class MegatronEngine(MegatronModel):
                 "megatron_generate was called with sequence_parallelism=True or interleaved stages, whose parts a growing text does not "
                 "divide into. Leave sequence_parallelism and num_layers_per_virtual_pipeline_stage out."
             )
-        if longest > (positions := get_args().max_position_embeddings):
+        if longest > (positions := train_steps.get_args().max_position_embeddings):
             raise ConfigurationError(
                 f"megatron_generate was asked for {longest} tokens, but the model has {positions} positions. Pass a smaller max_length or "
                 "max_new_tokens."
@@ -202,7 +196,7 @@ class MegatronEngine(MegatronModel):
         """The tokens of `inputs` going on after `lengths` tokens each until all have `longest` or have ended; ends fill what comes after."""
         from megatron.core import parallel_state
 
-        args = get_args()
+        args = train_steps.get_args()
         group = parallel_state.get_model_parallel_group()
         end = args.eos_token_id
         fill = 0 if end is None else end
@@ -227,7 +221,7 @@ class MegatronEngine(MegatronModel):
         """The logits of the token after these, of the shape (samples, words), on all processes of the model."""
         from megatron.core import tensor_parallel
 
-        mask, _, positions = left_to_right(tokens, end_of_document=None, pad=None)
+        mask, _, positions = train_steps.left_to_right(tokens, end_of_document=None, pad=None)
 
         def last_logits(output: Tensor, **_: Any) -> Any:
             return tensor_parallel.gather_from_tensor_model_parallel_region(output[:, -1].float().contiguous())
@@ -257,7 +251,7 @@ def _mean(values: list[Tensor]) -> Tensor:
     if first.numel() == 1:
         return torch.stack([value.reshape(()) for value in values]).mean()
     if first.ndim == 1 and first.numel() == 2:
-        total, count = avg_losses_across_data_parallel_group(list(torch.stack(values).sum(dim=0)))
+        total, count = train_steps.avg_losses_across_data_parallel_group(list(torch.stack(values).sum(dim=0)))
         mean: Tensor = total / count
         return mean
     return torch.cat(values)

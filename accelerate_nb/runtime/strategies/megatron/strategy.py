@@ -25,29 +25,11 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
-from accelerate_nb.runtime.strategies.megatron import checkpoint
+from accelerate_nb.runtime.strategies.megatron import checkpoint, model_parallel, preparation
 from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
 from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
 from accelerate_nb.runtime.strategies.megatron.model import MegatronModel, check
-from accelerate_nb.runtime.strategies.megatron.model_parallel import (
-    MegatronPrecision,
-    MegatronStep,
-    is_of_expert,
-    join_groups,
-    leave_groups,
-)
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
-from accelerate_nb.runtime.strategies.megatron.preparation import (
-    MegatronLMDummyDataLoader,
-    MegatronLMDummyScheduler,
-    MegatronLMOptimizerWrapper,
-    MegatronLMSchedulerWrapper,
-    check_call,
-    engine_of,
-    prepare_data_loader,
-    transformers_model,
-    with_all_parts,
-)
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
 
@@ -65,7 +47,7 @@ class MegatronParallel(Strategy):
     copies_are_whole = False
     hooks_get_weights = False
     distributed_type = DistributedType.MEGATRON_LM
-    precision: MegatronPrecision
+    precision: model_parallel.MegatronPrecision
 
     def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
         super().__init__(world)
@@ -122,17 +104,17 @@ class MegatronParallel(Strategy):
                 f"expert_model_parallel_size={plugin.expert_model_parallel_size} was requested on {self.world.size} ranks in {mesh.pp} "
                 "stages, which it does not divide. Take a degree that does."
             )
-        join_groups(self.world, self.megatron_lm_plugin)
-        self.precision = MegatronPrecision(name, options)
+        model_parallel.join_groups(self.world, self.megatron_lm_plugin)
+        self.precision = model_parallel.MegatronPrecision(name, options)
         return self.precision
 
     # Preparing
 
     def begin_call(self, call: PrepareCall) -> None:
         """Note what else this call of `prepare` has, of which the engine of a transformers model is made."""
-        has_transformers = transformers_model(call.objects) is not None
+        has_transformers = preparation.transformers_model(call.objects) is not None
         if has_transformers:
-            check_call(call)
+            preparation.check_call(call)
             if self._models:
                 raise ConfigurationError(
                     "You can't use same `Accelerator()` instance with multiple models when using Megatron-LM. Make one for each model."
@@ -152,8 +134,8 @@ class MegatronParallel(Strategy):
             )
         if self._call is not None:
             call, self._call = self._call, None
-            self.engine = engine_of(call)
-            self.optimizer_class = MegatronLMOptimizerWrapper
+            self.engine = preparation.engine_of(call)
+            self.optimizer_class = preparation.MegatronLMOptimizerWrapper
             return [self.engine if isinstance(item.value, Module) else self.engine.optimizer for item in requests]
         prepared = super().prepare(requests)
         for optimizer in self.optimizers:
@@ -176,7 +158,7 @@ class MegatronParallel(Strategy):
             module = self.place(part) if is_placed else part
             # those that all processes along a layer's width have get the values of the first of them
             for weight in module.parameters() if group.size() > 1 else ():
-                if not getattr(weight, "tensor_model_parallel", False) and not is_of_expert(weight):
+                if not getattr(weight, "tensor_model_parallel", False) and not model_parallel.is_of_expert(weight):
                     dist.broadcast(weight.data, parallel_state.get_tensor_model_parallel_src_rank(), group)
             if is_trained:
                 config, precision = part.config, self.precision
@@ -199,7 +181,7 @@ class MegatronParallel(Strategy):
         self._models.append(model)
         return model
 
-    def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
+    def _find_step(self, optimizer: Optimizer) -> model_parallel.MegatronStep | None:
         """The step of an optimizer; `None` as long as no prepared model has its weights."""
         if optimizer in self._steps:
             return self._steps[optimizer]  # type: ignore[no-any-return]  # what was put there
@@ -211,12 +193,12 @@ class MegatronParallel(Strategy):
             raise ConfigurationError(
                 "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
             )
-        self._steps[optimizer] = MegatronStep(
+        self._steps[optimizer] = model_parallel.MegatronStep(
             optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
         )
         return self._steps[optimizer]  # type: ignore[no-any-return]  # as above
 
-    def step_of(self, optimizer: Optimizer) -> MegatronStep:
+    def step_of(self, optimizer: Optimizer) -> model_parallel.MegatronStep:
         """The step of an optimizer, prepared or as it was made; `ConfigurationError` where no prepared model has its weights."""
         while isinstance(bare := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = bare
@@ -232,24 +214,24 @@ class MegatronParallel(Strategy):
         """A loader in batches for all parts of a step; of an engine's n-th placeholder of a loader the n-th of its three iterators."""
         if self.engine is None:
             return item
-        if isinstance(item, MegatronLMDummyDataLoader):
-            self._iterators = self._iterators or list(prepare_data_loader(self.engine.accelerator, item))
+        if isinstance(item, preparation.MegatronLMDummyDataLoader):
+            self._iterators = self._iterators or list(preparation.prepare_data_loader(self.engine.accelerator, item))
             return self._iterators.pop(0)
-        return with_all_parts(item) if isinstance(item, DataLoader) else item
+        return preparation.with_all_parts(item) if isinstance(item, DataLoader) else item
 
     def moves(self, item: Any) -> bool:
         """Whether an object is the placeholder of an engine's schedule."""
-        return isinstance(item, MegatronLMDummyScheduler)
+        return isinstance(item, preparation.MegatronLMDummyScheduler)
 
     def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
         """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
-        if not isinstance(scheduler, MegatronLMDummyScheduler):
+        if not isinstance(scheduler, preparation.MegatronLMDummyScheduler):
             return None
         if self.engine is None:
             raise ConfigurationError(
                 "A MegatronLMDummyScheduler was prepared without a model of transformers, whose engine moves it. Pass a schedule of torch."
             )
-        return MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
+        return preparation.MegatronLMSchedulerWrapper(self.engine.scheduler, optimizers)
 
     # A step
 
@@ -313,10 +295,10 @@ class MegatronParallel(Strategy):
         for step in self._steps_on(parameters):
             step.clip_value(clip_value)
 
-    def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[MegatronStep]:
+    def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[model_parallel.MegatronStep]:
         """The steps on models of which some of these weights are."""
         wanted = {id(weight) for weight in ([parameters] if isinstance(parameters, Tensor) else parameters)}
-        found: list[MegatronStep] = list(self._steps.values())
+        found: list[model_parallel.MegatronStep] = list(self._steps.values())
         return [step for step in found if wanted & {id(weight) for weight in step.model.parameters()}]
 
     # Weights
@@ -370,4 +352,4 @@ class MegatronParallel(Strategy):
     def close(self) -> None:
         """The training is over, and Megatron's groups with it."""
         super().close()
-        leave_groups()
+        model_parallel.leave_groups()
