@@ -7,21 +7,8 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from accelerate_nb.config import formats, hf_files, hf_keys
+from accelerate_nb.config import formats, hf_files, hf_keys, value_types
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
-from accelerate_nb.config.value_types import (
-    Boolean,
-    DeviceIds,
-    HostList,
-    Integer,
-    Label,
-    LabelList,
-    NamedValues,
-    NodeCount,
-    Number,
-    OneOf,
-    Text,
-)
 from accelerate_nb.errors import ConfigurationError
 
 # What asks for several machines is no configuration yet; these are values of theirs that are one.
@@ -43,27 +30,27 @@ def other_than_default(setting):
     if setting.name in HARMLESS:
         return HARMLESS[setting.name]
     match setting.value_type:
-        case OneOf():
+        case value_types.OneOf():
             return next(word for word in setting.choices if word != setting.default)
-        case Boolean():
+        case value_types.Boolean():
             return not setting.default
-        case Integer():
+        case value_types.Integer():
             return int(setting.value_type.minimum or 0) + 3
-        case Number():
+        case value_types.Number():
             return 7.5
-        case NamedValues():
+        case value_types.NamedValues():
             return {"timeout": 30, "name": "a b"}
-        case DeviceIds():
+        case value_types.DeviceIds():
             return "0,2"
-        case NodeCount():
+        case value_types.NodeCount():
             return 3
-        case HostList():
+        case value_types.HostList():
             return "a,b:4"
-        case Label():
+        case value_types.Label():
             return '-“it\'s”, "a\\b": # é'
-        case LabelList():
+        case value_types.LabelList():
             return "-a b,it's"
-        case Text():
+        case value_types.Text():
             return '-${rank} “it\'s”, "a\\b": '
     raise AssertionError(f"{setting.name} is of a kind that this test does not know")
 

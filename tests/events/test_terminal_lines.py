@@ -6,32 +6,16 @@ import re
 import pytest
 from tqdm import tqdm
 
-from accelerate_nb.events.event_types import (
-    DeviceSample,
-    Failure,
-    Frame,
-    Hang,
-    IdleWarning,
-    KnobValue,
-    LogLine,
-    MeshCoordinates,
-    Metric,
-    NodeRanks,
-    ProfiledOperation,
-    Progress,
-    Restart,
-    StateChange,
-    StepProfile,
-)
+from accelerate_nb.events import event_types
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned, draws_a_bar, plain, plain_name
 from accelerate_nb.reports.report import as_html
 
-BAR = Progress(0, "progress", 1, 3, 0.0)
+BAR = event_types.Progress(0, "progress", 1, 3, 0.0)
 
 
 def line(text, rank=0, open=True):
-    return LogLine(rank, "stderr", text, 0.0, open)
+    return event_types.LogLine(rank, "stderr", text, 0.0, open)
 
 
 @pytest.mark.parametrize(
@@ -105,20 +89,20 @@ def test_no_text_acts_on_a_terminal(harmful):
 
 def test_a_run_names_everything_harmlessly():
     view, name = RunState(1), "a\x1b]0;title\x07\u202eb\n\x9bc"
-    frame = Frame("cell 1", name, "x = 1", True)
+    frame = event_types.Frame("cell 1", name, "x = 1", True)
     for event in (
-        Metric(0, name, 1.0, 1, 1.0),
-        Progress(0, name, 1, 2, 1.0, unit=name, bar=name, note=name),
-        DeviceSample(0, name, 1.0, 1, 2, 1.0),
-        NodeRanks(0, name, 0, 0),
-        MeshCoordinates(0, {name: 1}, 1.0),
-        KnobValue(0, name, 1.0, 1, None, None, 1.0),
-        StepProfile(0, 0, 1, 1.0, (ProfiledOperation(name, 1, 1.0, 1.0, name),), name, 1.0),
-        Failure(0, name, name, name, 1.0, last_lines=(name,), frames=(frame,), advice=name),
-        StateChange(0, "failed", 1.0, name),
-        IdleWarning(1.0, name, 1.0),
-        Restart(1, 2, name, 0.0, 1.0),
-        Hang(1.0, name, name, 1.0),
+        event_types.Metric(0, name, 1.0, 1, 1.0),
+        event_types.Progress(0, name, 1, 2, 1.0, unit=name, bar=name, note=name),
+        event_types.DeviceSample(0, name, 1.0, 1, 2, 1.0),
+        event_types.NodeRanks(0, name, 0, 0),
+        event_types.MeshCoordinates(0, {name: 1}, 1.0),
+        event_types.KnobValue(0, name, 1.0, 1, None, None, 1.0),
+        event_types.StepProfile(0, 0, 1, 1.0, (event_types.ProfiledOperation(name, 1, 1.0, 1.0, name),), name, 1.0),
+        event_types.Failure(0, name, name, name, 1.0, last_lines=(name,), frames=(frame,), advice=name),
+        event_types.StateChange(0, "failed", 1.0, name),
+        event_types.IdleWarning(1.0, name, 1.0),
+        event_types.Restart(1, 2, name, 0.0, 1.0),
+        event_types.Hang(1.0, name, name, 1.0),
     ):
         view.apply(event)
     rank = view.rank(0)

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from accelerate_nb.failures.exception_copy import (
-    exception_reduction,
-    exception_values,
-    raise_as_it_is,
-    rebuilt_exception,
-)
+from accelerate_nb.failures import exception_copy
 
 
 class Wants(Exception):
@@ -75,24 +70,24 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_exception_made_anew_is_the_same(error):
-    found = rebuilt_exception(type(error), error.args, exception_values(error))
+    found = exception_copy.rebuilt_exception(type(error), error.args, exception_copy.exception_values(error))
     assert type(found) is type(error)
     assert found.args == error.args
     assert str(found) == str(error)
-    assert exception_values(found) == exception_values(error)
+    assert exception_copy.exception_values(found) == exception_copy.exception_values(error)
 
 
 def test_what_c_keeps_is_held_too():
-    assert exception_values(OSError(2, "not here", "a.txt"))["filename"] == "a.txt"
-    assert exception_values(SystemExit(3))["code"] == 3
-    assert exception_values(Slotted([1]))["extra"] == [1]
-    assert exception_values(KeyError("x")) == {}
+    assert exception_copy.exception_values(OSError(2, "not here", "a.txt"))["filename"] == "a.txt"
+    assert exception_copy.exception_values(SystemExit(3))["code"] == 3
+    assert exception_copy.exception_values(Slotted([1]))["extra"] == [1]
+    assert exception_copy.exception_values(KeyError("x")) == {}
 
 
 def test_only_constructors_in_python_need_another_way_than_pickle_s_own():
-    assert exception_reduction(KeyError("x")) is None
-    assert exception_reduction(json.JSONDecodeError("bad", "doc", 1)) is None
-    assert exception_reduction(Wants(1, second=2)) is not None
+    assert exception_copy.exception_reduction(KeyError("x")) is None
+    assert exception_copy.exception_reduction(json.JSONDecodeError("bad", "doc", 1)) is None
+    assert exception_copy.exception_reduction(Wants(1, second=2)) is not None
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=lambda error: type(error).__name__)
@@ -103,5 +98,5 @@ def test_an_exception_of_elsewhere_keeps_its_context_where_another_is_handled(er
         try:
             raise LookupError("handled here")
         except LookupError:
-            raise_as_it_is(error)
+            exception_copy.raise_as_it_is(error)
     assert caught.value.__context__ is context

@@ -10,16 +10,7 @@ import threading
 
 import pytest
 
-from accelerate_nb.failures.stack_dumps import (
-    as_faulthandler,
-    crash_dump,
-    crash_text,
-    dumps_since,
-    lengths,
-    main_thread,
-    process_state,
-    stacks_text,
-)
+from accelerate_nb.failures import stack_dumps
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.memory_file import memory_file
 
@@ -41,26 +32,26 @@ def places(frames):
 
 
 def test_the_main_thread_s_frames_come_outermost_first():
-    assert places(main_thread(DUMP)) == [
+    assert places(stack_dumps.main_thread(DUMP)) == [
         ("/home/me/train.py", 20, "<module>"),
         ('/home/me/with "quotes".py', 0, "train"),
         ("/home/me/train.py", 12, "all_reduce"),
     ]
-    assert main_thread("") == []
-    assert main_thread('  File "cut in the mid') == []
+    assert stack_dumps.main_thread("") == []
+    assert stack_dumps.main_thread('  File "cut in the mid') == []
 
 
 def test_the_state_of_a_process_that_can_t_answer_is_known():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert process_state(process.pid) == process_state(None) == ""
+    assert stack_dumps.process_state(process.pid) == stack_dumps.process_state(None) == ""
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
-    assert process_state(process.pid).startswith(f"its process {process.pid} is stopped, by SIGSTOP")
+    assert stack_dumps.process_state(process.pid).startswith(f"its process {process.pid} is stopped, by SIGSTOP")
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert "a zombie" in process_state(process.pid)
+    assert "a zombie" in stack_dumps.process_state(process.pid)
     process.communicate()
-    assert process_state(process.pid) == ""
+    assert stack_dumps.process_state(process.pid) == ""
 
 
 def test_what_this_python_writes_is_understood(tmp_path):
@@ -76,7 +67,7 @@ def test_what_this_python_writes_is_understood(tmp_path):
     with (tmp_path / "stacks").open("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
-        frames = main_thread(file.read())
+        frames = stack_dumps.main_thread(file.read())
     done.set()
     thread.join()
     assert frames[-1].name == "test_what_this_python_writes_is_understood"
@@ -85,10 +76,10 @@ def test_what_this_python_writes_is_understood(tmp_path):
 
 
 def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
-    frames = main_thread(as_faulthandler(sys._getframe()))
+    frames = stack_dumps.main_thread(stack_dumps.as_faulthandler(sys._getframe()))
     assert frames[-1].name == "test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words"
     assert len(frames) > 1
-    assert main_thread(as_faulthandler(None)) == []
+    assert stack_dumps.main_thread(stack_dumps.as_faulthandler(None)) == []
 
 
 @pytest.mark.parametrize(
@@ -103,12 +94,14 @@ def test_a_thread_that_faulthandler_leaves_out_is_reported_in_its_words():
     ],
 )
 def test_ranks_that_are_elsewhere_than_most_are_marked(texts, odd):
-    marked = re.findall(r"rank (\d):   ◀ elsewhere than the others", stacks_text(dict(enumerate(texts)), NOWHERE))
+    marked = re.findall(
+        r"rank (\d):   ◀ elsewhere than the others", stack_dumps.stacks_text(dict(enumerate(texts)), NOWHERE)
+    )
     assert set(map(int, marked)) == odd
 
 
 def test_every_rank_is_shown_and_one_that_does_not_answer_too():
-    text = stacks_text({0: DUMP, 2: OTHER, 3: DUMP, 5: ""}, NOWHERE)
+    text = stack_dumps.stacks_text({0: DUMP, 2: OTHER, 3: DUMP, 5: ""}, NOWHERE)
     assert text.index("rank 0:\n") < text.index("rank 2:   ◀ elsewhere than the others\n") < text.index("rank 5:")
     assert 'File "/home/me/train.py", line 15, in evaluate' in text
     assert text.endswith("(it did not answer)")
@@ -118,12 +111,12 @@ def test_only_what_was_written_since_the_question_is_the_answer():
     files = [memory_file("a"), memory_file("b")]
     try:
         os.write(files[0], b"old")
-        before = lengths(files)
+        before = stack_dumps.lengths(files)
         assert before == [3, 0]
         os.write(files[0], b"new 0")
         os.write(files[1], b"new 1")
-        assert dumps_since(files, before) == ["new 0", "new 1"]
-        assert dumps_since(files, lengths(files)) == ["", ""]
+        assert stack_dumps.dumps_since(files, before) == ["new 0", "new 1"]
+        assert stack_dumps.dumps_since(files, stack_dumps.lengths(files)) == ["", ""]
     finally:
         for file in files:
             os.close(file)
@@ -138,12 +131,12 @@ def test_a_fault_of_compiled_code_shows_where_the_process_was() -> None:
     )
     assert child.wait(30) == -signal.SIGSEGV
     sources = CellSources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
-    assert "Cell In[3], line 3, in <module>" in crash_text(crash_dump(file), sources)
+    assert "Cell In[3], line 3, in <module>" in stack_dumps.crash_text(stack_dumps.crash_dump(file), sources)
     os.close(file)
 
 
 def test_a_process_whose_stacks_were_requested_has_not_crashed() -> None:
     file = memory_file("stacks")
     os.write(file, DUMP.encode())
-    assert crash_text(crash_dump(file), NOWHERE) == ""
+    assert stack_dumps.crash_text(stack_dumps.crash_dump(file), NOWHERE) == ""
     os.close(file)

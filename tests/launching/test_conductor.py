@@ -28,19 +28,7 @@ from accelerate_nb.rank.step_hold import STOP
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.summary import RunFacts
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    HoldAtStep,
-    KillGroup,
-    Message,
-    RankEvent,
-    RankExited,
-    ReleaseRanks,
-    SignalRanks,
-    StartWorkers,
-    StopAt,
-    ToRank,
-)
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.worker_spec import current_environment, on_interface
 from tests.failures.test_hang_report import waits
@@ -58,13 +46,13 @@ class ScriptedNode:
 
     def __init__(self, script: Callable[[ScriptedNode], Iterator[None]], _loop: AgentLoop, report: Report) -> None:
         self.ranks: tuple[int, ...] = ()
-        self.reports: list[Message] = []
+        self.reports: list[messages.Message] = []
         self._send, self._script = report, script(self)
         self._numbers = dict.fromkeys(range(2), 0)
         self._ended: set[int] = set()
 
     def event(self, rank: int, event: Event) -> None:
-        self.reports.append(RankEvent(rank, self._number(rank), event))
+        self.reports.append(messages.RankEvent(rank, self._number(rank), event))
 
     def state(self, state: State, rank: int, detail: str = "") -> None:
         self.event(rank, StateChange(rank, state, time.time(), detail))
@@ -78,7 +66,7 @@ class ScriptedNode:
     def exits(self, rank: int, code: int, *, killed: bool = False) -> None:
         if rank in self.ranks and rank not in self._ended:
             self._ended.add(rank)
-            self.reports.append(RankExited(rank, self._number(rank), code, time.time(), killed=killed))
+            self.reports.append(messages.RankExited(rank, self._number(rank), code, time.time(), killed=killed))
 
     def _number(self, rank: int) -> int:
         self._numbers[rank] += 1
@@ -86,7 +74,7 @@ class ScriptedNode:
 
     # ------------------------------------------------------------------------------------------------- as an agent
 
-    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+    def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         self.ranks = request.ranks
         for rank in self.ranks:
             self.state("running", rank)
@@ -96,20 +84,20 @@ class ScriptedNode:
         self.drain()
         return min(timeout, 0.01)
 
-    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         match message:
-            case ToRank(rank, HoldAtStep()):
+            case messages.ToRank(rank, messages.HoldAtStep()):
                 self.event(rank, HeldAt(rank, STOP, 7, 0.01))
-            case ToRank(rank, StopAt()):
+            case messages.ToRank(rank, messages.StopAt()):
                 self.state("stopping", rank, "after step 8")
                 self.fails(rank, by_us=True)
-            case SignalRanks(number, ranks) if number == signal.SIGINT:
+            case messages.SignalRanks(number, ranks) if number == signal.SIGINT:
                 for rank in set(ranks) - self._ended - DEAF:
                     self.fails(rank, by_us=True)
-            case KillGroup():
+            case messages.KillGroup():
                 for rank in self.ranks:
                     self.exits(rank, -KILL, killed=True)
-            case ReleaseRanks(ranks):
+            case messages.ReleaseRanks(ranks):
                 for rank in set(ranks) - DEAF:
                     self.exits(rank, 0)
 
@@ -158,7 +146,7 @@ def one_returns(node: ScriptedNode) -> Iterator[None]:
 
 def loses_its_ranks(node: ScriptedNode) -> Iterator[None]:
     if 1 in node.ranks:
-        node.reports.append(AgentLost(node.ranks, "its connection has ended", time.time()))
+        node.reports.append(messages.AgentLost(node.ranks, "its connection has ended", time.time()))
     yield
 
 

@@ -8,19 +8,7 @@ import pytest
 from accelerate_nb.events.event_types import Event, Failure, HeldAt, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.rank.step_hold import STOP, StopPoint
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    HoldAtStep,
-    KillGroup,
-    Message,
-    RankEvent,
-    RankExited,
-    RankOutput,
-    ReleaseRanks,
-    SignalRanks,
-    StopAt,
-    ToRank,
-)
+from accelerate_nb.transport import messages
 
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
 GRACE = 2.0
@@ -39,15 +27,15 @@ class ScriptedAgent:
         self._numbers[rank] += 1
         return self._numbers[rank] - 1
 
-    def report(self, message: Message) -> None:
-        if isinstance(message, RankOutput):
+    def report(self, message: messages.Message) -> None:
+        if isinstance(message, messages.RankOutput):
             # the runner hands lines on by itself
             self.decided += message.lines if self.group.is_next(message) else ()
         else:
             self.decided += self.group.take(message, self.now)
 
     def event(self, rank: int, event: Event) -> None:
-        self.report(RankEvent(rank, self.number(rank), event))
+        self.report(messages.RankEvent(rank, self.number(rank), event))
 
     def state(self, state: State, *ranks: int, detail: str = "") -> None:
         for rank in ranks:
@@ -59,17 +47,17 @@ class ScriptedAgent:
 
     def exits(self, code: int, *ranks: int, killed: bool = False) -> None:
         for rank in ranks:
-            self.report(RankExited(rank, self.number(rank), code, 100.0 + self.now, killed=killed))
+            self.report(messages.RankExited(rank, self.number(rank), code, 100.0 + self.now, killed=killed))
 
     def holds(self, rank: int, steps: int | None) -> None:
-        self.report(RankEvent(rank, self.number(rank), HeldAt(rank, STOP, steps, 0.1)))
+        self.report(messages.RankEvent(rank, self.number(rank), HeldAt(rank, STOP, steps, 0.1)))
 
     def after(self, seconds: float) -> list[Decision]:
         """What is decided when so much time has passed."""
         self.now += seconds
         self.decided += self.group.advance(self.now)
-        found = [decision for decision in self.decided if isinstance(decision, Message)]
-        self.decided = [decision for decision in self.decided if not isinstance(decision, Message)]
+        found = [decision for decision in self.decided if isinstance(decision, messages.Message)]
+        self.decided = [decision for decision in self.decided if not isinstance(decision, messages.Message)]
         return found
 
 
@@ -86,7 +74,7 @@ def test_a_group_whose_ranks_return_is_released_and_over_when_their_processes_ha
     agent.state("finished", 0)
     assert agent.after(1000.0) == []
     agent.state("finished", 1)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
     agent.exits(0, 0)
     assert agent.after(0.0) == []
     assert agent.group.phase == "leaving"
@@ -98,9 +86,9 @@ def test_a_group_whose_ranks_return_is_released_and_over_when_their_processes_ha
 
 def test_processes_that_do_not_leave_are_killed(agent: ScriptedAgent) -> None:
     agent.state("finished", 0, 1)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
     assert agent.after(2.0) == []
-    assert agent.after(1.0) == [KillGroup()]
+    assert agent.after(1.0) == [messages.KillGroup()]
     agent.exits(-KILL, 0, 1, killed=True)
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"
@@ -109,9 +97,9 @@ def test_processes_that_do_not_leave_are_killed(agent: ScriptedAgent) -> None:
 def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent: ScriptedAgent) -> None:
     agent.failure(0)
     assert agent.after(0.1) == []
-    assert agent.after(0.1) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
     assert agent.after(0.5) == []
-    assert agent.after(0.2) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
     agent.exits(1, 0)
     agent.exits(-KILL, 1, killed=True)
     assert agent.after(0.0) == []
@@ -121,8 +109,8 @@ def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent:
 
 def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: ScriptedAgent) -> None:
     agent.exits(-KILL, 1)
-    assert agent.after(0.2) == [SignalRanks(INTERRUPT, (0, 1))]
-    assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.2) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.7) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
     agent.exits(-KILL, 0, killed=True)
     assert agent.after(0.0) == []
     assert 0 in agent.group.killed
@@ -131,8 +119,8 @@ def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: Scrip
 
 def test_an_exit_that_is_reported_after_the_kill_and_came_before_it_is_not_of_the_group(agent: ScriptedAgent) -> None:
     agent.failure(0, lost_connection=True)
-    assert agent.after(1.1) == [SignalRanks(INTERRUPT, (0, 1))]
-    assert agent.after(0.7) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(1.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.7) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
     agent.exits(-KILL, 1)
     assert 1 not in agent.group.killed
 
@@ -141,20 +129,24 @@ def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: 
     agent.failure(1, lost_connection=True)
     assert agent.after(0.9) == []
     agent.failure(0)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
 
 
 def test_a_process_that_dies_is_a_failure_with_its_exit_code(agent: ScriptedAgent) -> None:
     agent.exits(-int(signal.SIGSEGV), 1)
     assert StateChange(1, "failed", 100.0, "exit code -11") in agent.decided
-    assert agent.after(0.2) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.2) == [messages.SignalRanks(INTERRUPT, (0, 1))]
     agent.state("stopped", 0)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
 
 
 def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAgent) -> None:
     agent.group.stop("kill")
-    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1)), KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [
+        messages.SignalRanks(INTERRUPT, (0, 1)),
+        messages.KillGroup(),
+        messages.ReleaseRanks((0, 1)),
+    ]
     agent.exits(-KILL, 0, 1, killed=True)
     assert StateChange(0, "stopped", 100.0, "ended with the others") in agent.decided
     assert agent.after(0.0) == []
@@ -163,17 +155,17 @@ def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAg
 
 def test_an_interrupt_gives_the_ranks_their_time_and_then_kills_them(agent: ScriptedAgent) -> None:
     agent.group.stop("interrupt")
-    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.0) == [messages.SignalRanks(INTERRUPT, (0, 1))]
     agent.state("stopped", 0)
     assert agent.after(GRACE - 0.1) == []
-    assert agent.after(0.2) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
 
 
 def test_a_second_stop_kills_at_once(agent: ScriptedAgent) -> None:
     agent.group.stop("interrupt")
     agent.after(0.0)
     agent.group.stop("kill")
-    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
 
 
 def test_a_rank_that_has_not_begun_is_killed_and_not_interrupted() -> None:
@@ -181,38 +173,38 @@ def test_a_rank_that_has_not_begun_is_killed_and_not_interrupted() -> None:
     agent.state("starting", 0, 1)
     agent.state("running", 0)
     agent.group.stop("interrupt")
-    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0,)), SignalRanks(KILL, (1, 2))]
+    assert agent.after(0.0) == [messages.SignalRanks(INTERRUPT, (0,)), messages.SignalRanks(KILL, (1, 2))]
 
 
 def test_a_stop_before_anything_began_ends_all_at_once() -> None:
     agent = ScriptedAgent()
     agent.group.stop("finish")
-    assert agent.after(0.0) == [SignalRanks(KILL, (0, 1))]
+    assert agent.after(0.0) == [messages.SignalRanks(KILL, (0, 1))]
 
 
 def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent: ScriptedAgent) -> None:
     agent.group.stop("finish")
-    assert agent.after(0.0) == [ToRank(rank, HoldAtStep(rank, STOP)) for rank in (0, 1)]
+    assert agent.after(0.0) == [messages.ToRank(rank, messages.HoldAtStep(rank, STOP)) for rank in (0, 1)]
     agent.holds(0, 7)
     assert agent.after(0.0) == []
     agent.holds(1, 8)
-    assert agent.after(0.0) == [ToRank(rank, StopAt(StopPoint(9, True))) for rank in (0, 1)]
+    assert agent.after(0.0) == [messages.ToRank(rank, messages.StopAt(StopPoint(9, True))) for rank in (0, 1)]
     agent.state("stopping", 0, 1, detail="after step 9")
     # who has come to the last step may save for as long as it takes
     assert agent.after(1000.0) == []
     agent.state("stopped", 0)
     assert agent.after(1000.0) == []
     agent.state("stopped", 1)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
     assert agent.group.stopped_at == "after step 9"
 
 
 @pytest.mark.parametrize("steps", [None, 7])
 def test_a_rank_that_comes_to_no_boundary_is_interrupted(agent: ScriptedAgent, steps: int | None) -> None:
     agent.group.stop("finish")
-    assert agent.after(0.0) == [ToRank(rank, HoldAtStep(rank, STOP)) for rank in (0, 1)]
+    assert agent.after(0.0) == [messages.ToRank(rank, messages.HoldAtStep(rank, STOP)) for rank in (0, 1)]
     agent.holds(0, steps)
-    assert agent.after(0.0 if steps is None else GRACE + 0.1) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.0 if steps is None else GRACE + 0.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
 
 
 def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
@@ -220,24 +212,24 @@ def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
     agent.state("running", 0, 1)
     assert agent.after(5.0) == []
     assert agent.group.cause is None
-    assert agent.after(0.1) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.after(0.1) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
     assert agent.group.cause == "timed_out"
 
 
 @pytest.mark.parametrize("lost", [[(0, 1)], [(0,), (1,)]])
 def test_lost_agents_end_the_group_at_once(agent: ScriptedAgent, lost: list[tuple[int, ...]]) -> None:
     for number, ranks in enumerate(lost, 1):
-        agent.report(AgentLost(ranks, f"it ended with code {number}", 100.0))
-    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
+        agent.report(messages.AgentLost(ranks, f"it ended with code {number}", 100.0))
+    assert agent.after(0.0) == [messages.KillGroup(), messages.ReleaseRanks((0, 1)), messages.KillGroup()]
     assert agent.group.phase == "over"
     assert agent.group.lost == "it ended with code 1"
 
 
 def test_an_agent_that_is_lost_while_processes_end_ends_the_wait_for_them(agent: ScriptedAgent) -> None:
     agent.state("finished", 0, 1)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
-    agent.report(AgentLost((0, 1), "gone", 100.0))
-    assert agent.after(0.0) == [KillGroup()]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    agent.report(messages.AgentLost((0, 1), "gone", 100.0))
+    assert agent.after(0.0) == [messages.KillGroup()]
     assert agent.group.phase == "over"
 
 
@@ -245,14 +237,14 @@ def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others(
     agent = ScriptedAgent(4)
     agent.state("running", 0, 1, 2, 3)
     agent.decided.clear()
-    agent.report(AgentLost((2, 3), "its connection has ended", 100.0))
+    agent.report(messages.AgentLost((2, 3), "its connection has ended", 100.0))
     assert agent.decided == [StateChange(rank, "failed", 100.0, "its connection has ended") for rank in (2, 3)]
     assert agent.after(0.0) == []
     (interrupt,) = agent.after(0.2)
-    assert isinstance(interrupt, SignalRanks)
+    assert isinstance(interrupt, messages.SignalRanks)
     assert {0, 1} <= set(interrupt.ranks)
     agent.state("stopped", 0, 1)
-    assert agent.after(0.0) == [ReleaseRanks((0, 1, 2, 3))]
+    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1, 2, 3))]
     agent.exits(0, 0, 1)
     assert agent.after(0.0) == []
     assert agent.group.phase == "over"
@@ -262,8 +254,8 @@ def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others(
 def test_every_event_and_line_is_handed_on_once_and_in_order(agent: ScriptedAgent) -> None:
     agent.decided.clear()
     lines = tuple(LogLine(0, "stdout", text, 100.0) for text in "abc")
-    first = RankOutput(0, agent.number(0), b"", lines[:2])
-    second = RankOutput(0, agent.number(0), b"", lines[2:])
+    first = messages.RankOutput(0, agent.number(0), b"", lines[:2])
+    second = messages.RankOutput(0, agent.number(0), b"", lines[2:])
     for report in (first, first, second, first):
         agent.report(report)
     assert agent.decided == list(lines)

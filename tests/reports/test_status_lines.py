@@ -6,18 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.event_types import (
-    Failure,
-    IdleWarning,
-    LogLine,
-    Metric,
-    NodeRanks,
-    ProfiledOperation,
-    Progress,
-    Restart,
-    StateChange,
-    StepProfile,
-)
+from accelerate_nb.events import event_types
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from tests.notebook.paper import Paper
@@ -35,7 +24,7 @@ class StatusPaper(Paper):
         self.now = 0.0
         self.view = RunState(size)
         for rank in range(size):
-            self.view.apply(StateChange(rank, "running", STARTED))
+            self.view.apply(event_types.StateChange(rank, "running", STARTED))
         self.front_end = TextFrontEnd(lambda: self, "[$rank] ", clock=lambda: self.now)
         self.run = SimpleNamespace(
             view=self.view, folder=Path("/runs/1"), name="train", why="2 processes", started=STARTED, done=False
@@ -50,21 +39,21 @@ class StatusPaper(Paper):
             self.front_end.refresh()
 
     def end(self, state="finished", at=STARTED + 75):
-        self.feed(StateChange(None, state, at))
+        self.feed(event_types.StateChange(None, state, at))
         self.front_end.closed()
         return self.texts
 
 
 def bar(rank=0, label="epoch 1", done=4.0, total=10.0, *, closed=False, name="tqdm 0"):
-    return Progress(rank, label, done, total, 1.0, 2.0, "it", closed, bar=name)
+    return event_types.Progress(rank, label, done, total, 1.0, 2.0, "it", closed, bar=name)
 
 
 def metric(value, rank=0, name="loss", step=7):
-    return Metric(rank, name, value, step, 1.0)
+    return event_types.Metric(rank, name, value, step, 1.0)
 
 
 def drawn(text, rank=0):
-    return LogLine(rank, "stderr", text, 1.0, open=True)
+    return event_types.LogLine(rank, "stderr", text, 1.0, open=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------- a screen
@@ -81,9 +70,9 @@ def test_newest_metrics_stand_below_the_lines():
 
 def test_a_profile_is_a_line_of_the_rank_that_has_it_first():
     paper = StatusPaper()
-    operations = (ProfiledOperation("aten::mm", 20, 0.3, 0.6, "cpu"),)
+    operations = (event_types.ProfiledOperation("aten::mm", 20, 0.3, 0.6, "cpu"),)
     for rank in (1, 0):
-        paper.feed(StepProfile(rank, 1, 10, 0.5, operations, "/runs/1/p.json.gz", STARTED))
+        paper.feed(event_types.StepProfile(rank, 1, 10, 0.5, operations, "/runs/1/p.json.gz", STARTED))
     head = "rank 1, profile of 10 steps: 50 ms a step, costliest operations on the CPU"
     assert paper.texts == [f"... {head} · aten::mm 60% · trace: /runs/1/p.json.gz ..."]
 
@@ -125,7 +114,7 @@ def test_many_ranks_are_reported_in_one_line():
 
 def test_many_ranks_of_several_nodes_are_reported_in_a_line_a_node():
     paper = StatusPaper(size=64)
-    paper.feed(*(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)))
+    paper.feed(*(event_types.NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)))
     paper.feed(*(metric(1.0, rank) for rank in range(60)))
     assert paper.open == [
         "node 0 · host-0, ranks 0–15: loss 1 mean of 16  step 7",
@@ -171,7 +160,9 @@ def test_a_log_does_not_repeat_what_has_not_moved():
 @pytest.mark.parametrize("redraws", [False, True])
 def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws):
     paper = StatusPaper(redraws=redraws)
-    paper.feed(StateChange(0, "running", 1.0, "4711"), LogLine(0, "stdout", "a", 1.0), seconds=1000)
+    paper.feed(
+        event_types.StateChange(0, "running", 1.0, "4711"), event_types.LogLine(0, "stdout", "a", 1.0), seconds=1000
+    )
     assert paper.open == []
     assert paper.end() == ["[0] a"]
 
@@ -181,27 +172,29 @@ def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws
 
 def test_each_restart_is_reported_once_with_why_the_former_attempt_ended():
     paper = StatusPaper()
-    paper.feed(StateChange(0, "running", 1.0, "100"), StateChange(1, "running", 1.0, "101"))
+    paper.feed(event_types.StateChange(0, "running", 1.0, "100"), event_types.StateChange(1, "running", 1.0, "101"))
     assert paper.texts == []
-    paper.feed(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0), StateChange(0, "starting", 2.0))
-    paper.feed(StateChange(0, "running", 2.0, "200"))
+    paper.feed(
+        event_types.Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0), event_types.StateChange(0, "starting", 2.0)
+    )
+    paper.feed(event_types.StateChange(0, "running", 2.0, "200"))
     assert paper.texts == ["... restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL ..."]
-    paper.feed(Restart(2, 3, "rank 0 stopped with KeyError: 'x'", 0.0, 3.0))
+    paper.feed(event_types.Restart(2, 3, "rank 0 stopped with KeyError: 'x'", 0.0, 3.0))
     assert paper.texts[1:] == ["... restart 2 of 3: rank 0 stopped with KeyError: 'x' ..."]
 
 
 def test_a_rank_that_failed_alone_is_reported_once():
     paper = StatusPaper()
-    paper.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time()))
+    paper.feed(event_types.Failure(1, "KeyError", "'x'\nmore", "", time.time()))
     assert paper.texts == []  # mostly it ends the others, and the error says it all
-    paper.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time() - 60))
+    paper.feed(event_types.Failure(1, "KeyError", "'x'\nmore", "", time.time() - 60))
     paper.feed()
     assert paper.texts == ["... rank 1 stopped with KeyError: 'x'; other ranks go on ..."]
 
 
 def test_a_requested_stop_is_reported():
     paper = StatusPaper()
-    paper.feed(StateChange(None, "stopping", 1.0))
+    paper.feed(event_types.StateChange(None, "stopping", 1.0))
     paper.feed()
     assert paper.texts == ["... the run was asked to stop ..."]
 
@@ -209,9 +202,9 @@ def test_a_requested_stop_is_reported():
 def test_an_idle_time_is_reported_once_and_again_when_it_has_lasted_twice_as_long():
     paper = StatusPaper()
     for seconds in (60, 70, 80, 119, 120, 130):
-        paper.feed(IdleWarning(seconds, f"nothing for {seconds} s", 1.0))
-    paper.feed(IdleWarning(0, "", 1.0))
-    paper.feed(IdleWarning(60, "nothing for 60 s anew", 1.0))
+        paper.feed(event_types.IdleWarning(seconds, f"nothing for {seconds} s", 1.0))
+    paper.feed(event_types.IdleWarning(0, "", 1.0))
+    paper.feed(event_types.IdleWarning(60, "nothing for 60 s anew", 1.0))
     assert paper.texts == [
         "... nothing for 60 s ...",
         "... nothing for 120 s ...",
@@ -226,7 +219,7 @@ def test_a_run_with_metrics_ends_with_a_summary():
     paper = StatusPaper()
     for step in range(8):
         paper.feed(metric(8.0 - step, step=step), metric(1.0, name="lr", step=step))
-    paper.feed(StateChange(0, "finished", 1.0), StateChange(1, "failed", 1.0))
+    paper.feed(event_types.StateChange(0, "finished", 1.0), event_types.StateChange(1, "failed", 1.0))
     assert paper.end("failed") == [
         "train failed after 01:15 (finished: 0, failed: 1)",
         "  loss  █▇▆▅▄▃▂▁  min 1  max 8  last 1  step 7",

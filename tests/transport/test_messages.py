@@ -12,28 +12,21 @@ import pytest
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.events.event_types import Display, HostSample, LogLine, Metric, StateChange
 from accelerate_nb.rank.step_hold import StopPoint
-from accelerate_nb.transport import messages
+from accelerate_nb.transport import messages, worker_spec
 from accelerate_nb.transport.channel import decode, encode
-from accelerate_nb.transport.worker_spec import (
-    LocalWorker,
-    NetworkAddress,
-    PayloadReference,
-    ProcessEnvironment,
-    RankInfo,
-    WorkerDescriptors,
-    WorkerSpec,
-)
 
 
-def worker(rank: int = 0, text: str = "") -> LocalWorker:
+def worker(rank: int = 0, text: str = "") -> worker_spec.LocalWorker:
     """A worker with a text in its environment."""
-    return LocalWorker(
-        WorkerSpec(
-            RankInfo(rank, 4, rank % 2, 2, NetworkAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2),
-            ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
-            PayloadReference(4096, 1) if rank else None,
+    return worker_spec.LocalWorker(
+        worker_spec.WorkerSpec(
+            worker_spec.RankInfo(
+                rank, 4, rank % 2, 2, worker_spec.NetworkAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2
+            ),
+            worker_spec.ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
+            worker_spec.PayloadReference(4096, 1) if rank else None,
         ),
-        WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10)),
+        worker_spec.WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10)),
     )
 
 
@@ -102,7 +95,9 @@ EXAMPLES = [
     messages.NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
     messages.ListenToPeers(0, ("10.0.0.2", "fe80::1")),
     messages.PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
-    messages.ConnectToPeers((NetworkAddress("10.0.0.1", 40001), NetworkAddress("10.0.0.2", 40002)), 4.0),
+    messages.ConnectToPeers(
+        (worker_spec.NetworkAddress("10.0.0.1", 40001), worker_spec.NetworkAddress("10.0.0.2", 40002)), 4.0
+    ),
     messages.PeersReached({"1": "nothing came back"}),
     messages.Heartbeat(),
     messages.FilePart(256, False),

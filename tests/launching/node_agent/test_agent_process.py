@@ -13,26 +13,18 @@ from accelerate_nb.events.event_types import DeviceSample, HostSample, LogLine, 
 from accelerate_nb.launching.node_agent.agent import AgentLoop
 from accelerate_nb.launching.node_agent.agent_process import BETWEEN_SENDS, NodeSampler, ReportSender
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.messages import (
-    Message,
-    NodeLoad,
-    RankEvent,
-    RankOutcome,
-    RankOutput,
-    RankReports,
-    StartWorkers,
-)
 from accelerate_nb.transport.worker_spec import NetworkAddress, RankInfo, WorkerSpec, current_environment
 
 
-def output(number: int, text: str = "line") -> RankOutput:
-    return RankOutput(0, number, text.encode(), (LogLine(0, "stdout", text, 1.0),))
+def output(number: int, text: str = "line") -> messages.RankOutput:
+    return messages.RankOutput(0, number, text.encode(), (LogLine(0, "stdout", text, 1.0),))
 
 
-def state(number: int) -> RankEvent:
-    return RankEvent(0, number, StateChange(0, "running", 1.0))
+def state(number: int) -> messages.RankEvent:
+    return messages.RankEvent(0, number, StateChange(0, "running", 1.0))
 
 
 class Ends:
@@ -48,9 +40,11 @@ class Ends:
     def tick(self) -> float:
         return self.sender.tick(self.now, 1.0)
 
-    def came(self) -> list[list[Message]]:
+    def came(self) -> list[list[messages.Message]]:
         received = [received.message for received in self.far.receive_ready()]
-        return [list(message.reports) if isinstance(message, RankReports) else [message] for message in received]
+        return [
+            list(message.reports) if isinstance(message, messages.RankReports) else [message] for message in received
+        ]
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ def test_what_follows_within_a_tenth_of_a_second_goes_in_one_message(ends: Ends)
     ends.now += BETWEEN_SENDS / 2
     ends.sender.send(output(2))
     assert ends.tick() == pytest.approx(BETWEEN_SENDS / 2)
-    ends.sender.send(RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0)))
+    ends.sender.send(messages.RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0)))
     ends.tick()
     assert ends.came() == []
     ends.now += BETWEEN_SENDS / 2
@@ -92,12 +86,12 @@ def test_a_state_goes_at_once_after_what_came_before_it(ends: Ends) -> None:
 def test_a_report_with_a_file_goes_by_itself_after_what_came_before_it(ends: Ends) -> None:
     ends.sender.send(output(0))
     file = memory_file("outcome")
-    ends.sender.send(RankOutcome(0, 1), (file,))
+    ends.sender.send(messages.RankOutcome(0, 1), (file,))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
     first, second = ends.far.receive_ready()
     assert first.message == output(0)
-    assert (second.message, len(second.descriptors)) == (RankOutcome(0, 1), 1)
+    assert (second.message, len(second.descriptors)) == (messages.RankOutcome(0, 1), 1)
     os.close(second.descriptors[0])
 
 
@@ -118,13 +112,13 @@ def test_much_output_does_not_wait() -> None:
 
 def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
     near, far = socket.socketpair()
-    reports: list[Message] = []
+    reports: list[messages.Message] = []
     with closing(AgentLoop()) as loop, closing(Channel(near)) as channel, closing(Channel(far)) as node:
         agent = RemoteAgent(channel, loop, lambda report, _: reports.append(report))
         spec = WorkerSpec(RankInfo(0, 1, 0, 1, NetworkAddress("", 0), "run"), current_environment({}, None))
-        agent.start(StartWorkers((spec,)), ())
-        strange = (RankOutput(7, 0, b"", ()), state(1))
-        node.send(RankReports(strange))
+        agent.start(messages.StartWorkers((spec,)), ())
+        strange = (messages.RankOutput(7, 0, b"", ()), state(1))
+        node.send(messages.RankReports(strange))
         node.shutdown()
         assert agent._closed.wait(30)
         agent.tick(0.0, 0.0)
@@ -137,7 +131,7 @@ def test_in_a_large_world_a_rank_s_lines_are_one_report_and_go_less_often(ends: 
     ends.sender.begin(world_size=1024)
     ends.sender.send(output(0))
     ends.tick()
-    progress = RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0))
+    progress = messages.RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0))
     gap = structs.replace(output(5), left_out=7)
     for report in (output(1, "a"), output(2, "b"), progress, output(4), gap):
         ends.sender.send(report)
@@ -147,7 +141,7 @@ def test_in_a_large_world_a_rank_s_lines_are_one_report_and_go_less_often(ends: 
     ends.now += BETWEEN_SENDS
     ends.tick()
     lines = (LogLine(0, "stdout", "a", 1.0), LogLine(0, "stdout", "b", 1.0))
-    assert ends.came() == [[RankOutput(0, 2, b"ab", lines), progress, output(4), gap]]
+    assert ends.came() == [[messages.RankOutput(0, 2, b"ab", lines), progress, output(4), gap]]
 
 
 # The load of a node is sent by a thread, which nobody waits for without a limit.
@@ -156,9 +150,9 @@ def test_in_a_large_world_a_rank_s_lines_are_one_report_and_go_less_often(ends: 
 @pytest.mark.timeout(20)
 def test_a_reader_that_does_not_read_holds_up_no_close() -> None:
     reads, is_sending = threading.Event(), threading.Event()
-    sent: list[NodeLoad] = []
+    sent: list[messages.NodeLoad] = []
 
-    def send(load: NodeLoad) -> None:
+    def send(load: messages.NodeLoad) -> None:
         sent.append(load)
         is_sending.set()
         reads.wait()

@@ -208,7 +208,7 @@ def nodes_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The cache of the "machines", whose agents stay for the tests that follow."""
     cache = tmp_path_factory.mktemp("cache of the nodes")
     node_pool.close_nodes()
-    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes, "LocalNodes", FarNodes):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes.node_engine, "LocalNodes", FarNodes):
         # agents have it from here
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield cache

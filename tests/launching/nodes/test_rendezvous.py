@@ -163,7 +163,9 @@ def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_
 def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launched_nodes, "connect", lambda _: PeersReached({"0": "nothing came back for 4 s"}))
+    monkeypatch.setattr(
+        launched_nodes.node_network, "connect", lambda _: PeersReached({"0": "nothing came back for 4 s"})
+    )
     with host() as meeting:
         text = r"node 1 on .* can't connect to port \d+ of node 0 on .* \(127.0.0.1, lo\): nothing came back for 4 s"
         with pytest.raises(LaunchError, match=text):
@@ -180,7 +182,9 @@ def test_a_rank_that_is_taken_and_other_versions_are_reported_to_all(monkeypatch
             time.sleep(0.01)
         with pytest.raises(LaunchError, match=r"node 1 on .* has joined as that already"):
             meeting.join()
-        monkeypatch.setattr(rendezvous, "facts_of_this_node", lambda _: structs.replace(facts, torch="2.1.0"))
+        monkeypatch.setattr(
+            rendezvous.node_network, "facts_of_this_node", lambda _: structs.replace(facts, torch="2.1.0")
+        )
         for call in (lambda: meeting.join(node_rank=2), first.result, meeting.met.result):
             with pytest.raises(LaunchError, match=r"(?s)node 2 on .* \(differs\).*2\.1\.0"):
                 call()

@@ -135,8 +135,8 @@ def test_shards_are_removed_after_the_file_was_compared(checkpoint, tmp_path, sa
 
 
 def test_shards_stay_where_the_file_reads_otherwise(checkpoint, tmp_path, monkeypatch):
-    right = merging.write_numbers
-    monkeypatch.setattr(merging, "write_numbers", lambda tensor, file: right(tensor + 1, file))
+    right = merging.writer.write_numbers
+    monkeypatch.setattr(merging.writer, "write_numbers", lambda tensor, file: right(tensor + 1, file))
     with pytest.raises(CheckpointError, match="reads otherwise than it was written"):
         merge(checkpoint, tmp_path, removes=True)
     assert (checkpoint / "pytorch_model_fsdp_0" / ".metadata").exists()
@@ -168,7 +168,7 @@ def test_what_goes_wrong_in_writing_leaves_the_former_file(checkpoint, tmp_path,
     def full(tensor, file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(merging, "write_numbers", full)
+    monkeypatch.setattr(merging.writer, "write_numbers", full)
     with pytest.raises(CheckpointError, match=r"model\.safetensors could not be written .*No space left"):
         merge(checkpoint, tmp_path)
     assert (tmp_path / "model.safetensors").read_text() == "mine"

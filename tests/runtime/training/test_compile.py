@@ -12,15 +12,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, FullyShardedDataParallelPlugin, load_checkpoint_in_model
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.training.compile import (
-    TorchDynamoPlugin,
-    compile_regions,
-    compile_regions_in_place,
-    has_compiled_regions,
-    has_repeated_blocks,
-    is_compiled_module,
-    is_repeated_blocks,
-)
+from accelerate_nb.runtime.training import compile
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
@@ -78,7 +70,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
         names = list(prepared.state_dict())
         kept = accelerator.unwrap_model(prepared)
         assert list(prepared.state_dict()) == names  # what is trained goes on as it was
-        assert has_compiled_regions(kept)
+        assert compile.has_compiled_regions(kept)
         assert accelerator.unwrap_model(prepared) is kept
         assert accelerator.unwrap_model(kept, keep_torch_compile=False) is model
         prepared.eval(), kept.eval()
@@ -111,7 +103,7 @@ def whole_and_not(backend: str) -> list[Any]:
             prepared(inputs).square().sum().backward()
         local = model.first.weight.grad.clone()
         prepared(inputs).square().sum().backward()
-        seen.append((local, model.first.weight.grad.clone(), is_compiled_module(prepared)))
+        seen.append((local, model.first.weight.grad.clone(), compile.is_compiled_module(prepared)))
         accelerator.end_training()
     (plain, plain_sum, was), (compiled, compiled_sum, is_now) = seen
     torch.testing.assert_close(plain, compiled)
@@ -147,11 +139,11 @@ def test_inductor_compiles_what_eager_computes() -> None:
 def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
     model = Blocks().eval()
     names = list(model.state_dict())
-    twin = compile_regions(model, backend="eager")
-    assert [is_compiled_module(part) for part in twin.layers] == [True] * 3
-    assert is_compiled_module(twin.first)
-    assert not is_compiled_module(twin)
-    assert (has_compiled_regions(twin), has_compiled_regions(model)) == (True, False)
+    twin = compile.compile_regions(model, backend="eager")
+    assert [compile.is_compiled_module(part) for part in twin.layers] == [True] * 3
+    assert compile.is_compiled_module(twin.first)
+    assert not compile.is_compiled_module(twin)
+    assert (compile.has_compiled_regions(twin), compile.has_compiled_regions(model)) == (True, False)
     assert list(model.state_dict()) == names
     assert type(twin) is Blocks
     assert torch.equal(twin(torch.ones(2, 8)), model(torch.ones(2, 8)))
@@ -164,17 +156,17 @@ def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
 def test_blocks_can_be_compiled_where_they_are() -> None:
     model = Blocks().eval()
     before = model(torch.ones(2, 8))
-    assert compile_regions_in_place(model, backend="eager") is model
+    assert compile.compile_regions_in_place(model, backend="eager") is model
     assert torch.equal(model(torch.ones(2, 8)), before)
     assert all(layer._compiled_call_impl is not None for layer in model.layers)
 
 
 def test_blocks_are_distinguished_from_other_lists() -> None:
     model = Blocks()
-    assert (has_repeated_blocks(model), is_repeated_blocks(model.layers)) == (True, True)
-    assert not is_repeated_blocks(nn.ModuleList())
-    assert not is_repeated_blocks(nn.ModuleList([nn.Linear(1, 1), nn.ReLU()]))
-    assert not has_repeated_blocks(nn.Linear(1, 1))
+    assert (compile.has_repeated_blocks(model), compile.is_repeated_blocks(model.layers)) == (True, True)
+    assert not compile.is_repeated_blocks(nn.ModuleList())
+    assert not compile.is_repeated_blocks(nn.ModuleList([nn.Linear(1, 1), nn.ReLU()]))
+    assert not compile.has_repeated_blocks(nn.Linear(1, 1))
 
 
 def test_a_model_that_came_compiled_is_not_compiled_again() -> None:
@@ -188,7 +180,7 @@ def test_a_model_that_came_compiled_is_not_compiled_again() -> None:
 
 def test_compiling_is_requested_once() -> None:
     with pytest.raises(ConfigurationError, match="Pass one of them"):
-        Accelerator(cpu=True, dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
+        Accelerator(cpu=True, dynamo_backend="eager", dynamo_plugin=compile.TorchDynamoPlugin())
     with pytest.raises(ConfigurationError, match="'fast' is not known"):
         Accelerator(cpu=True, dynamo_backend="fast")
 
