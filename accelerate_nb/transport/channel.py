@@ -91,18 +91,7 @@ def message_of(data: bytes) -> Message:
 
 
 class FrameReader:
-    """
-    Messages out of bytes as they come. Bytes that are no message raise a `ProtocolError`, after which nothing more can be read.
-
-    With `after_greeting` there may be others before the first message.
-
-    >>> reader = FrameReader()
-    >>> reader.feed(frame(KillGroup())[:-1])
-    >>> reader.next()
-    >>> reader.feed(frame(KillGroup())[-1:])
-    >>> reader.next()
-    (KillGroup(), 0)
-    """
+    """Messages out of bytes as they come; bytes that are no message raise a `ProtocolError`, and nothing follows them."""
 
     def __init__(self, size_limit: int = SIZE_LIMIT, *, after_greeting: bool = False) -> None:
         self._size_limit, self._after_greeting = size_limit, after_greeting
@@ -156,11 +145,7 @@ class FrameReader:
 
 
 class StreamPair:
-    """
-    A stream to read from and another to write to, which a `Channel` takes as one connection, with a socket's methods.
-
-    >>> Channel(StreamPair(0, 1))
-    """
+    """A stream to read from and another to write to, with a socket's methods: one connection of a `Channel`."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
@@ -209,17 +194,9 @@ class ReceivedMessage(NamedTuple):
 
 
 class Channel:
-    """
-    One end of a connection: sends messages from any thread, and receives them in one.
+    """One end of a connection: sends messages from any thread, and receives them in one."""
 
-    What comes never raises anything: bytes that are no message of this version end the connection, for the reason in `error`. Over a Unix
-    socket a message carries descriptors; elsewhere, or without `passes_descriptors`, the contents of files, which arrive as memory files.
-    With `after_greeting`, other bytes may come before the first message.
-
-    >>> with closing(Channel(near)) as channel:
-    ...     channel.send(SignalRanks(2, (0, 1)))
-    ...     message, descriptors = channel.receive()
-    """
+    # What comes never raises: bytes that are no message of this version end the connection, for the reason in `error`.
 
     def __init__(
         self,
@@ -276,13 +253,8 @@ class Channel:
     # ------------------------------------------------------------------------------------------------------ sending
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """
-        Send a message, and copies of descriptors, which stay open here; raises `OSError` where it can't be delivered, and
-        `ProtocolError` where the connection passes no descriptors and one of them is no file.
-
-        A socket that doesn't block has room for a message or raises: so messages are short, and what may be long goes into a
-        memory file of its own.
-        """
+        """Send a message, and copies of descriptors; raises `OSError`, and `ProtocolError` where one can't leave its machine."""
+        # a socket that doesn't block has room for a message or raises: messages are short, and what may be long goes into a memory file
         data = memoryview(frame(message, len(descriptors), self._size_limit))
         with self._lock:
             if not self.passes_descriptors:
@@ -354,10 +326,7 @@ class Channel:
     # ---------------------------------------------------------------------------------------------------- receiving
 
     def receive(self, silence_limit: float | None = None) -> ReceivedMessage | None:
-        """
-        The next message, waited for; `None` where no more will come: the other end has gone, or can't be understood (`error`).
-        Raises `OSError` as sockets do, and `TimeoutError` where not one byte has come for `silence_limit` seconds.
-        """
+        """The next message; `None` where no more will come. Raises `TimeoutError` after `silence_limit` seconds without a byte."""
         while (received := self._next()) is None:
             if self.is_ended:
                 return None
@@ -387,11 +356,7 @@ class Channel:
         self.refused += 1
 
     def request(self, message: Message, reply_class: type[Reply], timeout: float) -> Reply:
-        """
-        Send a message, and wait for its reply of a class; others that come meanwhile are refused.
-
-        Raises `TimeoutError` where none comes in time, and `OSError` where the other end has gone, or can't be understood.
-        """
+        """Send a message, and wait for its reply of a class; raises `TimeoutError`, and `OSError` where the other end has gone."""
         deadline = time.monotonic() + timeout
         self.send(message)
         while (received := self.receive(max(0.0, deadline - time.monotonic()))) is not None:

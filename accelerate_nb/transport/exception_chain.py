@@ -29,17 +29,15 @@ class TracebackCall:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionLink:
-    """
-    One exception of a chain: pickled by itself, so that one that can't be unpickled leaves the others alone.
-
-    `pickled` is empty where it could not be pickled at all, for a `reason`. `cause` and `context` are positions in the chain.
-    """
+    """One exception of a chain, pickled by itself, so that one that can't be unpickled leaves the others alone."""
 
     type: str
     message: str
+    # empty where it could not be pickled at all, for the `reason`
     pickled: tuple[bytes, ...]
     reason: str
     calls: tuple[TracebackCall, ...]
+    # positions in the chain
     cause: int | None
     context: int | None
     suppress_context: bool
@@ -56,12 +54,7 @@ class ExceptionChain:
 
 
 def portable(error: BaseException, known: frozenset[str] | None = None) -> Any:
-    """
-    A stand-in for an exception in a pickle, which is unpickled as the exception.
-
-    An exception that can't be pickled comes without its attributes, and with a note about it; where not even its class and
-    message can, an `UnpicklableError` takes its place.
-    """
+    """A stand-in for an exception in a pickle, which is unpickled as the exception, or as much of it as can be pickled."""
     chain = linked_exceptions(error)
     positions = {id(link): index for index, link in enumerate(chain)}
     return ExceptionChain(tuple(_link(link, chain, positions, known) for link in chain))

@@ -19,16 +19,10 @@ _End = Literal["connecting", "listening"]
 
 
 class ListenerHandshake:
-    """
-    The listening end's half, which is fed with bytes as they come, and never with more than `missing`.
+    """The listening end's half, which is fed with bytes as they come, and never with more than `missing`."""
 
-    The connecting end greets, is greeted, proves that it knows the token, and gets the proof that this end does. A proof is the
-    HMAC-SHA256 of the end that made it and of both nonces: it is of no use on another connection, or to the other end.
-
-    >>> handshake = ListenerHandshake(token)
-    >>> while handshake.missing:
-    ...     sock.sendall(handshake.feed(sock.recv(handshake.missing)))
-    """
+    # The connecting end greets, is greeted, proves that it knows the token, and gets the proof that this end does. A proof is the
+    # HMAC-SHA256 of the end that made it and of both nonces: it is of no use on another connection, or to the other end.
 
     def __init__(self, token: bytes) -> None:
         self._token, self._nonce = token, secrets.token_bytes(_NONCE_SIZE)
@@ -37,11 +31,7 @@ class ListenerHandshake:
         self.missing = _GREETING_SIZE
 
     def feed(self, data: bytes) -> bytes:
-        """
-        Take in what has come; returns what is to be sent, often nothing.
-
-        Raises `ProtocolError`: "malformed" where the other end does not speak this handshake, "token" where it has another token.
-        """
+        """Take in what has come, and return what is to be sent; raises `ProtocolError` ("malformed", or "token" for another one)."""
         self._data += data
         self.missing -= len(data)
         if self._other_nonce is None and not _GREETING.startswith(self._data[: len(_GREETING)]):
@@ -59,12 +49,7 @@ class ListenerHandshake:
 
 
 def prove_token(sock: socket.socket, token: bytes, timeout: float) -> None:
-    """
-    Do the connecting end's half within so many seconds.
-
-    Raises `ProtocolError`: "malformed" where the other end does not speak this handshake, "token" where the ends have different tokens;
-    and `OSError`, also a `TimeoutError`.
-    """
+    """Do the connecting end's half in so many seconds; raises `ProtocolError` ("malformed", "token"), `OSError`, `TimeoutError`."""
     deadline, nonce = time.monotonic() + timeout, secrets.token_bytes(_NONCE_SIZE)
     sock.settimeout(timeout)
     sock.sendall(_GREETING + nonce)

@@ -24,17 +24,13 @@ _CONSOLE = "console"
 
 @dataclass(frozen=True, slots=True)
 class LoggerState:
-    """
-    A logger that was configured; `package` is the module that configures it when it is imported, where it is a library's.
-
-    Its `handlers` write to a standard stream, or to none by themselves, as tqdm's do; each is pickled, with the name of that stream.
-    Without `handlers` it has those of its own process.
-    """
+    """A logger that was configured; `package` is the library whose import configures it, where it is a library's."""
 
     name: str
     level: int
     propagate: bool
     disabled: bool
+    # pickled, each with the stream that it writes to, or `None` as tqdm's do; without `handlers` it has those of its own process
     handlers: tuple[tuple[Pickled, StreamName | None], ...] | None
     filters: tuple[Pickled, ...]
     package: str | None
@@ -64,11 +60,9 @@ class LoggerState:
 
 @dataclass(frozen=True, slots=True)
 class LoggingState:
-    """
-    The configuration of logging, for processes that have their own: it holds there as environment variables do.
+    """The configuration of logging, for processes that have their own: it holds there as environment variables do."""
 
-    Handlers on files, sockets and queues, and those that can't be pickled, stay where they are: two processes can't write one file.
-    """
+    # Handlers on files, sockets and queues, and those that can't be pickled, stay where they are: two processes can't write one file.
 
     loggers: tuple[LoggerState, ...] = ()
     level_names: dict[int, str] = field(default_factory=dict)

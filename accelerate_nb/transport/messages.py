@@ -16,13 +16,9 @@ HEARTBEAT_INTERVAL = 1.0
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """
-    The base of every message, all of which stand below on this page and travel over a `Channel`.
+    """The base of every message: none is ever unpickled, and each field is compared with its type when it arrives."""
 
-    Nothing in a message is ever unpickled, and each field is compared with its type when it arrives. `carries` is the number of descriptors
-    that come with it; `None` stands for any.
-    """
-
+    # the number of descriptors that come with it; `None` stands for any
     carries: ClassVar[int | None] = 0
 
 
@@ -156,15 +152,13 @@ class ProfileSteps(Message, frozen=True):
 
 
 class BeginTask(Message, frozen=True):
-    """
-    Do a session's task; the descriptors are the files of its request and of its reply, which the agent adds.
-
-    `renewal` is the name under which the process groups are rebuilt first, `others` are the other ranks' process numbers.
-    """
+    """Do a session's task; the descriptors are the files of its request and of its reply, which the agent adds."""
 
     carries: ClassVar[int | None] = 2
     number: int
+    # the name under which the process groups are rebuilt first
     renewal: str | None
+    # the other ranks' process numbers
     others: tuple[int, ...]
 
 
@@ -183,12 +177,9 @@ class CloseSession(Message, frozen=True):
 
 
 class CollectivesReply(Message, frozen=True):
-    """
-    The collectives that are under way in a rank by torch's flight recorder, oldest first.
+    """The collectives that are under way in a rank by torch's flight recorder, oldest first."""
 
-    The last entry may be of the ranks without which the call does not return that the rank is in: `{"awaited": [0, 1]}`.
-    """
-
+    # the last may name the ranks without which the call does not return that the rank is in: `{"awaited": [0, 1]}`
     entries: tuple[Mapping[str, Any], ...]
 
 
@@ -196,18 +187,14 @@ class CollectivesReply(Message, frozen=True):
 
 
 class StartWorkers(Message, frozen=True):
-    """
-    Start a worker for each spec.
-
-    The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
-    among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs. With a `log_folder`, the
-    name of a folder among those of the node, the ranks' whole logs are kept there, and a part of what they write is sent (`RankOutput`).
-    """
+    """Start a worker for each spec; the descriptors are those of their payload, and of rank 0's store where it `has_store`."""
 
     carries: ClassVar[int | None] = None
     specs: tuple[WorkerSpec, ...]
     has_store: bool = False
+    # below that of the specs
     inherits_environment: bool = False
+    # the name of a folder of the node that keeps the ranks' whole logs; a part of what they write is sent (`RankOutput`)
     log_folder: str = ""
 
     @property
@@ -220,11 +207,7 @@ RankMessage: TypeAlias = HoldAtStep | StopAt | ChangeKnobAfter | ProfileSteps | 
 
 
 class ToRank(Message, frozen=True):
-    """
-    Send a message to a rank's inbox, with its descriptors.
-
-    A `BeginTask` comes with its request alone: the file of the reply is the agent's, and returned in a `RankTaskReply`.
-    """
+    """Send a message to a rank's inbox, with its descriptors: of a `BeginTask` its request, for the agent adds the reply's."""
 
     carries: ClassVar[int | None] = None
     rank: int
@@ -249,11 +232,9 @@ class QueryNode(Message, frozen=True):
 
 
 class ListenToPeers(Message, frozen=True):
-    """
-    Listen on the interface that routes to these addresses of other nodes, at a port or, with 0, at any free one (`PeerEndpoint`).
+    """Listen on the interface that routes to these addresses, at a port or, with 0, at any free one (`PeerEndpoint`)."""
 
-    On the node of rank 0 its workers' rendezvous is there. A socket from before is closed.
-    """
+    # On the node of rank 0 its workers' rendezvous is there. A socket from before is closed.
 
     port: int
     peers: tuple[str, ...]
@@ -281,11 +262,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class NodeFacts(Message, frozen=True):
-    """
-    The facts of an agent's node: its host's name, the address at which it was reached, the versions of what it runs, and its devices.
-
-    A version is empty where the package is not installed there. `time` is its clock in seconds since 1970.
-    """
+    """The facts of an agent's node, reached at `address`; the versions are empty where a package is not installed."""
 
     host: str
     address: str
@@ -296,6 +273,7 @@ class NodeFacts(Message, frozen=True):
     device_label: str
     devices: int
     cores: int
+    # its clock, in seconds since 1970
     time: float
 
 
@@ -323,16 +301,13 @@ class RankEvent(Message, frozen=True):
 
 
 class RankOutput(Message, frozen=True):
-    """
-    What a rank wrote: the bytes of its log, and the lines to show.
-
-    Before them, so many bytes are left out; then `whole_log` is the file on the node that holds all of them.
-    """
+    """What a rank wrote: the bytes of its log, and the lines to show."""
 
     rank: int
     number: int
     raw: bytes
     lines: tuple[LogLine, ...]
+    # so many bytes before them are left out; then `whole_log` is the file on the node that holds all of them
     left_out: int = 0
     whole_log: str = ""
 
@@ -355,18 +330,15 @@ class RankOutcome(Message, frozen=True):
 
 
 class RankExited(Message, frozen=True):
-    """
-    A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it.
-
-    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends. `killed`: it still ran when
-    its agent was ordered to kill it.
-    """
+    """A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it."""
 
     rank: int
     number: int
     code: int
     time: float
+    # what the process wrote about its own crash, as faulthandler writes it; empty for other ends
     stacks: str = ""
+    # it still ran when its agent was ordered to kill it
     killed: bool = False
 
 
@@ -395,11 +367,7 @@ class NodeLoad(Message, frozen=True):
 
 
 class RankStacks(Message, frozen=True):
-    """
-    The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none.
-
-    The collectives that are under way are of each rank that replied in time.
-    """
+    """The stack dump of each rank that runs, by its number as a text, and the collectives of those that replied in time."""
 
     number: int
     stacks: Mapping[str, str]
@@ -414,11 +382,9 @@ class GroupClosed(Message, frozen=True):
 
 
 class NodeMessage(Message, frozen=True):
-    """
-    The message in `body` (`encode`) for the node `to`, or for all; node 0 says who sends it, and passes it on.
+    """The message in `body` (`encode`) for the node `to`, or for all; node 0 says who sends it, and passes it on."""
 
-    Nodes are numbered in the order in which they came to node 0. What ranks report is of an attempt of the run.
-    """
+    # Nodes are numbered in the order in which they came to node 0. What ranks report is of an attempt of the run.
 
     sender: int
     to: int | None
@@ -427,14 +393,11 @@ class NodeMessage(Message, frozen=True):
 
 
 class JoinRun(Message, frozen=True):
-    """
-    Join the run `run_id` of `nodes` nodes with `processes` ranks that compute on devices of a kind (`RunJoined` or `RunRefused`).
-
-    `node_rank` is `None` where the node takes any.
-    """
+    """Join the run of so many nodes with `processes` ranks on devices of a kind (`RunJoined`, or `RunRefused`)."""
 
     run_id: str
     nodes: int
+    # `None` where the node takes any
     node_rank: int | None
     processes: int
     kind: str
@@ -448,11 +411,7 @@ class NodeReady(Message, frozen=True):
 
 
 class RunJoined(Message, frozen=True):
-    """
-    All nodes of an attempt have come: the receiver's rank among them, and each one's number, name, and number of ranks.
-
-    The ranks find each other at `port` of node 0, whose settings hold for all. `text` is what has changed since the last attempt.
-    """
+    """All nodes of an attempt have come: the receiver's rank among them, and each one's number, name, and number of ranks."""
 
     run: str
     attempt: int
@@ -460,10 +419,12 @@ class RunJoined(Message, frozen=True):
     senders: tuple[int, ...]
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    # of node 0, where the ranks find each other, and whose settings hold for all
     port: int
     max_restarts: int
     restart_delay: float
     timeout: float | None
+    # what has changed since the last attempt
     text: str = ""
 
 
@@ -569,11 +530,7 @@ class LiveState(Message, frozen=True):
 
 
 class FilePart(Message, frozen=True):
-    """
-    A part of a file that a following message carries, over a connection that passes no descriptors.
-
-    Its `size` bytes come after the message, as they are.
-    """
+    """A part of a following message's file, where no descriptors are passed; its `size` bytes come after this message."""
 
     size: int
     is_last: bool

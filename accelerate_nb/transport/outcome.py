@@ -29,12 +29,8 @@ _LOST = re.compile(
 
 
 def write_result(descriptor: int, result: RankResult, *, is_wanted: bool = True) -> None:
-    """
-    Leave a rank's result for the kernel: of a value that can't travel `None` and the reason, of an error as much as can be pickled.
-
-    All ranks of a process group call it for what they return; one whose value nobody receives writes none, and helps to put sharded
-    weights together.
-    """
+    """Leave a rank's result for the kernel: as much as can be pickled of its value or error, and what was left out."""
+    # all ranks of a process group call it: one whose value nobody receives writes none, but helps to put sharded weights together
     entries: list[Bytes] = []
     if result.failure is None:
         entries, left_out = pack_result(result.value, is_wanted=is_wanted)

@@ -140,11 +140,7 @@ class InheritedCall:
 
 @dataclass(frozen=True, slots=True)
 class PackedCall:
-    """
-    A call in a memory file, with the notebook's lines before it and large buffers behind it.
-
-    Its data cost one copy for any number of workers: each maps the file for itself, and a write changes only its own view.
-    """
+    """A call in a memory file, of which each worker maps its own view: one copy for any number of workers."""
 
     descriptor: int
     more: tuple[int, ...]
@@ -194,11 +190,7 @@ def inherit(call: FunctionCall) -> InheritedCall:
 
 
 def pack(call: FunctionCall) -> PackedCall:
-    """
-    A call as one memory file.
-
-    Raises `PayloadError`, which names the variable that can't travel, its type and what captures it.
-    """
+    """A call as one memory file; raises `PayloadError`, which names what can't travel, its type and what captures it."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     sources = current_sources()
     with collect_descriptors() as collector:

@@ -25,14 +25,8 @@ _MAIN = "__main__"
 
 
 def dump(value: Any, names: dict[str, Any] | None = None, *, main_by_name: bool = False) -> list[Bytes]:
-    """
-    A value as a pickle, followed by the buffers that it refers to.
-
-    Arrays and the storages of tensors are given as views of their own memory. Tensors that share a storage share it
-    afterwards too; views and strides are kept. `names` is filled, as they come by, with the functions and classes of
-    `__main__`, which travel by value; it may itself be the last part of the value. With
-    `main_by_name` they go by their names.
-    """
+    """A value as a pickle, followed by views of the memory of its arrays and tensors; `load` keeps shared storages shared."""
+    # `names` gets the functions and classes of `__main__`, which travel by value, as they come by; it may be the value's last part
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     found = {} if names is None else names
@@ -46,16 +40,9 @@ def dump_homeward(
     reference: Callable[[Any], Any] | None = None,
     whole: Callable[[Any], Any] | None = None,
 ) -> list[Bytes]:
-    """
-    The same for a value on its way to the notebook.
-
-    Functions and classes of the notebook's `__main__`, which workers have from there, go by their names: a forked worker's
-    would else be another class than the notebook's. Where a worker has a `__main__` of its own, `known` holds the names that the
-    notebook has too. Tensors go to the CPU, without what autograd knows of them, and prepared models as they were before.
-
-    What `reference` returns for a part of the value stands in its place, where that is not `None`; `load` has to know it. What
-    `whole` returns stands in the place of a tensor that is sharded over ranks.
-    """
+    """The same for a value on its way to the notebook, where tensors are on the CPU and models as before they were prepared."""
+    # The notebook's functions and classes go by name (a forked worker's copy would be another class): all, or those in `known`.
+    # What `reference` returns for a part, if anything, stands in its place (see `load`), and what `whole` does for a sharded tensor.
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     pickler = _HomewardPickler(file, buffers, known, whole)
@@ -281,12 +268,7 @@ def is_of_main(value: Any) -> bool:
 
 
 def install_main(names: Mapping[str, Any]) -> None:
-    """
-    Make a module with these names the `__main__`.
-
-    What ranks send each other with the plain pickle (`all_gather_object`, a queue, `torch.save` of an object) refers to
-    the notebook's classes as `__main__.Name`.
-    """
+    """Make a module with these names the `__main__`, to which the plain pickle of ranks refers as `__main__.Name`."""
     module = sys.modules[_MAIN] = types.ModuleType(_MAIN)
     vars(module).update(names)
 
@@ -326,12 +308,7 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
 
 
 def unpicklable_part(value: Any, name: str, dump_value: Callable[[Any], object]) -> str:
-    """
-    The part of a value that `dump_value` can't pickle, as Python would reach it from `name`, with its type.
-
-    >>> unpicklable_part({"lock": threading.Lock()}, "result", dump)
-    "result['lock'] is a lock"
-    """
+    """The part of a value that `dump_value` can't pickle, from `name` on, with its type: "result['lock'] is a lock"."""
     found = _search(value, (name,), None, set(), 0, dump_value)
     if found is None:
         return f"{name} is more than can be pickled"

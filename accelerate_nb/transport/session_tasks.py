@@ -47,39 +47,34 @@ Task: TypeAlias = RunCell | PushNames | PullNames | CallFunction
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """
-    A task on its way, with what the worker has to know first.
-
-    `lines` and `numbers` are cells of the notebook that it may not know yet, `names` the functions and classes of the
-    notebook's `__main__` that travel along; `known` are the names of all that it has. Without a task the request only
-    wants a reply.
-    """
+    """A task with what the worker has to know first; without a task the request only wants a reply."""
 
     task: Task | None
+    # the names of all that the notebook's `__main__` has
     known: frozenset[str] = frozenset()
+    # cells of the notebook that the worker may not know yet
     lines: Mapping[str, list[str]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    # the functions and classes of the notebook's `__main__` that travel along
     names: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReply:
-    """
-    The reply of one rank to a task.
-
-    `result` is the MIME bundle of a cell's last expression with its `metadata`, `value` holds, by name, what was pulled or returned; `error` is the
-    exception behind `failure`, as far as it can travel. `groups` counts the collectives that each process group has begun, and
-    `in_collective` is whether torch's communication raised; `names` are the person's variables that there are now. `left_out` says why a
-    returned value is `None` that could not be brought along.
-    """
+    """The reply of one rank to a task; `error` is the exception behind `failure`, as far as it can travel."""
 
     seconds: float
+    # the MIME bundle of a cell's last expression, with its metadata
     result: dict[str, Any] | None = None
+    # what was pulled or returned, by name
     value: Mapping[str, Any] | None = None
     failure: Failure | None = None
     error: BaseException | None = None
+    # how many collectives each process group has begun, and whether torch's communication raised
     groups: Mapping[str, int] = field(default_factory=dict)
     in_collective: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # the person's variables that there are now
     names: tuple[str, ...] = ()
+    # why a returned value is `None` that could not be brought along
     left_out: str = ""

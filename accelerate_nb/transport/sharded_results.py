@@ -13,11 +13,7 @@ _LONGEST_GATHER = timedelta(minutes=10)
 
 
 def whole_tensors(value: Any) -> Callable[[Any], Any] | None:
-    """
-    The whole tensors, on the CPU, of those in a returned value that are sharded over ranks.
-
-    All ranks of the process group call it. `None` where there are none, or not all ranks returned the same ones.
-    """
+    """The whole tensors, on the CPU, of a value's sharded ones; `None` where all ranks, which call it, don't share some."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or "torch.distributed.tensor" not in sys.modules or not dist.is_initialized():
         return None

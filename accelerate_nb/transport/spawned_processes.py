@@ -16,12 +16,8 @@ _NAME = "__main__"
 
 
 def send_main_by_value() -> None:
-    """
-    From now on, send functions and classes of `__main__` by value to processes that start anew, and functions without a name.
-
-    A notebook's `__main__` is no file that such a process could import; where it is one, its names go as always. Nothing
-    changes before the first of these processes starts, nor for those that are forked.
-    """
+    """From now on, send `__main__`'s functions and classes, and lambdas, by value to processes that multiprocessing starts anew."""
+    # A notebook's `__main__` is no file that they could import; where it is one, its names go as always. Forked ones are left alone.
     if not isinstance(getattr(reduction.dump, "__self__", None), _MainByValue):
         reduction.dump = _MainByValue().dump
 

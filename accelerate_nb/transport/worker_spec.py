@@ -24,11 +24,7 @@ class NetworkAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """
-    A worker's rank among `size` on `nodes` machines, its place on its own, and the store of their rendezvous.
-
-    `run` is the run's name, `restart_count` how often its workers were started again, of at most `max_restarts` times.
-    """
+    """A worker's rank among `size` on `nodes` machines, its place on its own, and the store of their rendezvous."""
 
     rank: int
     size: int
@@ -38,16 +34,13 @@ class RankInfo:
     run: str
     node_rank: int = 0
     nodes: int = 1
+    # how often the workers of the `run` were started again
     restart_count: int = 0
     max_restarts: int = 0
 
     def environ(self) -> dict[str, str]:
-        """
-        The variables that torchrun sets for a worker.
-
-        `TORCHELASTIC_USE_AGENT_STORE` makes `init_process_group("env://")` a client of the store that is there already,
-        on every rank (see `torch.distributed.rendezvous`).
-        """
+        """The variables that torchrun sets for a worker."""
+        # TORCHELASTIC_USE_AGENT_STORE has every rank's "env://" join the store that is there already (`torch.distributed.rendezvous`)
         rank, size = str(self.rank), str(self.size)
         return {
             "RANK": rank,
@@ -96,11 +89,7 @@ class ProcessEnvironment:
         process.current_process().authkey = bytes.fromhex(self.authkey)
 
     def on_node(self, node: ProcessEnvironment) -> ProcessEnvironment:
-        """
-        The same on another machine, whose own environment is `node`: its variables and modules stay, and these come on top.
-
-        A folder of this machine is taken where the other one has it, too. Without a number of threads, the node's is taken.
-        """
+        """The same on another machine, whose own environment is `node`: its variables and modules stay, and these come on top."""
         return replace(
             self,
             environ={**node.environ, **self.environ},
