@@ -28,17 +28,9 @@ class _PendingOutput(NamedTuple):
 
 
 class OutputCollapser:
-    """
-    Puts the output of ranks into one order, in which what all of them put out stands once.
+    """Puts the output of ranks into one order, in which what all put out stands once, and nothing is lost or comes twice."""
 
-    What every rank has put out comes at once; anything else waits for at most `window` seconds, so that slower ranks can
-    catch up. The order within a rank's stream never changes, and nothing is lost or comes twice.
-
-    >>> folding = OutputCollapser([0, 1])
-    >>> folding.take([LogLine(0, "stdout", "a", 0.0), LogLine(1, "stdout", "a", 0.0)], now=0.0)
-    >>> [one.ranks for one in folding.ready(now=0.0)]
-    [(0, 1)]
-    """
+    # What every rank has put out comes at once; anything else waits for at most `window` seconds, so that slower ranks can catch up.
 
     def __init__(self, ranks: Iterable[int], window: float = WINDOW) -> None:
         self._window = window

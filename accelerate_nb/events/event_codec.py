@@ -47,11 +47,7 @@ def to_line(event: Event) -> bytes:
 
 
 def from_line(line: bytes | str) -> Event:
-    """
-    The event that `to_line` wrote, now or in an earlier version; fields that are not known here are passed over.
-
-    Raises `ValueError` for a type that is not known here, or a field of another type, and `RecursionError` for what is nested deeply.
-    """
+    """The event that `to_line` wrote, in this version or an earlier one; raises `ValueError`, and `RecursionError` if nested deeply."""
     try:
         return _DECODER.decode(line)
     except ValueError:
@@ -67,12 +63,9 @@ def from_line(line: bytes | str) -> Event:
 
 
 class EventSender:
-    """
-    The worker's end of its stream: sends its events over a socket, from any thread.
+    """The worker's end of its stream: sends its events over a socket, from any thread, without waiting for another sender."""
 
-    Nobody waits for another who sends: that one sends both. So what is collected as garbage meanwhile may send, too (a
-    progress bar closes then), and so may a process that was forked meanwhile.
-    """
+    # That one sends both: so what is collected as garbage meanwhile may send (a progress bar closes then), and a process forked meanwhile.
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self.rank = rank

@@ -23,27 +23,20 @@ GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping"})
 
 
 class BaseEvent(msgspec.Struct, frozen=True, tag_field="type"):
-    """
-    The base of every event.
+    """The base of every event, which goes from a worker to its agent, into the run's state, and mostly into the run's folder."""
 
-    A worker sends its events to its node's agent, which reports them to whoever conducts the run. There they make up the run's state
-    (`events/run_state.py`), and most are kept in the run's folder, each as a line of JSON (`events/event_codec.py`). A tag stays what it
-    is when its class is renamed.
-    """
+    # A tag stays what it is when its class is renamed: folders of earlier runs have it.
 
 
 class LogLine(BaseEvent, frozen=True, tag="log"):
-    """
-    A rank wrote a line; `open`: it has not ended yet (a progress bar) and the next one replaces it.
-
-    `meaning` is what the line is to who reads it (`events/line_reader.py`); an open line has none.
-    """
+    """A rank wrote a line; `open`: it has not ended yet (a progress bar) and the next one replaces it."""
 
     rank: int
     stream: Stream
     text: str
     time: float
     open: bool = False
+    # what the line is to who reads it (`events/line_reader.py`); an open line has none
     meaning: Meaning = ""
 
 
@@ -58,13 +51,7 @@ class Metric(BaseEvent, frozen=True, tag="metric"):
 
 
 class Progress(BaseEvent, frozen=True, tag="progress"):
-    """
-    A rank has done `done` of `total` units of something.
-
-    `rate` is in units a second, `closed`: the bar has ended and will not move again. `bar` is the bar's own name
-    among those of its rank, without it the label is: an event replaces the last one of the same bar, whatever it was
-    labelled then. `note` is what its owner adds at the moment, such as a loss.
-    """
+    """A rank has done `done` of `total` units of something, at a `rate` in units a second."""
 
     rank: int
     label: str
@@ -73,23 +60,22 @@ class Progress(BaseEvent, frozen=True, tag="progress"):
     time: float
     rate: float | None = None
     unit: str = "it"
+    # the bar has ended and will not move again
     closed: bool = False
+    # the bar's own name in its rank, or else its label: an event replaces the last one of the same bar
     bar: str = ""
+    # what its owner adds at the moment, such as a loss
     note: str = ""
 
 
 class Display(BaseEvent, frozen=True, tag="display"):
-    """
-    A rank showed something rich: a MIME bundle, as IPython's `display` makes it.
-
-    `name` is what it goes by among those of its rank (IPython's `display_id`), where it may be shown again: with `update` it
-    replaces what was shown under that name.
-    """
+    """A rank showed something rich: a MIME bundle, as IPython's `display` makes it."""
 
     rank: int
     data: dict[str, Any]
     metadata: dict[str, Any]
     time: float
+    # IPython's `display_id`, where it may be shown again; with `update` it replaces what was shown under that name
     name: str = ""
     update: bool = False
 
@@ -106,13 +92,10 @@ class DeviceSample(BaseEvent, frozen=True, tag="device_sample"):
 
 
 class HostSample(BaseEvent, frozen=True, tag="host_sample"):
-    """
-    The load of a machine: `cpu` in percent of all cores, the others as `(used, total)` in bytes.
-
-    It is that of node number `node`, or of the machine that launched the run.
-    """
+    """The load of node number `node`, or of the machine that launched the run: `cpu` in percent of all cores."""
 
     cpu: float
+    # `(used, total)` in bytes, as the two below
     memory: tuple[int, int]
     disk: tuple[int, int] | None
     shared_memory: tuple[int, int] | None
@@ -130,11 +113,7 @@ class StateChange(BaseEvent, frozen=True, tag="state_change"):
 
 
 class IdleWarning(BaseEvent, frozen=True, tag="idle_warning"):
-    """
-    Nothing has come from any rank for `seconds`; with 0 something has again.
-
-    `text` names, for people, which ranks wait where, and which one is elsewhere.
-    """
+    """Nothing has come from any rank for `seconds`, with 0 something has again; `text` names who waits where."""
 
     seconds: float
     text: str
@@ -151,36 +130,30 @@ class Frame(NamedTuple):
 
 
 class Failure(BaseEvent, frozen=True, tag="failure"):
-    """
-    A rank failed.
-
-    `type` and `message` are those of its exception, `traceback` the text that a person should read; a process that died
-    without one has an `exit_code` (negative: the signal that ended it, as in `subprocess`) and `last_lines`, what it wrote last.
-    `lost_connection`: the rank only noticed that another one had gone; `ended_by_us`: it was ended because of another.
-    `frames` are the calls of the traceback, outermost first, `advice` a sentence on what to do about a mistake that is known.
-    """
+    """A rank failed, with an exception, or by the end of its process."""
 
     rank: int
     type: str = msgspec.field(name="exception")
     message: str
+    # the text that a person should read, and the calls in it, outermost first
     traceback: str
     time: float
+    # of a process that died without an exception (negative: the signal that ended it), and what it wrote last
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
+    # the rank only noticed that another one had gone, or was ended because of another
     lost_connection: bool = False
     ended_by_us: bool = False
     frames: tuple[Frame, ...] = ()
+    # what to do about a mistake that is known
     advice: str = ""
 
 
 class Hang(BaseEvent, frozen=True, tag="hang"):
-    """
-    The run had not ended after `timeout` seconds, and was stopped; `None`: its ranks waited for one that had returned.
-
-    `text` names which ranks waited where, and which one was elsewhere; `stacks` holds every rank's stack.
-    """
+    """The run had not ended after `timeout` seconds, and was stopped; `None`: its ranks waited for one that had returned."""
 
     timeout: float | None
+    # which ranks waited where, and which one was elsewhere
     text: str
     stacks: str
     time: float
@@ -201,18 +174,15 @@ class FirstStep(BaseEvent, frozen=True, tag="first_step"):
 
 
 class Restart(BaseEvent, frozen=True, tag="restart"):
-    """
-    An attempt of the run has failed, or nodes have come, and all ranks start again after `delay` seconds, as attempt number `attempt`.
+    """All ranks start again after `delay` seconds, as attempt number `attempt`, since one failed or nodes have come."""
 
-    The first attempt has the number 0, and at most `max_restarts` others follow, unless more nodes come. `reason` is the cause, in one
-    line. `ranks` is the number of ranks from then on, where nodes were lost or have come and it is another one.
-    """
-
+    # the first attempt has the number 0, and at most `max_restarts` others follow, unless more nodes come
     attempt: int
     max_restarts: int
     reason: str
     delay: float
     time: float
+    # the number of ranks from then on, where it is another one
     ranks: int | None = None
 
 
@@ -226,12 +196,7 @@ class NodeRanks(BaseEvent, frozen=True, tag="node_ranks"):
 
     @property
     def label(self) -> str:
-        """
-        The node's number with its name.
-
-        >>> NodeRanks(1, "gpu-b", 4, 7).label
-        'node 1 · gpu-b'
-        """
+        """The node's number with its name: `node 1 · gpu-b`."""
         number = f"node {self.node}"
         return self.name if self.name.startswith(number) else f"{number} · {self.name}"
 
@@ -253,26 +218,25 @@ class PrecisionChoice(BaseEvent, frozen=True, tag="precision_choice"):
 
 
 class StepBreakdown(BaseEvent, frozen=True, tag="step_breakdown"):
-    """
-    The seconds that a rank's steps took, a mean over those since the last event, up to step number `step`.
-
-    `data` is what the loop waited for its loader, `communication` what it waited for other ranks after its last gradient was computed,
-    `idle` what is none of the others. The first step has an event of its own; `compiled`: `torch.compile` made a graph in it. `workers` is
-    the loader's `num_workers`. `preempted` is what the rank's thread waited for one of the `cores` of its machine, in any of the parts;
-    `None` where the system does not count it.
-    """
+    """The seconds that a rank's steps took, a mean over those since the last event, up to step number `step`."""
 
     rank: int
     step: int
+    # what the loop waited for its loader
     data: float
     forward: float
     backward: float
+    # what it waited for other ranks after its last gradient was computed
     communication: float
     optimizer: float
+    # what is none of the others
     idle: float
     time: float
+    # the loader's `num_workers`
     workers: int | None = None
+    # `torch.compile` made a graph in the first step, which has an event of its own
     compiled: bool = False
+    # what the thread waited for one of its machine's `cores`, in any of the parts; `None` where the system does not count it
     preempted: float | None = None
     cores: int | None = None
 
@@ -283,25 +247,22 @@ class StepBreakdown(BaseEvent, frozen=True, tag="step_breakdown"):
 
 
 class MemoryUse(BaseEvent, frozen=True, tag="memory_use"):
-    """
-    The bytes that a rank's prepared models and optimizers hold on its device, measured after its first step.
-
-    `peak` is the most that was allocated on its GPU until now, activations among it; `None` where there is none. `used` of `total` bytes
-    of the GPU are in use, by whomever; on a CPU, `used` is the memory of the process.
-    """
+    """The bytes that a rank's prepared models and optimizers hold on its device, measured after its first step."""
 
     rank: int
     weights: int
     gradients: int
     optimizer: int
+    # the most that was allocated on its GPU until now, activations among it; `None` where there is none
     peak: int | None
     time: float
+    # what is in use of the GPU by whomever; on a CPU, the memory of the process
     used: int | None = None
     total: int | None = None
 
 
 class KnobValue(BaseEvent, frozen=True, tag="knob_value"):
-    """The value of a rank's knob from a step on, which was declared or changed; `least` and `most` are its bounds, where it has any."""
+    """The value of a rank's knob from a step on, declared or `changed`; `least` and `most` are its bounds, where it has any."""
 
     rank: int
     name: str
@@ -314,20 +275,19 @@ class KnobValue(BaseEvent, frozen=True, tag="knob_value"):
 
 
 class HeldAt(BaseEvent, frozen=True, tag="held_at"):
-    """
-    A rank's progress where it was asked to hold at the end of its step, by the request's number; it waits, where it has a boundary.
-
-    `steps` are the optimizer steps made, `None` where it makes none; `pace` is the seconds from one boundary to the next so far (0 before
-    the first). `checks`: whether its function checks for a stop itself, and how often it did so without a step before. `saves`: whether it
-    is saving at this moment.
-    """
+    """A rank's progress where it was asked to hold, by the request's number; it waits there, where it has a boundary."""
 
     rank: int
     number: int
+    # the optimizer steps made, `None` where it makes none
     steps: int | None
+    # seconds from one boundary to the next so far, 0 before the first
     pace: float = 0.0
+    # whether its function checks for a stop itself
     checks: bool = False
+    # whether it is saving at this moment
     saves: bool = False
+    # how often it checked without a step before
     stepless_checks: int = 0
 
     @property
@@ -337,16 +297,13 @@ class HeldAt(BaseEvent, frozen=True, tag="held_at"):
 
 
 class ProfiledOperation(NamedTuple):
-    """
-    An operation of profiled steps: its calls, the seconds spent in itself and not in what it calls, and their share of all such time.
-
-    `device` is where that time was spent: "cpu", or the type of the device.
-    """
+    """An operation of profiled steps: its calls, the seconds spent in itself alone, and their share of all such time."""
 
     name: str
     calls: int
     seconds: float
     share: float
+    # "cpu", or the type of the device
     device: str
 
 
@@ -360,20 +317,18 @@ class ProfileRequested(BaseEvent, frozen=True, tag="profile_requested"):
 
 
 class StepProfile(BaseEvent, frozen=True, tag="step_profile"):
-    """
-    The costliest operations of a rank's steps, the costliest first, as torch's profiler saw them.
-
-    The profile of this number took `seconds` for `steps` steps, which are fewer than were requested where the function has ended. `trace` is
-    the file of its trace on the rank's machine; `problem` is why there is no profile, empty where there is one.
-    """
+    """The costliest operations of a rank's steps, the costliest first, as torch's profiler saw them in so many seconds."""
 
     rank: int
     number: int
+    # fewer than were requested where the function has ended
     steps: int
     seconds: float
     operations: tuple[ProfiledOperation, ...]
+    # the file of its trace on the rank's machine
     trace: str
     time: float
+    # why there is no profile, empty where there is one
     problem: str = ""
 
 
@@ -436,12 +391,7 @@ _LOST_LINE = re.compile(r"connection (closed|reset)|broken pipe|socket closed", 
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """
-    The failure that led to the others.
-
-    One that only lost its connection to another rank, or was ended because of one, is a consequence; of the rest, the
-    first in time.
-    """
+    """The failure that led to the others: the first that neither lost its connection to another rank nor was ended by us."""
     return min(failures, key=lambda item: (item.ended_by_us, item.lost_connection, _was_aborted(item), item.time))
 
 

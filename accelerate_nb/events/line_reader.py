@@ -53,15 +53,7 @@ _WORDS: dict[str, Meaning] = {
 
 
 class LineClassifier:
-    """
-    Reads the lines of a stream one after the other, and classifies each: a traceback takes several.
-
-    Nothing else decides it; a line carries its meaning to the front ends.
-
-    >>> meanings = LineClassifier()
-    >>> [meanings.of(text) for text in ("INFO:root:begins", "Traceback (most recent call last):", "ValueError: no")]
-    ['', 'error', 'error']
-    """
+    """Reads the lines of a stream one after the other, and classifies each, which nothing else does: a traceback takes several."""
 
     def __init__(self) -> None:
         self._is_in_traceback = self._is_under_warning = False
@@ -147,12 +139,9 @@ def shown_lines(raws: Iterable[bytes]) -> list[str]:
 
 
 class LineAssembler:
-    """
-    Takes a stream's bytes as they come, and gives whole lines.
+    """Takes a stream's bytes as they come, and gives whole lines, and open ones that the next one replaces."""
 
-    What stands after the last newline is held back until its end arrives; where it holds a carriage return (a progress
-    bar), or ends as a prompt does, it is given as an open line each time, so that the next one can replace it.
-    """
+    # What stands after the last newline is held back, unless it holds a carriage return (a progress bar) or ends as a prompt does.
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -21,12 +21,7 @@ SUMMED = frozenset({"speed/samples_per_s", "speed/tokens_per_s"})
 
 @dataclass(frozen=True, slots=True)
 class NewItems(Generic[T]):
-    """
-    The items of a log since a cursor, oldest first.
-
-    `skipped` others came in between and are kept no longer; they were older than all of `items`. `cursor` is the cursor for
-    what comes after these.
-    """
+    """The items of a log since a cursor, oldest first, and the cursor for those after; `skipped` older ones are kept no longer."""
 
     items: tuple[T, ...]
     skipped: int
@@ -121,13 +116,7 @@ _MOST_WINDOWS = 60
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """
-    One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar.
-
-    `first_step` and `steps` are the parts of its first step's time, and of its newest steps', `windows` their means over the newest
-    windows of at least 50 steps and 5 seconds of steps, each up to its `step`. `requested_profile` is one that it has not
-    sent yet, `profile` the newest that it has.
-    """
+    """One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar."""
 
     rank: int
     state: event_types.State
@@ -140,10 +129,13 @@ class RankSummary:
     coordinates: dict[str, int]
     knobs: dict[str, event_types.KnobValue]
     memory: event_types.MemoryUse | None
+    # the parts of its first step's time, and of its newest steps'
     first_step: event_types.StepBreakdown | None
     steps: event_types.StepBreakdown | None
+    # means over the newest windows of at least 50 steps and 5 seconds of steps, each up to its `step`
     windows: tuple[event_types.StepBreakdown, ...]
     requested_profile: event_types.ProfileRequested | None
+    # the newest that it has sent, and one that it has not sent yet
     profile: event_types.StepProfile | None
     failure: event_types.Failure | None
 
@@ -282,10 +274,5 @@ def logged_names(names: Iterable[str]) -> list[str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """
-    The different names that have a curve: first what code logged, then what ranks report by themselves.
-
-    >>> in_order(["speed/step_time_s", "loss", "epoch"])
-    ['loss', 'speed/step_time_s']
-    """
+    """The different names that have a curve: first what code logged, then what ranks report by themselves."""
     return sorted((name for name in dict.fromkeys(names) if name != EPOCH), key=is_automatic)

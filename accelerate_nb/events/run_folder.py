@@ -33,12 +33,7 @@ _LOCK = "host.lock"
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """
-    A path as it is shown to people, who may share what they see: `~` stands for the home folder.
-
-    >>> shown_path(Path.home() / "runs")
-    '~/runs'
-    """
+    """A path as it is shown to people, who may share what they see: `~` stands for the home folder."""
     try:
         return os.path.join("~", Path(path).relative_to(Path.home()))
     except (ValueError, RuntimeError):
@@ -47,17 +42,10 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 
 class RunRecorder:
-    r"""
-    A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.
+    """A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`."""
 
-    The logs are those of the newest attempt; after a restart the former ones are in `attempt_0`, `attempt_1`, ...
-
-    Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
-    Who reads the folder while the run goes on finds lines at once, and events about half a second later.
-
-    >>> with closing(RunRecorder(folder)) as record:
-    ...     record.output(0, b"a line\n")
-    """
+    # The logs are those of the newest attempt; after a restart the former ones are in `attempt_0`, `attempt_1`, ...
+    # Neither log lines are among the events nor what would fill a disk: bars that move, loads. Events are written half a second late.
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -176,11 +164,7 @@ class RunRecorder:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """
-    A fresh folder for a run under `parent`, named after the time and the function.
-
-    Raises `LaunchError` where nothing can be written there.
-    """
+    """A fresh folder for a run under `parent`, named after the time and the function; raises `LaunchError` where it can't write."""
     stamp = time.strftime("%Y-%m-%d_%H%M%S")
     label = "".join(char if char.isalnum() else "_" for char in name).strip("_")[:40] or "run"
     problem: OSError = FileExistsError(f"{parent} holds 10,000 runs of {label} that started at {stamp}.")
@@ -287,11 +271,7 @@ def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:
 
 
 def hold_lock(folder: Path) -> int:
-    """
-    Lock a run's folder for the process that conducts the run; returns the descriptor that holds the lock.
-
-    The system releases it when the process ends, however it ends, and no other process inherits it.
-    """
+    """Lock a run's folder for the process that conducts the run, until the returned descriptor is closed, or the process ends."""
     import fcntl
 
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

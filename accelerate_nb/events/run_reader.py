@@ -36,21 +36,19 @@ _LOG = re.compile(r"rank_(\d+)\.log")
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """
-    A run as its folder describes it.
-
-    `started` and `ended` are in seconds since 1970; a run whose launcher died has failed, and its end is not known. `error`
-    is what its wait raised, or would have; `restarts` is how often all ranks were started again.
-    """
+    """A run as its folder describes it; times are in seconds since 1970."""
 
     folder: Path
     name: str
     why: str
     state: event_types.State
     started: float
+    # not known of a run whose launcher died, which has failed
     ended: float | None
     ranks: int
+    # what its wait raised, or would have
     error: str
+    # how often all ranks were started again
     restarts: int = 0
     is_detached: bool = False
     # what its status says; a run whose launcher died has failed all the same
@@ -80,11 +78,7 @@ class SavedRun:
 
 
 def kept_runs(parent: Path) -> list[SavedRun]:
-    """
-    The runs whose folders are in `parent`, newest first.
-
-    The name of one that was given none is that of its function, with the arguments in which the function's runs differ.
-    """
+    """The runs whose folders are in `parent`, newest first; one without a name is called by its function and what differs."""
     found = (kept_run(parent / name) for name in folders(parent))
     runs = sorted((item for item in found if item is not None), key=lambda item: item.started, reverse=True)
     differing = {
@@ -100,23 +94,14 @@ def kept_runs(parent: Path) -> list[SavedRun]:
 
 
 def differing_arguments(every: Iterable[Mapping[str, str] | None]) -> list[str]:
-    """
-    The names of the arguments in which runs of a function differ; one that a run was not given counts as a difference.
-
-    A run of an earlier version, whose arguments are not known, is left out.
-    """
+    """The arguments in which runs of a function differ, also by having one or not; runs of earlier versions don't count."""
     known = [arguments for arguments in every if arguments is not None]
     names = dict.fromkeys(name for arguments in known for name in arguments)
     return [name for name in names if len({arguments.get(name) for arguments in known}) > 1]
 
 
 def default_name(function: str, arguments: Mapping[str, str] | None, differing: Iterable[str]) -> str:
-    """
-    The name of a run that was given none.
-
-    >>> default_name("train", {"lr": "0.1", "epochs": "3"}, ["lr"])
-    'train lr=0.1'
-    """
+    """The name of a run that was given none: `train lr=0.1`."""
     given = [name for name in differing if name in (arguments or {})]
     texts = ((name.lstrip("-"), argument_text(arguments, name)) for name in given)
     parts = [
@@ -126,11 +111,7 @@ def default_name(function: str, arguments: Mapping[str, str] | None, differing: 
 
 
 def argument_text(arguments: Mapping[str, str] | None, name: str) -> str:
-    """
-    The value of an argument as a person writes it: a text without its quotes, 0.30000000000000004 as 0.3.
-
-    It is empty where a run was not given one.
-    """
+    """An argument's value as a person writes it: no quotes, 0.30000000000000004 as 0.3, empty where none was given."""
     value = (arguments or {}).get(name, "")
     if len(value) > _LONGEST_NUMBER and "." in value:
         with suppress(ValueError):
@@ -190,12 +171,8 @@ def tags_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def view_of(run: SavedRun) -> RunState:
-    """
-    All that is kept of a run, as a front end reads it: its last lines, its events, its metrics.
-
-    The two streams of a rank are one in its log, and lines bear no time there. Lines and events that can't be read, since
-    they were cut off or a newer version wrote them, are left out.
-    """
+    """All that is kept of a run, as a front end reads it; lines and events that can't be read are left out."""
+    # the two streams of a rank are one in its log, and lines bear no time there
     follower = RunFollower(run)
     follower.update()
     if run.is_over:
@@ -204,14 +181,7 @@ def view_of(run: SavedRun) -> RunState:
 
 
 class RunFollower:
-    """
-    The state of a run, read from its folder while another process writes there.
-
-    >>> follower = RunFollower(kept_run(folder))
-    >>> follower.update()
-    >>> follower.view.state
-    'running'
-    """
+    """The state of a run, read from its folder while another process writes there."""
 
     def __init__(self, run: SavedRun) -> None:
         self.view = RunState(run.ranks)
@@ -280,16 +250,9 @@ class _Tail:
 
 
 class LogFollower:
-    """
-    Reads a rank's log as it grows, from its last lines on, through all attempts that follow.
+    """Reads a rank's log as it grows, from its last lines on, through all attempts that follow."""
 
-    `skipped` is the number of lines before those of the last call. With `from_first` the last lines of each former attempt
-    come first.
-
-    >>> follower = LogFollower(0, folder, lines=20)
-    >>> follower.new()
-    ['step 1', 'step 2']
-    """
+    # `skipped` counts lines before those of the last call; `from_first`: the last lines of each former attempt come first
 
     def __init__(self, rank: int, folder: Path, lines: int, *, from_first: bool = False) -> None:
         self.rank = rank
@@ -381,11 +344,7 @@ def _number(value: object, otherwise: float) -> float:
 
 
 def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
-    """
-    The run that a word means among those whose folders are in `parent`; a path means the run of that folder.
-
-    Raises `ConfigurationError` where it means none, or several.
-    """
+    """The run that a word means in `parent`, or a path; raises `ConfigurationError` where it means none, or several."""
     text = os.fspath(word)
     if os.sep in text and (by_path := kept_run(Path(text).expanduser().absolute())) is not None:
         return by_path
@@ -410,11 +369,7 @@ def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
 
 
 def find_runs(words: Sequence[str | os.PathLike[str]], parent: Path, most: int) -> list[SavedRun]:
-    """
-    The runs that words mean, in their order, to be compared: at least two different ones, at most `most`.
-
-    Raises `ConfigurationError` where a word means none or several, or where there are too few or too many.
-    """
+    """The runs that words mean, in their order: two different ones to `most`; raises `ConfigurationError` for any other number."""
     found = {run.folder.resolve(): run for run in (find_run(word, parent) for word in words)}
     if not 2 <= len(found) <= most:
         raise ConfigurationError(

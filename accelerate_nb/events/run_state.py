@@ -22,18 +22,10 @@ _MOST_KNOB_CHANGES = 100
 
 
 class RunState:
-    """
-    The state that a run's events add up to: `apply` takes them in, everybody else only reads, from any thread.
+    """The state that a run's events add up to: `apply` takes them in, everybody else only reads, from any thread."""
 
-    What it keeps is bounded, whatever ranks do: of each rank the last `tail` lines, of all ranks together the last
-    `backlog` lines and displays in the order in which they came, of each metric about `points` values spread evenly over
-    the run. None of these holds more than some megabytes.
-
-    >>> view = RunState(size=2)
-    >>> view.apply(LogLine(rank=0, stream="stdout", text="hello", time=0.0))
-    >>> [line.text for line in view.since(0).items]
-    ['hello']
-    """
+    # It is bounded, to some megabytes, whatever ranks do: the last `tail` lines of each rank, the last `backlog` lines and displays
+    # of all, and about `points` values of each metric, spread evenly over the run.
 
     def __init__(self, size: int = 0, *, tail: int = 1000, backlog: int = 20_000, points: int = 1000) -> None:
         self._lock = Lock()
@@ -111,11 +103,8 @@ class RunState:
                 part.apply_lines([line for line in lines if line.rank in ranks])
 
     def slice(self, ranks: Iterable[int], cursor: int) -> RunState:
-        """
-        A state of its own that takes in what these ranks do from now on, and what they put out after `cursor`, until `end_slice`.
-
-        It has all ranks, whose states are the caller's to apply, and begins with the load of the machine and of their devices.
-        """
+        """A state of its own for what these ranks do from now on, and put out after `cursor`, until `end_slice`."""
+        # it has all ranks, whose states are the caller's to apply, and begins with the load of the machine and of their devices
         part, chosen = RunState(len(self._ranks)), frozenset(ranks)
         with self._lock:
             for item in self._shown.last(self._shown.count - cursor):

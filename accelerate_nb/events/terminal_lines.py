@@ -60,14 +60,6 @@ METER = re.compile(r"(\d+%\|.*\| *\S+/\S+|\d\S*) \[\d[\d:]*(<|, )")
 
 
 def draws_a_bar(line: LogLine, bars: Iterable[Progress]) -> bool:
-    """
-    Whether an open line is one of the bars of its rank, so that who shows those need not show the line too.
-
-    Every tqdm bar in a worker is a `Progress` (`worker/tqdm_hook.py`), and still drawn as text: an open line of its rank's
-    standard error, which stays in the rank's log.
-
-    >>> bar = Progress(0, "epoch 1", 4, 10, time=0.0)
-    >>> draws_a_bar(LogLine(0, "stderr", "epoch 1:  40%|####  | 4/10 [00:01<00:02, 3.1it/s]", 0.0, open=True), [bar])
-    True
-    """
+    """Whether an open line is one of the bars of its rank, so that who shows those need not show the line too."""
+    # every tqdm bar in a worker is a `Progress` (`worker/tqdm_hook.py`), and still drawn as text on its rank's standard error
     return line.open and METER.search(line.text) is not None and any(bar.rank == line.rank for bar in bars)
