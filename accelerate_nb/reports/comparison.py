@@ -29,20 +29,16 @@ _MOST_DIFF_LINES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """
-    Runs beside each other, in the order in which they were named; the first is what the others are compared with.
-
-    `settings` holds the name of a setting, or of an argument of the function or script, and its value in each run. The lines of `curves`,
-    which are those of `metrics`, are runs, by their index, as the ranks of `overlay` are: means over a run's ranks. `diffs` has an entry
-    for each later run of which the source was kept: its letter, and the lines of the unified diff from that of the first, none where they
-    are the same.
-    """
+    """Runs beside each other, in the order in which they were named; the first is what the others are compared with."""
 
     runs: tuple[SavedRun, ...]
+    # the name of each setting or argument in which they differ, and its value in each run
     settings: tuple[tuple[str, tuple[str, ...]], ...]
     metrics: tuple[str, ...]
+    # of `metrics`; their lines, as the ranks of `overlay`, are runs by index: means over a run's ranks
     curves: tuple[metric_curves.MetricCurve, ...]
     overlay: RunState
+    # of each later run of which the source was kept: its letter, and the lines of the unified diff from the first
     diffs: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
@@ -78,11 +74,7 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
 
 
 def mean_metrics(view: RunState, started: float, index: int) -> Iterator[Metric]:
-    """
-    The metrics of a run as those of one rank, `index`: at each step the mean or the sum of all ranks, in seconds since the run began.
-
-    Where values have no step, they are those of the first rank that logged them.
-    """
+    """A run's metrics as those of one rank, `index`: at each step the mean or sum of all, in seconds since the run began."""
     ranks = [view.rank(rank) for rank in view.ranks]
     for name in in_order(name for rank in ranks for name in rank.series):
         of_ranks = metric_curves.series_of(ranks, name)
@@ -208,11 +200,7 @@ _PICTURES, _TABLE, _DIFF_LINES = 120_000, 40_000, 60_000
 
 
 def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
-    """
-    The comparison: the runs, which are the legend of the curves, the settings that differ, curves, metrics and diffs.
-
-    The element of the curves has the id `charts_id`.
-    """
+    """The comparison as HTML: the runs, which are the curves' legend, settings, curves (`charts_id`), metrics and diffs."""
     parts: list[str] = []
     for head, rows, none in _tables(comparison):
         if head is _METRIC_HEAD and rows:

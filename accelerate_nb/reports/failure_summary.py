@@ -15,18 +15,15 @@ _WIDEST_LINE = 300
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """
-    The failure that led to the others; without a `rank` it is that of the whole run.
-
-    `calls` are the person's own calls with their lines, others folded; `every` names all of them where some are folded,
-    `exception_text` is the exception in full, and `traceback` is what there is instead where the calls are not known.
-    """
+    """The failure that led to the others; without a `rank` it is that of the whole run."""
 
     rank: int | None
     headline: str
+    # the person's own calls with their lines, others folded; `every` has all of them where some are folded
     calls: tuple[str, ...]
     every: tuple[str, ...]
     exception_text: str = ""
+    # what there is where the calls are not known
     traceback: str = ""
     advice: str = ""
     last_lines: tuple[str, ...] = ()
@@ -73,12 +70,7 @@ def cause_of_hang(hang: Hang, size_limit: int) -> FailureCause:
 
 
 def restart_line(restart: Restart) -> str:
-    """
-    A restart in one line, with why the attempt before it ended.
-
-    >>> restart_line(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 0.0))
-    'restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL'
-    """
+    """A restart in one line: `restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL`."""
     pause = f", after {restart.delay:g} s" if restart.delay else ""
     return narrowed(
         f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE

@@ -37,21 +37,19 @@ class CurveBin:
 
 @dataclass(frozen=True, slots=True)
 class MetricCurve:
-    """
-    One metric over the run.
-
-    `x` counts steps where all values had one (`by_step`), otherwise seconds. `newest` is the number of all ranks, `how` what it is of
-    them ("mean of 2"; empty for one rank), `points` the most values of a rank. `not_finite` says where values are no numbers, and
-    `broken` is the part of `x`, up to the newest, in which those of some rank are none. `lines` are there for a few ranks, for many only `whole`, the bins of all ranks.
-    """
+    """One metric over the run: `lines` for a few ranks, for many only `whole`, the bins of all ranks."""
 
     name: str
     ranks: tuple[int, ...]
+    # the number of all ranks, and what it is of them ("mean of 2"; empty for one rank)
     newest: float
     how: str
+    # the most values of a rank
     points: int
     last_step: int | None
+    # `x` counts steps where all values had one (`by_step`), otherwise seconds
     by_step: bool
+    # where values are no numbers, in words, and the part of `x`, up to the newest, in which some rank has none
     not_finite: str
     broken: tuple[float, float] | None
     whole: tuple[CurveBin, ...]
@@ -87,12 +85,7 @@ def series_of(ranks: Sequence[RankState], name: str) -> dict[int, Sequence[Metri
 
 
 def newest_of(name: str, series: Mapping[int, Sequence[Metric]]) -> tuple[float, str]:
-    """
-    The number that all ranks have come to, and what it is of them: at the last step that each of them has, their mean or sum.
-
-    >>> newest_of("loss", {0: [Metric(0, "loss", 1.0, 3, 0.0)], 1: [Metric(1, "loss", 2.0, 3, 0.0)]})
-    (1.5, 'mean of 2')
-    """
+    """The mean or sum of all ranks at the last step that each of them has, and what it is: `(1.5, 'mean of 2')`."""
     if len(series) > 1 and name in SUMMED:
         return sum_of_ranks(series)[-1].value, f"sum of {len(series)}"
     last = [values[-1] for values in series.values()]
@@ -161,12 +154,7 @@ def _curve(name: str, every_rank: dict[int, Sequence[Metric]], every: int, of: L
 
 
 def not_finite_text(series: Mapping[int, Sequence[Metric]]) -> str:
-    """
-    Where values are no numbers, in words: `NaN since step 60, on all ranks`; empty where all are finite.
-
-    >>> not_finite_text({0: [Metric(0, "loss", math.nan, 60, 0.0)]})
-    'NaN since step 60'
-    """
+    """Where values are no numbers, in words: `NaN since step 60, on all ranks`; empty where all are finite."""
     odd = {rank: some for rank, values in series.items() if (some := [m for m in values if not math.isfinite(m.value)])}
     if not odd:
         return ""
@@ -228,12 +216,7 @@ def _together(every: Sequence[Mapping[int, CurveBin]]) -> tuple[CurveBin, ...]:
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """
-    The value of a series at `x`: between two points interpolated, after the last one carried forward; `None` before the first.
-
-    >>> value_at([(0, 1.0), (2, 3.0)], 1)
-    2.0
-    """
+    """A series' value at `x`: interpolated between points, after the last one carried forward; `None` before the first."""
     index = bisect_right(points, (x, math.inf))
     if index == 0:
         return None
@@ -282,12 +265,7 @@ _ODD = "×"
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """
-    Numbers from left to right, each block the mean of its part; `×` holds one that is not finite.
-
-    >>> sparkline([1, 2, 3, 4, 3, 2, 1])
-    '▁▃▆█▆▃▁'
-    """
+    """Numbers from left to right, each block the mean of its part; `×` holds one that is not finite."""
     count = min(width, len(values))
     edges = [len(values) * index // count for index in range(count + 1)] if count else []
     parts = [values[first:last] for first, last in pairwise(edges)]
@@ -318,11 +296,7 @@ _PER_LINE = 12
 
 
 def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: float = 1.0) -> str:
-    """
-    An `<img>` of a metric's curve: a line for each rank, or the mean in a band from the lowest to the highest.
-
-    `of` is what its lines are: of runs, whose mean says nothing, no newest value is shown. `scale` enlarges it.
-    """
+    """An `<img>` of a metric's curve, enlarged by `scale`: a line for each rank (or run, by `of`), or the mean in a band."""
     source = quote(svg(curve, of).replace('"', "'"), safe=_UNQUOTED)
     # in words, for those who can't see it
     over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""

@@ -126,15 +126,9 @@ _COLOURS: dict[Meaning, str] = {"error": "#d13438", "warning": "#b5682a", "bar":
 
 
 def run_report(facts: summary.RunFacts, view: RunState, *, live: bool = False) -> dict[str, str]:
-    """
-    A run as `text/html` and `text/plain`, at any moment.
-
-    `live` is for a report that is drawn again and again while the run goes on: lighter, and what is new stands last. The
-    HTML loses nothing that matters where styles, folding or pictures are taken out of it; that of a run that is over is an element with
-    the id `report_id(facts)`. The same run gives the same bytes, in short lines, of which few differ where few values do.
-
-    >>> run_report(facts, run.view)["text/plain"]
-    """
+    """A run as `text/html` and `text/plain`, at any moment; the same run gives the same bytes."""
+    # `live`: drawn again and again while the run goes on, so lighter, with what is new last. The lines are short, and few differ where
+    # few values do; the HTML loses nothing that matters without styles, folding or pictures.
     ranks = [view.rank(rank) for rank in view.ranks]
     cause = cause_of_hang(view.hang, _ERROR) if view.hang is not None else cause_of(view.failures, _ERROR)
     parts = [*_upper_parts(facts, view, ranks, cause, live=live)]

@@ -46,12 +46,7 @@ class _Column(NamedTuple):
 
 
 class RunTable(Sequence[SavedRun]):
-    """
-    Runs, the newest first: a sequence of what their folders hold, which shows itself as a table.
-
-    >>> runs()[0].state
-    'running'
-    """
+    """Runs, the newest first: a sequence of what their folders hold, which shows itself as a table."""
 
     def __init__(self, runs: Iterable[SavedRun]) -> None:
         self._runs = tuple(runs)
@@ -190,11 +185,7 @@ def state_text(run: SavedRun) -> str:
 
 
 def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
-    """
-    The names of the settings in which these runs differ; where a run does not have one, its default counts.
-
-    The number of processes, the name and the tags are left out: they are columns of their own.
-    """
+    """The names of the settings in which these runs differ, but for those with columns of their own; defaults count."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in _SHOWN_ALONE)
     return [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
 

@@ -30,13 +30,7 @@ StatusLine: TypeAlias = tuple[tuple[int, ...], str]
 
 
 def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> Iterator[StatusLine]:
-    """
-    A line for each rank that makes progress, or where they are many for those of a node together: bars and newest metrics.
-
-    Equal lines stand once.
-
-    There is none where no rank shows a bar or logs a metric; what ranks report by themselves is left to the panel.
-    """
+    """A line for each rank that shows a bar or logs a metric, or where they are many for each node; equal ones stand once."""
     names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_METRICS]
     moving = [
         rank for rank in ranks if logged_names(rank.metrics) or any(not bar.closed for bar in rank.progress.values())

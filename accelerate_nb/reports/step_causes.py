@@ -32,15 +32,9 @@ _FIRST_STEP, _TIMES = 3.0, 10.0
 def step_causes(
     ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = (), *, is_over: bool = False
 ) -> tuple[str, ...]:
-    """
-    What makes the steps of a run slow, each in a sentence with what to do about it; nothing where they are as they should be.
-
-    A rank that is slow keeps the others waiting, so that communication is judged by the rank that waits least. A rank is slow where it
-    leads over most windows, by more than windows differ from each other by chance; ranks that share busy cores disturb each other.
-
-    >>> step_causes(run.view.glances())
-    ('waiting for the loader is 62 % of the step (num_workers=0): pass num_workers=4 to the DataLoader',)
-    """
+    """What makes the steps of a run slow, each in a sentence with what to do about it; nothing where they are as they should be."""
+    # A slow rank keeps the others waiting: communication is judged by the rank that waits least. A rank is slow where it leads over
+    # most windows, by more than windows differ from each other by chance; ranks that share busy cores disturb each other.
     verb = "was" if is_over else "is"
     steps = {
         rank.rank: mean_steps(rank.windows, [1.0] * len(rank.windows)) if rank.windows else rank.steps
@@ -54,12 +48,7 @@ def step_causes(
 
 
 def step_text(steps: StepBreakdown) -> str:
-    """
-    The parts of a step, the longest first: `12.0 ms: data 62 %, forward 38 %`.
-
-    >>> step_text(StepBreakdown(0, 7, 0.006, 0.003, 0.0, 0.0, 0.0, 0.0, 0.0))
-    '9.00 ms: data 67 %, forward 33 %'
-    """
+    """The parts of a step, the longest first: `12.0 ms: data 62 %, forward 38 %`."""
     found = sorted(PHASES, key=lambda phase: -_share(steps, phase))
     parts = [f"{phase} {_percent(_share(steps, phase))}" for phase in found if _share(steps, phase) >= 0.005]
     return f"{time_of(steps.total)}: {', '.join(parts)}"

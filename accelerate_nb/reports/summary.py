@@ -69,15 +69,9 @@ class RunFacts:
 
 
 def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
-    """
-    The bytes of each of `MEMORY_PARTS`.
-
-    Activations are what the allocator's peak held beside the first three, with what operations need for a moment; they are measured on
-    GPUs alone. Others are what the device, or on a CPU the process, has in use beside all that: caches, libraries, other processes.
-
-    >>> memory_parts(MemoryUse(0, 10, 10, 20, 70, 0.0, used=75, total=100))
-    (10, 10, 20, 30, 5)
-    """
+    """The bytes of each of `MEMORY_PARTS`."""
+    # Activations, which are measured on GPUs alone, are what the allocator's peak held beside the first three; others are what the
+    # device, or on a CPU the process, has in use beside all that: caches, libraries, other processes.
     held = memory.weights + memory.gradients + memory.optimizer
     activations = 0 if memory.peak is None else max(memory.peak - held, 0)
     others = 0 if memory.used is None else max(memory.used - held - activations, 0)
@@ -85,12 +79,7 @@ def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
 
 
 def batch_factor(memory: MemoryUse) -> float | None:
-    """
-    How many times the batch would fit where activations grow with it, in tenths; `None` where that can't be said, or is hardly more.
-
-    >>> batch_factor(MemoryUse(0, 10, 10, 20, 70, 0.0, used=75, total=100))
-    1.7
-    """
+    """How many times the batch would fit, in tenths, if activations grow with it; `None` where that is unknown or hardly more."""
     *_, activations, others = memory_parts(memory)
     if memory.total is None or memory.peak is None or activations < _LEAST_ACTIVATIONS * memory.peak:
         return None
@@ -100,12 +89,7 @@ def batch_factor(memory: MemoryUse) -> float | None:
 
 
 def memory_text(memory: MemoryUse) -> str:
-    """
-    A rank's memory in words, with the peak and what would fit.
-
-    >>> memory_text(MemoryUse(0, 1 << 20, 1 << 20, 1 << 21, None, 0.0))
-    'holds 1.0 MiB of weights, 1.0 MiB of gradients, 2.0 MiB of optimizer'
-    """
+    """A rank's memory in words, with the peak and what would fit."""
     *_, activations, others = memory_parts(memory)
     names = ("weights", "gradients", "optimizer")
     parts = ", ".join(f"{bytes_text(getattr(memory, name))} of {name}" for name in names)
@@ -166,12 +150,7 @@ def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
 
 
 def bar_text(bar: Progress, *, moves: bool = True) -> str:
-    """
-    A progress bar in a line of text, with the time that is left where it still moves.
-
-    >>> bar_text(Progress(0, "train", 30, 60, 0.0, rate=10.0))
-    'train ██████░░░░░░ 30/60 10 it/s 00:03'
-    """
+    """A progress bar as text, with the time that is left: `train ██████░░░░░░ 30/60 10 it/s 00:03`."""
     done = f"{value_text(bar.done)}/{value_text(bar.total)}" if bar.total else f"{value_text(bar.done)} {bar.unit}"
     filled = round(_BAR * min(max(bar.done / bar.total, 0), 1)) if bar.total else 0
     drawn = "█" * filled + "░" * (_BAR - filled) if bar.total else ""
@@ -262,12 +241,7 @@ def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:
 
 
 def coordinates_text(coordinates: Mapping[str, int]) -> str:
-    """
-    The place of a rank in a mesh.
-
-    >>> coordinates_text({"dp_shard": 1, "tp": 0})
-    'dp_shard 1 tp 0'
-    """
+    """The place of a rank in a mesh: `dp_shard 1 tp 0`."""
     return " ".join(f"{narrowed(plain(axis), 20)} {index}" for axis, index in coordinates.items())
 
 
@@ -318,12 +292,7 @@ def profile_line(profile: StepProfile) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """
-    A short time in its unit.
-
-    >>> milliseconds(0.0523), milliseconds(2.5)
-    ('52.3 ms', '2.5 s')
-    """
+    """A short time in its unit: `52.3 ms`, `2.5 s`."""
     return f"{value_text(float(f'{seconds:.3g}'))} s" if seconds >= 1 else f"{float(f'{seconds * 1e3:.3g}'):g} ms"
 
 

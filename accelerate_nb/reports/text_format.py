@@ -16,12 +16,7 @@ _WIDEST = 2000
 
 
 def value_text(value: float) -> str:
-    """
-    A number in four digits or so.
-
-    >>> value_text(0.65184), value_text(0.000127), value_text(12345)
-    ('0.6518', '1.27e-4', '12345')
-    """
+    """A number in four digits or so: `0.6518`, `1.27e-4`, `12345`."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -56,12 +51,7 @@ def time_text(seconds: float) -> str:
 
 
 def ago_text(then: float, now: float) -> str:
-    """
-    A moment as a person names it, both in seconds since 1970: the date where it is a day ago or more.
-
-    >>> ago_text(0, 30), ago_text(0, 750), ago_text(0, 7500)
-    ('30 s ago', '12 min ago', '2 h ago')
-    """
+    """A moment as a person names it, both in seconds since 1970: `12 min ago`, and the date where it is a day ago or more."""
     seconds = max(int(now - then), 0)
     if seconds >= 86_400:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))
@@ -72,12 +62,7 @@ def ago_text(then: float, now: float) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """
-    Ranks, those that follow each other as a span.
-
-    >>> ranks_text([0, 1, 2, 5])
-    '0–2, 5'
-    """
+    """Ranks, those that follow each other as a span: `0–2, 5`."""
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans(sorted(ranks)))
 
 
@@ -96,11 +81,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def saved_size(text: str) -> int:
-    """
-    The most bytes that a text takes in a notebook's file.
-
-    Jupyter writes a letter as it is and a control character with six bytes; others write any letter beyond ASCII with six.
-    """
+    """The most bytes that a text takes in a notebook's file, where a control character or any letter beyond ASCII may take six."""
     return len(json.dumps(text)) + _PER_LINE * (text.count("\n") + 1)
 
 
