@@ -36,15 +36,12 @@ _WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class StackSnapshot:
-    """
-    Every rank at one moment: its stack dump, and the collectives that are under way in it.
+    """Every rank at one moment: its stack dump, and the collectives that are under way in it."""
 
-    In place of a dump stands the state of a process that can't write one (see `process_state`), or nothing. `returned` are the
-    ranks whose function has ended.
-    """
-
+    # of a process that can't write one its state (`process_state`), or nothing
     replies: Mapping[int, str]
     collectives: Mapping[int, Sequence[Mapping[str, Any]]]
+    # the ranks whose function has ended
     returned: Collection[int] = ()
 
 
@@ -76,14 +73,7 @@ def waits_for_returned(snapshot: StackSnapshot) -> bool:
 
 
 def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
-    """
-    Describe ranks from which nothing comes, a line for all that are in the same place.
-
-    >>> print(diagnosis(snapshot, sources))
-    rank 0 waits in all_reduce, at Cell In[3], line 8: dist.all_reduce(x)
-    rank 1 is elsewhere, at Cell In[3], line 7: time.sleep(60)
-    All ranks have to come to the same collective; rank 1 has not.
-    """
+    """Describe ranks from which nothing comes, a line for all that are in the same place, and who is missing."""
     every = _rank_positions(snapshot, sources)
     rank_positions = {rank: position for rank, position in every.items() if position is not None}
     places: dict[RankPosition, list[int]] = {}

@@ -75,11 +75,7 @@ def limit_reached(error: BaseException, ranks: int) -> str:
 
 
 def _needs(ranks: int, most_uncounted: float = math.inf) -> dict[str, tuple[ProcessLimit | None, int]]:
-    """
-    The limits by resource, each with what ranks need of it.
-
-    The user's processes, of which there may be thousands, are counted where the limit is below `most_uncounted`.
-    """
+    """The limits by resource, each with what ranks need of it; processes are counted where the limit is below `most_uncounted`."""
     files, space = _FILES_OF_A_RANK * ranks + _OWN_FILES, soft_limit("RLIMIT_AS")
     remedy = "Raise it (`ulimit -v unlimited`) before the notebook server or the launch starts."
     address_space = None if space is None else ProcessLimit("bytes of a process's address space", space, 0, remedy)

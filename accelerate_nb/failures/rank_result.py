@@ -20,11 +20,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """
-    A rank's end: its function's `value`, or a `failure` with the exception itself where it came along.
-
-    `left_out` says why a value is `None` that could not be brought along.
-    """
+    """A rank's end: its function's `value` (`left_out`: why it is `None`), or a `failure` with the exception where it came along."""
 
     rank: int
     value: Any = None

@@ -21,12 +21,9 @@ _WIDE, _SHORT = 300, 120
 
 
 def worker_error(rank_results: Sequence[RankResult], folder: Path | None) -> WorkerError:
-    """
-    The error for a run of which at least one rank failed; `folder` is where its output is kept, if it is.
-
-    It is an instance of the class that the causing rank raised (so `except KeyError` holds), of `WorkerError`, and of
-    torch's `ChildFailedError` where torch is loaded, which code written for Accelerate's launcher catches.
-    """
+    """The error for a run of which at least one rank failed; `folder` is where its output is kept, if it is."""
+    # it is of the causing rank's class (so `except KeyError` holds), a `WorkerError`, and where torch is loaded its `ChildFailedError`,
+    # which code written for Accelerate's launcher catches
     failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
     first = cause(failures)
     original = next((rank_result.error for rank_result in rank_results if rank_result.rank == first.rank), None)
@@ -83,12 +80,7 @@ def hang_error(timeout: float | None, stacks: str, rank_results: Sequence[RankRe
 
 
 def hang_headline(hang: Hang) -> str:
-    """
-    A hang in one line.
-
-    >>> hang_headline(Hang(3.0, "rank 0 waits in all_reduce", "", 0.0))
-    'timeout=3: the run had not ended after 3 s, and was stopped'
-    """
+    """A hang in one line: `timeout=3: the run had not ended after 3 s, and was stopped`."""
     if hang.timeout is None:
         return "ranks waited for others that had returned, and the run was stopped"
     return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
@@ -106,12 +98,7 @@ def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], fo
 
 
 def failure_line(failure: Failure, width: int = _WIDE) -> str:
-    """
-    A failure in one line of about `width` characters at most.
-
-    >>> failure_line(Failure(1, "KeyError", "'lr'", traceback="", time=0.0))
-    "rank 1 stopped with KeyError: 'lr'"
-    """
+    """A failure in one line of about `width` characters at most: `rank 1 stopped with KeyError: 'lr'`."""
     ended = "ended with" if failure.exit_code is not None else "stopped with"
     message = plain(failure.message.partition("\n")[0])
     line = f"rank {failure.rank} {ended} {plain(failure.type)}{': ' if message else ''}{message}"
