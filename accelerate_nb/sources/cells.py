@@ -17,12 +17,7 @@ _FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|
 
 
 def cell_line(path: str, line: int) -> str | None:
-    """
-    The notebook, the cell and the line that a line of a script was; None for other files, and for lines that were added.
-
-    >>> cell_line("train.py", 31)
-    'train.ipynb, cell 3, line 2'
-    """
+    """What a line of a script was (`train.ipynb, cell 3, line 2`); None for other files, and for lines that were added."""
     lines = linecache.getlines(path)
     if notebook_of(lines[0] if lines else "") is None:
         return None
@@ -87,14 +82,7 @@ def cell_numbers() -> dict[str, int]:
 
 
 def name_in_warnings(numbers: Mapping[str, int] | None = None) -> None:
-    """
-    From now on, let a warning that is printed name the cell and its line: `Cell In[4], line 15`, or of an exported script the notebook's.
-
-    Cells are those of this process, and those whose `numbers` are given. What decides whether a warning is printed, where it goes and
-    its format stay as they are, and so do the warnings of other files.
-
-    >>> name_in_warnings()
-    """
+    """From now on, let a printed warning name the cell and line, also of an exported script, or of cells with these `numbers`."""
     # `formatwarning` is there to be replaced, but a replacement does not get the object that a warning is about, and
     # Python no longer prints where that was allocated
     formatted = getattr(warnings, "_formatwarnmsg_impl", None)
@@ -123,12 +111,7 @@ class _WarningFormatter:
 
 
 def in_words(text: str) -> str:
-    """
-    A traceback's text where each line `File "train.py", line 31` of an exported script is `train.ipynb, cell 3, line 2`.
-
-    >>> in_words('  File "other.py", line 3')
-    '  File "other.py", line 3'
-    """
+    """A traceback's text where each line `File "train.py", line 31` of an exported script is `train.ipynb, cell 3, line 2`."""
     return _FRAME.sub(lambda at: f"{at['before']}{cell_line(at['path'], int(at['line'])) or at['file']}", text)
 
 
@@ -147,11 +130,7 @@ class CellSources:
         return "a cell" if filename in self.lines else filename
 
     def location(self, filename: str, line: int) -> str:
-        """
-        The shown name of a line: `Cell In[3], line 7`, or `File "train.py", line 7`.
-
-        A line of a script that was exported from a notebook is the notebook's: `train.ipynb, cell 3, line 2`.
-        """
+        """The shown name of a line: `Cell In[3], line 7`, `File "train.py", line 7`, of a script `train.ipynb, cell 3, line 2`."""
         name = self.name(filename)
         if filename in self.lines:
             return f"{name}, line {line}"

@@ -63,12 +63,7 @@ _VALUES = _Values()
 
 
 def call_lines(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    r"""
-    A call's arguments, `name = value` a line, defaults among them; values are bounded, and secrets left out.
-
-    >>> call_lines(train, (0.1,))
-    'lr = 0.1\nepochs = 3\n'
-    """
+    """A call's arguments, `name = value` a line, defaults among them; values are bounded, and secrets left out."""
     keywords: dict[str, Any] = {}
     while isinstance(function, functools.partial):
         args, keywords = (*function.args, *args), {**function.keywords, **keywords}
@@ -77,12 +72,7 @@ def call_lines(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def word_lines(words: Iterable[str]) -> str:
-    r"""
-    The arguments of a command line, `option = words` a line; the values of secrets are left out.
-
-    >>> word_lines(["data", "--lr", "0.1", "--verbose"])
-    'words = data\n--lr = 0.1\n--verbose = yes\n'
-    """
+    """The arguments of a command line, `option = words` a line; the values of secrets are left out."""
     values: dict[str, list[str]] = {"words": []}
     name = "words"
     for word in words:
@@ -137,13 +127,9 @@ _CUT = "\n# … the rest was not kept\n"
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """
-    One text of a run's source: `role` is "function" (the cell or file that defines it), "launch" (the cell that launched it), "script",
-    or "arguments" (what the function or the script was given).
+    """One text of a run's source, and the shown name of the cell, the path of the file, or what was given the arguments."""
 
-    `origin` is the shown name of the cell or the path of the file; of arguments, the name of what was given them.
-    """
-
+    # "function" (the cell or file that defines it), "launch" (the cell that launched it), "script", or "arguments"
     role: str
     origin: str
     text: str
@@ -152,11 +138,7 @@ class SourcePart:
 def keep_source(
     folder: Path, function: Callable[..., Any], args: Sequence[Any], sources: CellSources
 ) -> dict[str, str]:
-    """
-    Write the source of a run that is launched now into its folder; a run is worth more than this record.
-
-    Returns the first arguments of the function or script, as texts.
-    """
+    """Write the source of a launched run into its folder, if possible; returns the function's or script's first arguments."""
     parts = source_parts(function, args, sources)
     if text := as_text(parts):
         with suppress(OSError):
@@ -214,12 +196,7 @@ def as_text(parts: tuple[SourcePart, ...]) -> str:
 
 
 def parts_of(text: str) -> tuple[SourcePart, ...]:
-    r"""
-    The parts of such a text.
-
-    >>> parts_of("# -------- launch: Cell In[3]\nlaunch(train)\n")
-    (SourcePart(role='launch', origin='Cell In[3]', text='launch(train)\n'),)
-    """
+    """The parts of such a text."""
     _, *fields = _HEAD.split(text)
     return tuple(SourcePart(*fields[i : i + 3]) for i in range(0, len(fields), 3))
 
