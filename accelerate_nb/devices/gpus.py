@@ -30,22 +30,16 @@ def nvidia_gpus(environment: Mapping[str, str]) -> int:
 
 
 def visible(visible_devices: str | None, physical: int) -> int:
-    """
-    The number of `physical` GPUs that a process with this `CUDA_VISIBLE_DEVICES` sees.
-
-    Of the slices of a GPU (MIG) CUDA gives a process only one
-    (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables).
-    """
+    """The number of `physical` GPUs that a process with this `CUDA_VISIBLE_DEVICES` sees."""
+    # of the slices of a GPU (MIG) CUDA gives a process only one
+    # (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)
     seen = entries(visible_devices, physical)
     return 1 if any(entry.startswith("MIG-") for entry in seen) else len(seen)
 
 
 def entries(visible_devices: str | None, physical: int) -> tuple[str, ...]:
-    """
-    The GPUs that `CUDA_VISIBLE_DEVICES` names, by number or by UUID, in the order in which a process counts them.
-
-    CUDA reads entries up to the first that is no GPU, and takes a GPU named twice for a mistake that leaves none.
-    """
+    """The GPUs that `CUDA_VISIBLE_DEVICES` names, by number or by UUID, in the order in which a process counts them."""
+    # CUDA reads entries up to the first that is no GPU, and takes a GPU named twice for a mistake that leaves none
     if visible_devices is None:
         return tuple(map(str, range(physical)))
     seen: list[str] = []
@@ -58,11 +52,8 @@ def entries(visible_devices: str | None, physical: int) -> tuple[str, ...]:
 
 @cache
 def opened_library() -> ctypes.CDLL | None:
-    """
-    NVIDIA's management library (NVML), which comes with the driver; `None` where there is none, or it does not work.
-
-    It is opened once a process, and stays open: that takes milliseconds, and seconds where nobody else uses the driver.
-    """
+    """NVIDIA's management library (NVML), which comes with the driver; `None` where there is none, or it does not work."""
+    # once a process, and it stays open: that takes milliseconds, and seconds where nobody else uses the driver
     for name in _LIBRARIES.get(sys.platform, ()):
         try:
             library = ctypes.CDLL(name)
@@ -79,11 +70,8 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
 
 
 def cuda_is_awake() -> bool:
-    """
-    Whether CUDA is in use in this process, which must not fork any more (Linux): a driver that is not loaded is not.
-
-    Open files don't tell: NVML opens the same devices, /dev/nvidia-uvm among them (driver 580), and a process may fork after it.
-    """
+    """Whether CUDA is in use in this process, which must not fork any more (Linux): a driver that is not loaded is not."""
+    # open files don't tell: NVML opens the same devices, /dev/nvidia-uvm among them (driver 580), and a process may fork after it
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
@@ -122,17 +110,14 @@ def apple_gpus(_: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """
-    A kind of accelerator: torch's name for it, the word for one device, and what counts those that a process with an environment sees.
-
-    `build` is the name in `torch.version` of a build for these devices, empty if every torch is; `variable` selects the devices that a
-    process sees, empty where none does.
-    """
+    """A kind of accelerator: torch's name for it, the word for one device, and what counts those that a process sees."""
 
     name: str
     label: str
     count: Callable[[Mapping[str, str]], int]
+    # the name in `torch.version` of a build for these devices, empty if every torch is
     build: str = ""
+    # selects the devices that a process sees, empty where none does
     variable: str = ""
 
 

@@ -27,12 +27,9 @@ class _NvmlMemory(ctypes.Structure):
 
 
 class GpuGauge(DeviceGauge):
-    """
-    The GPUs that a process with an environment sees, in its order: the rank's own is the one at its number.
+    """The GPUs that a process with an environment sees, in its order, until `close`; none where there is no such library."""
 
-    CUDA counts the fastest GPU first, and the library by their slots: where a machine has unlike GPUs, the two agree with
-    `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Where there is no such library there are no GPUs. Ends with its `close`.
-    """
+    # CUDA counts the fastest GPU first, and the library by slots: with unlike GPUs they agree with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 
     def __init__(self, environment: Mapping[str, str], nvml: Any = None) -> None:
         self._nvml: Any = nvml or opened_library()
@@ -105,11 +102,7 @@ class GpuGauge(DeviceGauge):
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """
-    The driver's version, the newest CUDA that it runs, and the GPUs of this machine, whether processes are to see them or not.
-
-    Of each GPU there are the name, and the memory in bytes.
-    """
+    """The driver's version, the newest CUDA that it runs, and the name and bytes of each GPU, whether shown to processes or not."""
 
     version: str
     cuda: str

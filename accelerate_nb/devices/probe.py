@@ -16,18 +16,14 @@ from accelerate_nb.devices.xla import XlaDevices
 
 @dataclass(frozen=True, slots=True)
 class AvailableDevices:
-    """
-    The devices that this machine computes with: `count` accelerators of one kind, and `cores` of the CPU.
+    """The devices that this machine computes with: `count` accelerators of one kind, and `cores` of the CPU."""
 
-    `kind` is torch's name for the device ("cuda", "xpu", "mps"; "cpu" where there is no accelerator and `count` is 0),
-    `label` what people call one of them. `physical` is how many there are whatever the environment shows of them, `None`
-    if that are as many; `variable` is the one that selects those that are shown, empty where none can.
-    """
-
+    # torch's name for the device ("cuda", "xpu", "mps"; "cpu" where there is no accelerator), and what people call one
     kind: str
     label: str
     count: int
     cores: int
+    # how many there are whatever the environment shows of them by `variable`; `None` if that are as many
     physical: int | None = None
     variable: str = ""
     # what torch_xla would compute on, where it is installed or requested; `kind` is "xla" where it is requested
@@ -55,12 +51,7 @@ class AvailableDevices:
         return f"{self._there} {self.label}s, numbered 0 to {self._there - 1}"
 
     def only(self, ids: str) -> AvailableDevices:
-        """
-        The devices of a process to which only `ids` are shown, whatever the environment shows.
-
-        >>> AvailableDevices("cuda", "GPU", 8, 96).only("0,2").count
-        2
-        """
+        """The devices of a process to which only `ids` ("0,2") are shown, whatever the environment shows."""
         return self if ids == "all" or not self.count else replace(self, count=len(_entries(ids)))
 
     def showing(self, ids: str) -> dict[str, str]:
@@ -77,14 +68,7 @@ def _entries(ids: str) -> list[str]:
 
 
 def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
-    """
-    The devices of a worker with this environment, by default this process's; no driver is woken, no torch imported.
-
-    Accelerators that the installed torch was not built for don't count.
-
-    >>> probe()
-    AvailableDevices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
-    """
+    """The devices of a worker with this environment, by default this process's; no driver is woken, no torch imported."""
     variables = os.environ if environment is None else environment
     through = xla.detect_devices(variables)
     if through is not None:

@@ -19,12 +19,9 @@ TpuLoad: TypeAlias = tuple[int, int | None, float | None]
 
 
 class TpuGauge(DeviceGauge):
-    """
-    The TPUs of this machine on which ranks compute, in the order of their numbers: the first rank has the first.
+    """The TPUs of this machine on which ranks compute, by number, until `close`; none without the package `tpu-info`."""
 
-    Where the package `tpu-info` is not installed, or no process serves the numbers, there are none. libtpu serves them once a
-    process computes; with several processes any of them reports all (some versions: its own). Ends with its `close`.
-    """
+    # libtpu serves the numbers once a process computes; with several processes any reports all (some versions: its own)
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         # the channel to each process, and its metrics

@@ -39,11 +39,7 @@ _PROC = Path("/proc")
 
 
 class HostGauge:
-    """
-    The machine, or the container that this process is in: where a control group sets a limit, all is measured against that.
-
-    `folders` are those that a run writes into; of their disks the fullest is shown.
-    """
+    """The machine, or the container where a control group sets a limit; of the disks of `folders` the fullest is shown."""
 
     def __init__(self, folders: Sequence[Path], cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> None:
         self._folders, self._cgroups, self._membership = folders, cgroups, membership
@@ -95,11 +91,7 @@ class WorkerGauge(DeviceGauge):
         self._at = time.monotonic()
 
     def samples(self, ranks: RankProcesses, now: float) -> list[DeviceSample]:
-        """
-        The load of each rank since the last sample, in percent of its share; its memory is of all that the machine has.
-
-        A rank is its process with those that it started. Pages that they share are counted once.
-        """
+        """Each rank's load since the last sample, its children's too, in percent of its share; shared pages are counted once."""
         at = time.monotonic()
         passed, self._at = at - self._at, at
         found = usage(set(ranks.pids.values()))

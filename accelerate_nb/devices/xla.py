@@ -63,19 +63,17 @@ class XlaInstallation:
 
 @dataclass(frozen=True, slots=True)
 class XlaDevices:
-    """
-    The devices of torch_xla: `device` as `PJRT_DEVICE` names it, and how many, each for a process of its own.
-
-    `requested`: the environment, or a chip that is there, requests it. `trouble` is why no worker could compute there, and what
-    to do; `held` who holds the devices, where this very process does. `by_import`: this process has loaded torch_xla, which
-    then requests the CPU by itself; many a library loads it.
-    """
+    """The devices of torch_xla: `device` as `PJRT_DEVICE` names it, and how many, each for a process of its own."""
 
     device: str
     count: int
+    # the environment, or a chip that is there, requests it
     requested: bool = True
+    # why no worker could compute there, and what to do
     trouble: str = ""
+    # who holds the devices, where this very process does
     held: str = ""
+    # this process has loaded torch_xla, which then requests the CPU by itself; many a library loads it
     by_import: bool = False
 
     @property
@@ -147,12 +145,8 @@ def for_others(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """
-    The environment without what would keep several processes of one machine from finding their chips.
-
-    Notebook services set there what holds for one process with all chips, and torch_xla keeps what it finds. On a machine
-    that is one of several, they are left.
-    """
+    """The environment without what would keep several processes of one machine from finding their chips."""
+    # Notebook services set what holds for one process with all chips, and torch_xla keeps it. On one of several machines it stays.
     variables = {name: value for name, value in environment.items() if name not in _OF_A_FORMER_USE}
     if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
         return variables
@@ -220,11 +214,8 @@ def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_environment_again() -> None:
-    """
-    In a process that was forked with torch_xla loaded: have it write what it adds to the environment, which is a new one now.
-
-    Calls the functions that `import torch_xla` calls (`torch_xla/__init__.py`); they keep what is set already.
-    """
+    """In a process forked with torch_xla loaded: have it write what it adds to the environment, which is a new one now."""
+    # the functions that `import torch_xla` calls (`torch_xla/__init__.py`); they keep what is set already
     loaded = sys.modules.get("torch_xla")
     if loaded is None or is_awake():
         return
@@ -236,12 +227,9 @@ def read_environment_again() -> None:
 
 
 def wake(process: int, processes: int) -> None:
-    """
-    Have torch_xla's runtime begin in this process, the one with number `process` of `processes` on this machine.
-
-    Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`): a process that is alone
-    on a TPU gets one chip, several get all of them, a chip each. Does nothing in a process that is awake.
-    """
+    """Have torch_xla's runtime begin, if it hasn't, in this process, number `process` of `processes` on this machine."""
+    # As `torch_xla.launch` does in each process (`torch_xla/_internal/pjrt.py`): one that is alone on a TPU gets one chip, several
+    # get all of them, a chip each.
     if is_awake():
         return
     from torch_xla import runtime
