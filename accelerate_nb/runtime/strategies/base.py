@@ -45,11 +45,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """
-    A model or an optimizer that a strategy is to prepare; whatever else a call has is no part of it.
-
-    `is_placed` is whether it comes to this process's device, `is_trained` whether a model gets gradients, or is only evaluated.
-    """
+    """A model or optimizer to prepare: `is_placed` moves it to this device, `is_trained` gives a model gradients."""
 
     value: Any
     compiling: TorchDynamoPlugin
@@ -59,12 +55,7 @@ class PrepareRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrepareCall:
-    """
-    All objects of a call of `prepare`, for a strategy that makes one thing of several of them, and how batches are dealt out.
-
-    `processes` is the number of all processes, of which `sequence_parts` together have one batch. `accelerator` is the one whose call
-    it is, for functions of Accelerate's that get it.
-    """
+    """All objects of a call of `prepare`, and how batches are dealt out; `sequence_parts` of the `processes` have one batch together."""
 
     objects: Sequence[Any]
     split_batches: bool = False

@@ -34,13 +34,7 @@ _ops = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class SequencePart:
-    """
-    The part of sequences that a rank of so many has: consecutive ones, or, where they are `balanced`, a piece from the beginning and
-    one from the end, so that causal attention takes equally long on all.
-
-    >>> SequencePart(rank=0, size=2, balanced=True).positions(8).tolist()
-    [0, 1, 6, 7]
-    """
+    """A rank's part of sequences: consecutive tokens, or, `balanced` for causal attention, a piece of each end."""
 
     rank: int
     size: int
@@ -95,13 +89,8 @@ class SequenceBatches:
         return tensor in self.parts
 
     def cut(self, batch: Any) -> Any:
-        """
-        The batch with this process's part of each sequence.
-
-        Sequences are the tensors with two dimensions or more whose second one is as long as that of `input_ids` (or
-        `inputs_embeds`), or of the first such tensor. An `attention_mask` that hides padding at the end alone is left out: with
-        causal attention no token sees what comes later.
-        """
+        """The batch with this process's part of each sequence: of tensors as long as `input_ids`, or the first, along dimension 1."""
+        # with causal attention no token sees padding at the end, so that such an attention_mask is left out
         inputs = [batch.get(name) for name in ("input_ids", "inputs_embeds")] if isinstance(batch, Mapping) else []
         sequences = [leaf for leaf in (*inputs, *tree_leaves(batch)) if isinstance(leaf, Tensor) and leaf.ndim > 1]
         if not sequences:
@@ -153,11 +142,7 @@ def _check_mask(mask: Any) -> None:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Sequence[Any]]:
-    """
-    The output, the logarithms of the sums of exponentials, of shape (batch, heads, length) in float32, and what `_gradients` needs.
-
-    Queries, keys and values have the shape (batch, heads, length, width).
-    """
+    """Output, log-sum-exp (batch, heads, length) in float32, and what `_gradients` needs, of (batch, heads, length, width)."""
     if query.device.type == "cpu":
         output, logsumexp = _ops._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, is_causal, scale=scale
@@ -201,12 +186,9 @@ def _gradients(
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """
-    The processes that have parts of the same sequences, and how keys come to them: gathered at once, or handed around.
+    """The processes with parts of the same sequences, and how keys come to them: gathered at once, or handed around."""
 
-    With causal attention a process has a piece from the beginning of sequences and one from the end, so that all compute equally much
-    (as in torch's `context_parallel` and arXiv:2311.09431).
-    """
+    # balanced pieces as in torch's `context_parallel` and arXiv:2311.09431
 
     group: Any
     ranks: Sequence[int]
@@ -309,11 +291,7 @@ class _Attention(torch.autograd.Function):
 def exchange_heads(
     attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, group: Any, size: int, **options: Any
 ) -> Tensor:
-    """
-    The output for this process's queries; `attend` computes it for whole sequences and some of the heads, with these options.
-
-    All are of shape (batch, heads, length of a part, width). `ConfigurationError` for heads that the processes do not divide.
-    """
+    """The output for this process's queries of (batch, heads, length of a part, width); `attend` computes whole sequences of some heads."""
     for name, tensor in {"queries": query, "keys": key}.items():
         if tensor.shape[1] % size:
             raise ConfigurationError(
@@ -335,12 +313,9 @@ def exchange_heads(
 
 
 class ContextParallel:
-    """
-    Cuts batches, and has the models that it is attached to attend over all parts.
+    """Cuts batches, and has the models that it is attached to attend over all parts."""
 
-    From its beginning to `close` it stands in the place of `torch.nn.functional.scaled_dot_product_attention`, and passes on the calls that are
-    not of these models. A backward computes some of a model's forward once more, so calls in a backward are the models', too.
-    """
+    # it stands for torch's scaled_dot_product_attention until `close`, in backwards too, which recompute; calls of others are passed on
 
     def __init__(self, world: World, handler: TorchContextParallelConfig) -> None:
         group = along("cp")
@@ -494,11 +469,7 @@ class ContextParallel:
 
 
 class _FirstForward(TorchFunctionMode):
-    """
-    Checks in a model's first forward that it attends, and in the way that is replaced.
-
-    A function that was imported by its name before would attend to one part alone, and nobody would notice.
-    """
+    """Checks in a model's first forward that it attends by what is replaced: a function imported by name before sees one part alone."""
 
     def __init__(self, parallel: ContextParallel, plain: Callable[..., Tensor]) -> None:
         super().__init__()

@@ -120,12 +120,9 @@ class DDP(Strategy):
         return [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
 
     def _release(self) -> None:
-        """
-        Separate the models from the process group before it ends.
-
-        A reducer that is the last to hold a gloo group joins that group's threads while Python waits for it, and such a
-        thread may itself be waiting for Python: the process would hang when the model is freed (seen with torch 2.13).
-        """
+        """Separate the models from the process group before it ends."""
+        # a reducer that is the last to hold a gloo group joins its threads while Python waits for it, and such a thread may wait for
+        # Python: the process would hang when the model is freed (seen with torch 2.13)
         for model in self._wrapped:
             model.__dict__.update(reducer=None, logger=None)
 

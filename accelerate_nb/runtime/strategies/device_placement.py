@@ -29,11 +29,7 @@ def has_places(model: Module) -> bool:
 
 
 def check_loaded(model: Module, optimizers: Iterable[Optimizer], *, is_trained: bool) -> None:
-    """
-    Raise a `ConfigurationError` for a model without weights, and for one in training whose hooks keep weights that learn elsewhere.
-
-    Parts of a dispatched model may be elsewhere, which is a warning, unless one of the optimizers is to change their weights.
-    """
+    """Raise `ConfigurationError` for a model without weights, or whose weights that learn are kept elsewhere by hooks."""
     away = {name: item for name, item in chain(model.named_parameters(), model.named_buffers()) if item.is_meta}
     kept = {
         f"{path}.{name}".lstrip(".")

@@ -37,13 +37,7 @@ class StrategyRequest:
 
 
 def choose_strategy(world: World, request: StrategyRequest) -> Strategy:
-    """
-    The strategy that was requested, or the one that suits the world.
-
-    That is DeepSpeed, Megatron or FSDP where it has a plugin, or the mesh shards weights, copies on XLA devices and where there are
-    several processes, else the process alone. Its world is spread over the requested mesh, or along the strategy's first axis.
-    `NotYetError` for a mesh with axes along which the strategy can't spread a training.
-    """
+    """The strategy that was requested, or that suits the plugins and the world, spread over the requested mesh or its first axis."""
     strategy = _build(world, request)
     used = (request.mesh or strategy.default_mesh).checked(world.size)
     other = {axis: degree for axis, degree in used.degrees.items() if axis not in strategy.axes}

@@ -60,11 +60,7 @@ class ShardedStrategy(Strategy):
     # Weights
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """
-        The complete weights, on the CPU of each machine's first process, and an empty dictionary on the others.
-
-        All processes call it; one weight at a time is whole elsewhere.
-        """
+        """The complete weights on the CPU of each machine's first process, one whole at a time elsewhere; all processes call it."""
         state: dict[str, Any] = {}
         for name, value in original_state(self.unwrap(model)).items():
             complete = sharded_tensors.whole(value) if isinstance(value, Tensor) else value
@@ -174,13 +170,9 @@ def _part(whole: Tensor, weight: Any) -> Tensor:
 
 
 class InitialWeights:
-    """
-    The first process's weights and buffers, brought to every process's device, a part of the model at a time.
+    """The first process's weights and buffers, brought to every device a part of the model at a time, so that none holds it whole."""
 
-    Only what was brought and is not sharded yet is in memory there: where the other processes have a model on the meta device,
-    none of them ever holds it whole. What the first process has on the meta device is initialised there, by `initialise`, which
-    gets a module, or by the module's `reset_parameters`.
-    """
+    # what is on the meta device there is initialised by `initialise`, which gets a module, or by the module's reset_parameters
 
     def __init__(
         self, world: World, initialise: Callable[[Module], object] | None = None, ignored: Iterable[Parameter] = ()
@@ -192,11 +184,7 @@ class InitialWeights:
         self._modules: set[int] = set()
 
     def bring(self, module: Module) -> None:
-        """
-        Replace the weights and buffers of a module and its parts by the first process's; each part once.
-
-        Weights that are tied are brought by one call, and nothing of it is kept for the next.
-        """
+        """Replace the weights and buffers of a module and its parts by the first process's, each part once, tied ones together."""
         brought: dict[Parameter, Parameter] = {}
         for part in module.modules():
             if id(part) not in self._modules:

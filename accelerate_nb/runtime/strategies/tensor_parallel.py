@@ -87,12 +87,7 @@ class LayerSplitter:
         self._losses_are_split = False
 
     def split(self, model: Module, mesh: DeviceMesh, weights: InitialWeights) -> None:
-        """
-        Split a model's layers over a mesh, one at a time, in place, as the plan says that was given, or the model's own.
-
-        A model that was loaded in parts stays as it is. A layer whose weight another one shares stays whole. `ConfigurationError` says
-        that there is no plan, or what it names that is not there, or can't be split so.
-        """
+        """Split a model's layers over a mesh in place, by the plan given or its own; one that was loaded in parts stays as it is."""
         if any(isinstance(weight, DTensor) for weight in model.parameters()):
             return
         for heads in ("num_attention_heads", "num_key_value_heads"):

@@ -32,12 +32,9 @@ _CHUNK = 64 * 2**20
 
 
 class XlaDDP(Strategy):
-    """
-    A full copy of the model on every XLA device; gradients are averaged before the optimizer steps.
+    """A full copy of the model on every XLA device; gradients are averaged before the optimizer steps."""
 
-    A device's work waits until `xla.sync`, which comes when the next batch of a prepared loader is read, and after
-    each step that an optimizer makes without a new batch of one.
-    """
+    # a device's work waits until xla.sync, before a prepared loader's next batch and after a step without one
 
     axes = ("dp_replicate",)
 
@@ -219,11 +216,7 @@ def _move(tensor: Tensor, device: torch.device) -> None:
 
 
 def average_through_hosts(gradients: Sequence[Tensor], world: World) -> None:
-    """
-    Replace each gradient by the mean over all ranks without a collective of the devices, in a step that is cut in two.
-
-    For ranks on XLA's CPU backend, where each process has a device that knows of no other.
-    """
+    """Replace gradients by their means over all ranks, in a step cut in two: ranks on XLA's CPU backend know no other device."""
     xla.sync()
     values = [item.detach().cpu() for item in gradients]
     for chunk, chunk_gradients in zip(_chunks(values), _chunks(gradients), strict=True):

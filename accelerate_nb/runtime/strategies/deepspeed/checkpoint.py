@@ -31,11 +31,7 @@ def is_in_parts(weight: Any) -> bool:
 def gathered(
     weights: Iterable[Tensor] | Tensor, modifier_rank: int | None = None, fwd_module: Module | None = None
 ) -> AbstractContextManager[Any]:
-    """
-    A block in which weights are whole on every process; all processes enter it.
-
-    What `modifier_rank` changes in them is on all processes after it; without one, changes are lost.
-    """
+    """A block, entered by all processes, in which weights are whole; changes are kept where `modifier_rank` makes them, else lost."""
     from deepspeed.runtime.zero import GatheredParameters
 
     found = [weights] if isinstance(weights, Tensor) else list(weights)
@@ -45,11 +41,7 @@ def gathered(
 
 
 def complete_state(model: Module, *, is_kept: bool) -> dict[str, Any]:
-    """
-    A model's complete weights and buffers by name, copied to the CPU where they are in parts, and `is_kept`; all processes call it.
-
-    One module's weights are whole at a time. Where nothing is in parts it is the model's own `state_dict`.
-    """
+    """Complete weights and buffers by name, on the CPU where they are in parts; whole one module at a time. All processes call it."""
     if not any(map(is_in_parts, model.parameters())):
         return model.state_dict()
     own = model.state_dict(keep_vars=True)
@@ -75,11 +67,7 @@ def tag_of(index: int) -> str:
 
 @dataclass(eq=False)
 class _Collector:
-    """
-    An engine's way to its files, which keeps what is saved, for a writer that brings all of a checkpoint to the disk or nothing.
-
-    What is loaded is read as data, never as code; `read_before` has the content of files that were read already.
-    """
+    """An engine's way to its files: keeps what is saved for the checkpoint's writer, and reads data, never code."""
 
     _original: Any
     _read_before: Mapping[Path, Any]

@@ -64,12 +64,8 @@ def load(world: World) -> ModuleType:
 
 
 def _prepare_builds() -> None:
-    """
-    Have DeepSpeed compile its operators in C++ one process at a time, and find a ninja that stands beside this Python.
-
-    torch marks a folder with a file while it builds, and waits for ever for one that a killed process has left behind: such a file
-    is removed.
-    """
+    """Have DeepSpeed compile operators one process at a time, with a ninja beside this Python, past marks that killed builds left."""
+    # torch marks a folder with a file while it builds, and waits for ever for one that a killed process has left behind
     from deepspeed.ops.op_builder.builder import OpBuilder
     from torch.utils import cpp_extension
 

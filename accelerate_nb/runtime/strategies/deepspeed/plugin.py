@@ -385,12 +385,7 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
 
 
 def choose_plugins(plugin: Any, plugins: Any, state: Any, is_requested: bool) -> Any:
-    """
-    The plugin that was given, or several by name; `None` for a training without DeepSpeed.
-
-    Without one they are those of this process's first `Accelerator`, which `state` has, or, where a launcher requests DeepSpeed, one
-    of its variables.
-    """
+    """The plugin or plugins given, else those of the first `Accelerator`, or of a launcher's variables; `None` without DeepSpeed."""
     if plugin is not None and plugins is not None:
         raise ConfigurationError("deepspeed_plugin and deepspeed_plugins were both given. Leave one of them out.")
     given = plugins if plugin is None else plugin

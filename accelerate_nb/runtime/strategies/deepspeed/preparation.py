@@ -121,11 +121,7 @@ _OF_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def micro_batch_size(plugin: DeepSpeedPlugin, call: PrepareCall) -> Any:
-    """
-    The number of samples of a process in a micro-step: the configuration's, or the loaders' of this call of `prepare`.
-
-    Of several loaders it is the smallest, or the largest with `is_train_batch_min=False`. `ConfigurationError` where there is none.
-    """
+    """A process's samples in a micro-step: the configuration's, or the loaders', the largest without `is_train_batch_min`."""
     if not plugin.is_auto(_MICRO_BATCH):
         return plugin.get_value(_MICRO_BATCH)
     loaders = [item for item in call.objects if hasattr(item, "batch_size")]

@@ -28,12 +28,9 @@ _UNKNOWN_ATTENTIONS = ("eager", "paged|eager", "flex_attention")
 
 
 class SequenceParallel:
-    """
-    Each process has consecutive tokens of every sequence, and attends over whole sequences with some of the heads.
+    """Each process has consecutive tokens of every sequence, and attends over whole sequences with some of the heads."""
 
-    While a model is registered, the attention function of its name is DeepSpeed's for all models of transformers in this process; it is
-    transformers' own again while the registered model is evaluated with batches of whole sequences.
-    """
+    # While a model is registered, its attention function is DeepSpeed's for all models of transformers in this process.
 
     def __init__(self, world: World, config: DeepSpeedSequenceParallelConfig) -> None:
         if not compare_versions("deepspeed", ">=", _VERSION):
@@ -59,11 +56,7 @@ class SequenceParallel:
     # The model
 
     def register(self, model: Module, batch_size: int | None) -> Any:
-        """
-        Replace the model's attention, for batches of so many sequences; returns DeepSpeed's module of process groups.
-
-        `ConfigurationError` for a model that can't be split. All processes call it.
-        """
+        """Replace the attention, for batches of so many sequences; returns DeepSpeed's module of groups. All processes call it."""
         attention = self._check(model)
         if batch_size is None:
             raise ConfigurationError(
@@ -149,12 +142,9 @@ class SequenceParallel:
         return str(wanted)
 
     def average_over_all(self, engine: Any) -> None:
-        """
-        Have the engine divide gradients by the number of all processes, as for copies of a model.
-
-        Its stages 0 to 2, and 3 without `reduce_scatter`, divide by the number of replicas alone, though a loss that each process
-        of a sequence gathers from all of them has their gradients as many times (DeepSpeed 0.19.8; 3 divides by all).
-        """
+        """Have the engine divide gradients by the number of all processes, as for copies of a model."""
+        # Its stages 0 to 2, and 3 without `reduce_scatter`, divide by the number of replicas alone, though a loss that each process of a
+        # sequence gathers from all of them has their gradients as many times (DeepSpeed 0.19.8; 3 divides by all).
         for part in (engine, engine.optimizer):
             if hasattr(part, "sequence_parallel_size"):
                 part.sequence_parallel_size = 1
@@ -178,12 +168,7 @@ class SequenceParallel:
     # Batches
 
     def cut(self, batch: Any) -> Any:
-        """
-        The batch with this process's tokens, as DeepSpeed's own loader has it, whose labels are the next tokens' (`shift_labels`).
-
-        `position_ids` are of whole sequences; a batch without any gets 0, 1, 2 and so on, as models count themselves. A mask that
-        hides padding at the end is left out. `DataError` for a batch that can't be cut.
-        """
+        """The batch with this process's tokens, as DeepSpeed's own loader has it: `position_ids` of whole sequences, and `shift_labels`."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if not isinstance(ids, Tensor) or ids.ndim != 2:
             raise DataError(

@@ -71,12 +71,9 @@ class EnginePrecision(BF16):
 
 
 class DeepSpeed(Strategy):
-    """
-    One engine has the model, its optimizer and its schedule; ZeRO's stage decides what of them a process has.
+    """One engine has the model, its optimizer and its schedule; ZeRO's stage decides what of them a process has."""
 
-    Stage 1 has parts of what the optimizer remembers, 2 of gradients too, 3 of weights too. The engine makes its step when the
-    optimizer is stepped, or when gradients are clipped, of which it measures the norm in its step.
-    """
+    # stage 1 cuts what the optimizer remembers, 2 gradients too, 3 weights too; clipping makes the step, which measures the norm
 
     axes = ("dp_shard", "dp_replicate", "sp")
     # the engine alone knows how to step
@@ -320,11 +317,7 @@ class DeepSpeed(Strategy):
             self._is_held = before
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
-        """
-        Have the engine step with its gradients scaled down to a norm; returns the norm that they had.
-
-        A limit in the configuration holds besides. Between two steps it is the norm of the last one.
-        """
+        """Have the engine step with gradients scaled down to a norm; returns the norm that they had, or the last step's."""
         if norm_type != 2:
             raise ConfigurationError(
                 f"norm_type={norm_type} was requested, but DeepSpeed measures norm 2. Leave it out."

@@ -32,15 +32,7 @@ _NUMBERS = {str(number): name for number, name in enumerate(constants.FSDP_SHARD
 
 
 def sharding_of(value: Any) -> tuple[bool, torch_fsdp.ShardingStrategy | None]:
-    """
-    Whether a value requests that weights are sharded again after the forward pass, and the first version's strategy, if it names one.
-
-    It is a yes or a no, or a strategy by its name or number. `ConfigurationError` names what is unknown, and `NO_SHARD`, which shards
-    nothing.
-
-    >>> sharding_of("SHARD_GRAD_OP")[0], sharding_of("true")
-    (False, (True, None))
-    """
+    """Whether weights are sharded again after the forward pass, and the first version's strategy, where the value names one."""
     if isinstance(value, bool):
         return value, None
     if isinstance(value, str) and value not in _NUMBERS:

@@ -38,12 +38,7 @@ _AXES = ("dp_replicate", "dp_shard")
 
 
 class FSDP(ShardedStrategy):
-    """
-    Every process has a part of each weight, of its gradient and of what the optimizer remembers.
-
-    A block's weights are gathered before it computes, and freed after that; its gradients are averaged and cut into parts as
-    soon as its backward is done. Along `dp_replicate` of the mesh there are copies of the parts (HSDP).
-    """
+    """Every process has a part of each weight, its gradient and the optimizer's state; `dp_replicate` copies of the parts (HSDP)."""
 
     axes = ("dp_shard", "dp_replicate", "cp", "tp")
     is_fsdp2 = True
@@ -134,11 +129,7 @@ class FSDP(ShardedStrategy):
         return {"mesh": self._mesh(), "mp_policy": policy, "offload_policy": self.fsdp_plugin.cpu_offload}
 
     def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
-        """
-        The plugin's policy, or that of the precision: weights are gathered, and gradients sent, in its type.
-
-        The forward runs in autocast besides, as in other strategies. Weights that learn are kept in float32.
-        """
+        """The plugin's policy, or the precision's: weights are gathered and gradients sent in its type, beside autocast."""
         plugin = self.fsdp_plugin
         self.precision.wrap_forward(model)
         if isinstance(self.precision, BF16):

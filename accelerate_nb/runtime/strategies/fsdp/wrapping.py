@@ -17,13 +17,8 @@ CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Module]:
-    """
-    The modules that are sharded each for itself, the innermost first; the model is one more, and not among them.
-
-    They are those of the plugin's classes or of its least size; where it has neither, those that the model names as not to be
-    split (`_no_split_modules`), else the elements of its outermost lists of equal modules. A module that shares a weight with what
-    is outside of it is left to the model: one weight belongs to one part. So is a list, which computes nothing itself.
-    """
+    """The modules that are sharded each for itself, the innermost first, without the model itself."""
+    # one weight belongs to one part: a module that shares one with what is outside of it is left to the model, as is a list
     chosen = block_policy(model, plugin)
     shared = shared_weights(model)
     return [
@@ -131,11 +126,7 @@ def check_shapes(model: Module, ignored: set[Parameter]) -> None:
 
 
 def checkpoint_activations(model: Module, blocks: Sequence[Module], *, offload: bool) -> list[Module]:
-    """
-    Have blocks recompute their activations in the backward; with `offload`, what they begin from waits on the CPU.
-
-    Returns the blocks with what is around them now.
-    """
+    """Have blocks recompute activations in the backward, with `offload` from inputs on the CPU; returns the wrapped blocks."""
     wrapped = {id(block): checkpoint_wrapper(block, preserve_rng_state=True) for block in blocks}
     if offload:
         wrapped = {key: offload_wrapper(block) for key, block in wrapped.items()}

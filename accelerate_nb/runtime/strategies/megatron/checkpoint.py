@@ -54,11 +54,7 @@ def sharded_state(part: Any) -> Any:
 
 
 def complete_state(model: Module, *, is_kept: bool) -> dict[str, Tensor]:
-    """
-    The complete weights, on the CPU of the processes that keep them, and an empty dictionary on the others.
-
-    All processes call it; one weight at a time is gathered from those that have parts of it.
-    """
+    """The complete weights on the CPU where they are kept, gathered one at a time, else nothing; all processes call it."""
     own: dict[str, list[ShardedTensor]] = {}
     for part in parts_of(model):
         prepared, _, _ = load_preprocess(sharded_state(part))
@@ -126,11 +122,7 @@ _FORMAT = {
 def folder_files(
     world: World, name: str, tree: dict[Any, Any], numbers: Mapping[str, Tensor], common: dict[str, Any]
 ) -> list[FileToWrite]:
-    """
-    The files of this process for a folder of this name; all processes call it.
-
-    `tree` is nested, with what `sharded_state_dict` returns as its leaves; `numbers` and `common` are equal on all processes.
-    """
+    """This process's files of a folder, of a tree of `sharded_state_dict`'s leaves; all processes call it."""
     prepared, _, _ = load_preprocess(tree)
     own = [value for value in _sharded(prepared) if is_main_replica(value.replica_id)]
     files = files_of_parts(world, name, {**_containers(own), **numbers})
@@ -197,12 +189,7 @@ def options_of(inner: Any) -> list[dict[str, Any]]:
 
 
 def states_of(inner: Any, weights: Sequence[Tensor], is_written: Sequence[bool]) -> list[dict[str, Tensor]]:
-    """
-    The tensors of each weight by their names: of its shape, or single numbers.
-
-    Where copies have parts, all of them call it, and those get numbers that write the weight. `NotYetError` for an optimizer that
-    remembers something else.
-    """
+    """The tensors of each weight by name, of its shape or single numbers; all processes that have parts call it."""
     kept = _kept(inner)
     own = [_own_states(inner, weight, kept.get(id(weight))) for weight in weights]
     if not isinstance(inner, DistributedOptimizer):

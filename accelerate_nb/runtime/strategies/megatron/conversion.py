@@ -19,12 +19,9 @@ from accelerate_nb.runtime.training.unwrap import bare
 
 @dataclass(frozen=True)
 class Words:
-    """
-    A row for each word.
+    """A row for each word; rows beyond `size`, for equal parts, repeat the last word's, as Megatron-LM's converters have it."""
 
-    Megatron may have rows beyond `size`, so that ranks get equal parts. They repeat the last word's, as Megatron-LM's converters
-    have it: rows of zeros would win over words whose logits are all negative, as those of GPT-2 are.
-    """
+    # rows of zeros would win over words whose logits are all negative, as those of GPT-2 are
 
     size: int
     padded_size: int
@@ -76,11 +73,7 @@ class QueriesKeysValues:
 
 @dataclass(frozen=True)
 class ConvertedWeight:
-    """
-    A complete weight of Megatron by its name, which has the rows of one or several tensors of transformers.
-
-    `is_transposed` tells tensors of shape (inputs, outputs), as `Conv1D` of GPT-2 has them; `tied` is a further name of the one tensor.
-    """
+    """A weight of Megatron with the rows of tensors of transformers, (inputs, outputs) if `is_transposed`; `tied` is a second name."""
 
     name: str
     sources: tuple[str, ...]
@@ -148,11 +141,7 @@ _LLAMA = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """
-    What a transformers configuration is in Megatron.
-
-    `settings` are those of a `TransformerConfig`, `arguments` those of a `GPTModel`; `names` is the table of its weights.
-    """
+    """A transformers configuration in Megatron: `settings` of a `TransformerConfig`, `arguments` of a `GPTModel`, `names` of weights."""
 
     settings: Mapping[str, Any]
     arguments: Mapping[str, Any]

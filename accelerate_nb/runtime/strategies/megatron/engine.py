@@ -16,15 +16,7 @@ from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
 
 
 def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_p: float | None) -> Tensor:
-    """
-    A token for each row of `logits`, of the shape (samples, words): the likeliest, or one that is drawn.
-
-    One is drawn where `temperature`, `top_k` or `top_p` is given: among the `top_k` likeliest, or among the likeliest that have
-    `top_p` of the probability together (Holtzman et al., https://arxiv.org/abs/1904.09751).
-
-    >>> choose(torch.tensor([[0.0, 2.0, 1.0]]), temperature=None, top_k=None, top_p=None)
-    tensor([1])
-    """
+    """A token of each row of `logits` (samples, words): the likeliest, or one that is drawn as temperature, top_k and top_p say."""
     if (temperature is None and not top_k and not top_p) or top_k == 1 or temperature == 0:
         return logits.argmax(dim=-1)
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper

@@ -63,12 +63,7 @@ def _check_degrees(model: Any, mesh: Mesh, plugin: MegatronLMPlugin) -> None:
 
 
 class MegatronModel(ModelWrapper):
-    """
-    This process's part of a model, which Megatron's schedules bring batches through.
-
-    `module` is the part as it was built, and `chunks` are its consecutive layers as Megatron trains them: several where stages are
-    interleaved. A pipeline's output is that of its last stage, on all processes.
-    """
+    """This process's part of a model, with its consecutive `chunks`; a pipeline's output is the last stage's, on all processes."""
 
     def __init__(self, module: Module, chunks: Sequence[Module], microbatch_count: int) -> None:
         super().__init__(module)
@@ -112,11 +107,7 @@ class MegatronModel(ModelWrapper):
         return self._from_last(merged(kept, [1] * len(kept)) if kept else None)
 
     def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int) -> Tensor:
-        """
-        Forward and backward of a batch, its parts in the order of Megatron's schedule; the mean of their losses, on all stages.
-
-        `loss_of` gets a part's output and targets. Gradients are those of the loss divided by `steps`.
-        """
+        """Forward and backward by Megatron's schedule, gradients divided by `steps`; the mean loss of the parts, on all stages."""
         from megatron.core import parallel_state
 
         sequence_parts = parallel_state.get_context_parallel_world_size()
@@ -173,12 +164,8 @@ class MegatronModel(ModelWrapper):
         *,
         collects: bool = False,
     ) -> list[Any]:
-        """
-        Bring parts of a batch through the stages; returns the numbers that the last stage reports of each, and nothing on others.
-
-        `forward_step(iterator, chunk)` takes a part from the iterator and returns the chunk's output with the function of its loss.
-        `shape` is the length of a part's sequences, and their number. With `collects` the function may return anything.
-        """
+        """Bring parts through the stages; returns what the last stage reports of each, with `collects` anything."""
+        # shape: the length of a part's sequences, and their number
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 

@@ -31,12 +31,8 @@ _SEED_OF_A_STAGE = 100
 
 
 def join_groups(world: World, plugin: MegatronLMPlugin) -> None:
-    """
-    Make Megatron's groups along the axes of the world's mesh, and seed the random numbers of its layers; all processes call it.
-
-    Its order of ranks, tp-cp-ep-dp-pp from the innermost, is that of a mesh. `ConfigurationError` where there is no current CUDA
-    device, on which megatron-core makes its tensors.
-    """
+    """Make Megatron's groups along the mesh, and seed its layers' random numbers; all processes call it."""
+    # Megatron's order of ranks, tp-cp-ep-dp-pp from the innermost, is that of a mesh
     try:
         torch.cuda.current_device()
     except (AssertionError, RuntimeError):
@@ -118,12 +114,7 @@ _OF_NO_EXPERT = {"is_expert_parallel": False, "is_decoupled_lr": False}
 
 
 class MegatronStep:
-    """
-    The step of a person's optimizer on the weights of one model.
-
-    Gradients are summed up over copies once before each step, measured and clipped over all parts of the model, and cast to the 32
-    bits of the weights that the optimizer updates. `clip_grad` is the norm to which each step clips by itself; 0 for none.
-    """
+    """The step of a person's optimizer on one model, by Megatron's optimizer; `clip_grad` is the norm to clip to, 0 for none."""
 
     def __init__(
         self,

@@ -359,12 +359,7 @@ def check_call(call: PrepareCall) -> None:
 
 
 def engine_of(call: PrepareCall) -> MegatronEngine:
-    """
-    The engine that becomes of a transformers model, and of what else its call of `prepare` has.
-
-    The call has a loader, whose `batch_size` is the size of one part of a step. A model that is converted exactly brings its weights;
-    those of others begin at random.
-    """
+    """The engine that becomes of a transformers model, and of what else its call of `prepare` has."""
     accelerator, objects, model = call.accelerator, call.objects, transformers_model(call.objects)
     plugin: Any = accelerator.state.megatron_lm_plugin
     plugin.set_training_args(_micro_batch_size(call, plugin), accelerator.strategy.data_replicas[1])

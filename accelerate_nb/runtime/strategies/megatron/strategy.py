@@ -35,13 +35,7 @@ from accelerate_nb.runtime.world.world import World
 
 
 class MegatronParallel(Strategy):
-    """
-    Megatron-core's layers, schedules and optimizers train a model that was built of them.
-
-    Processes have parts of a layer's width (`tp`), stages (`pp`) or parts of sequences (`cp`) as the model's `TransformerConfig` has
-    them; the rest of the processes have copies, whose optimizer's states are in parts along `dp_shard`. Without a plugin a step
-    clips nothing by itself.
-    """
+    """Megatron-core's layers, schedules and optimizers train a model built of them; optimizer states are in parts along `dp_shard`."""
 
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     copies_are_whole = False
@@ -272,11 +266,7 @@ class MegatronParallel(Strategy):
         self.step_of(optimizer).zero_grad()
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
-        """
-        Scale gradients down to a norm, those of all parts of the model together; returns the norm that they had.
-
-        An engine has stepped already, with the plugin's `gradient_clipping`: the norm is that of its last step.
-        """
+        """Scale gradients of all parts down to a norm; returns the norm that they had, of an engine its last step's."""
         steps = self._steps_on(parameters)
         if self.engine is not None:
             return torch.tensor([step.last_norm or 0.0 for step in steps]).sum()

@@ -228,13 +228,8 @@ def left_to_right(
     reset_attention_mask: bool = False,
     masks_ends: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    The attention mask, the loss mask and the positions of `tokens`, of the shape (samples, length).
-
-    The attention mask is true where nothing is attended to, of the shape (1 or samples, 1, length, length); the loss mask, float32, is
-    0 at padding, and at ends of documents with `masks_ends`. Documents in a sample see nothing of each other with
-    `reset_attention_mask`, and are counted from 0 with `reset_position_ids`. As Megatron-LM's `get_ltor_masks_and_position_ids`.
-    """
+    """Attention mask (true hides), loss mask in float32 and positions of `tokens` (samples, length)."""
+    # as Megatron-LM's get_ltor_masks_and_position_ids
     samples, length = tokens.shape
     sees = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None]
     positions = torch.arange(length, device=tokens.device).expand(samples, length).clone()

@@ -21,11 +21,7 @@ def batch_size(inputs: Any) -> int:
 
 
 def microbatches(inputs: Any, count: int) -> list[Any]:
-    """
-    The inputs in so many parts, or as many as there are samples, whose sizes differ by one sample at most.
-
-    Tensors with the batch's length are cut along dimension 0; whatever else there is goes to every part.
-    """
+    """The inputs in so many parts, at most one a sample; tensors are cut along dimension 0, other things go to every part."""
     size = batch_size(inputs)
     leaves, structure = tree_flatten(inputs)
     count = min(count, size)
@@ -37,12 +33,7 @@ def microbatches(inputs: Any, count: int) -> list[Any]:
 
 
 def merged(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """
-    The outputs of parts of so many samples as that of the whole batch.
-
-    Tensors are joined along dimension 0; numbers, such as losses, are averaged over samples. Other things are those of the first
-    part.
-    """
+    """The outputs of parts as the whole batch's: tensors joined along dimension 0, numbers averaged over samples, else the first's."""
     flat = [tree_flatten(output) for output in outputs]
     structure = flat[0][1]
     columns = zip(*[leaves for leaves, _ in flat], strict=True)

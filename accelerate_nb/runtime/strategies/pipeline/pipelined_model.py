@@ -207,12 +207,9 @@ class StageRanks:
 
 
 class SharedGradients:
-    """
-    The weights that several stages have, by a name of each, with the groups of these stages' processes: each computes a part of a gradient.
+    """The weights that several stages have, with the groups that add their gradients up."""
 
-    A weight whose stages are all of this process has no group. `counted` are the names of those whose gradients count in this
-    process's part of a norm. `pipelines` is the world of the processes that have the same stages for other batches.
-    """
+    # a weight whose stages are all of this process has no group; `counted` are the names that this process's part of a norm counts
 
     def __init__(
         self, model: Module, names: Iterable[str], groups: Mapping[str, Any], counted: Iterable[str], pipelines: World
@@ -250,11 +247,7 @@ class SharedGradients:
 
 
 def groups_of_stages(world: World, along: World, shared: Mapping[str, Iterable[int]]) -> dict[str, Any]:
-    """
-    The group of the processes, given by their indices along the pipeline, that share a weight, for each of these weights.
-
-    All processes call it; a weight that this process does not have, or has alone, is left out.
-    """
+    """For each shared weight the group of its processes, by their indices along the pipeline; all processes call it."""
     made: dict[tuple[int, ...], Any] = {}
     found: dict[str, Any] = {}
     pipelines = sorted({world.mesh.ranks_along(rank, "pp") for rank in range(world.size)})
@@ -271,12 +264,7 @@ def groups_of_stages(world: World, along: World, shared: Mapping[str, Iterable[i
 
 
 class PipelinedModel(ModelWrapper):
-    """
-    The model, whose layers are on several processes; a call brings a batch through all of them in parts.
-
-    All processes of the pipeline call it with the same batch, and get the same output, without gradients: `train_step` trains.
-    `module` is the model itself, with weights on the meta device in place of other stages'.
-    """
+    """The model, whose layers are on several processes; all call it with the same batch, and get the same output, without gradients."""
 
     def __init__(
         self,
@@ -305,11 +293,7 @@ class PipelinedModel(ModelWrapper):
             return self.ranks.output_on_all(output)
 
     def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """
-        Forward and backward of a batch in the order of the schedule; the mean of the parts' losses, on all processes.
-
-        `loss_of` gets a part's output and targets, and `scale` makes of its loss what gradients are computed of.
-        """
+        """Forward and backward in the order of the schedule, of `scale(loss)`; the mean of the parts' losses, on all processes."""
         size = batch_size(inputs)
         if size % self.count:
             raise DataError(

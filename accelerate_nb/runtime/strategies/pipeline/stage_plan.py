@@ -38,15 +38,8 @@ def plan_stages(
     example: ExampleInputs | None = None,
     no_split: Collection[str] | None = None,
 ) -> list[Layer]:
-    """
-    The layers of a model in the order in which they were registered, each with its stage; there are `count` stages.
-
-    `begins` names the modules at which the second and later stages begin. Where it is "auto" the most expensive stage costs as
-    little as can be: layers cost their floating-point operations for `example` inputs of the model, or the number of their weights.
-    Modules of classes of the names `no_split` stay whole, or those that `layers_of` finds. What is in no layer, such as weights of
-    the model itself, is on every stage.
-    `ConfigurationError` for a model with fewer layers than stages, or a name that is not there.
-    """
+    """The layers of a model in registration order, each with its stage of `count`, which `begins` names, or costs balance."""
+    # what is in no layer, such as weights of the model itself, is on every stage
     found = list(layers_of(model, no_split))
     if len(found) < count:
         raise ConfigurationError(
@@ -66,12 +59,7 @@ def plan_stages(
 
 
 def layers_of(model: Module, no_split: Collection[str] | None = None) -> Iterator[tuple[str, Module]]:
-    """
-    The parts of a model that have weights and are not to be separated, by their names.
-
-    They are its blocks (of classes of these names, or of the model's `_no_split_modules`, or the elements of its lists of equal
-    modules), and beside these the largest modules without a block in them, or the elements of a `Sequential`.
-    """
+    """The named parts not to be separated: blocks, and beside these the largest modules without a block, or a `Sequential`'s elements."""
     if no_split is None:
         is_block = block_policy(model, FullyShardedDataParallelPlugin(fsdp_version=2))
     else:
@@ -126,12 +114,7 @@ def operations(model: Module, names: Sequence[str], example: ExampleInputs) -> l
 
 
 def balanced(costs: Sequence[float], count: int) -> list[int]:
-    """
-    The indices at which the second and later of `count` runs of consecutive layers begin, whose largest sum is as small as can be.
-
-    >>> balanced([1, 1, 1, 3], 2), balanced([4, 1, 1, 1, 1], 3)
-    ([3], [1, 3])
-    """
+    """The indices at which the second and later of `count` runs of costs begin, whose largest sum is as small as can be."""
     total = [0.0, *accumulate(costs)]
     size = len(costs)
     # the largest sum of the best cut of the first layers into so many runs, and where the last of these begins

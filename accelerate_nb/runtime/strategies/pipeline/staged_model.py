@@ -19,12 +19,7 @@ from accelerate_nb.runtime.strategies.pipeline.stage_plan import Layer
 
 
 class AbsentTensor(Tensor):
-    """
-    A tensor without numbers, for the forward of a model some of whose layers are on other processes.
-
-    An operation on it returns absent tensors of the shapes that it would have. Reading a number, or writing to a tensor that has
-    numbers, raises `StateError`. `layers` are the indices of the layers of whose outputs it was computed since.
-    """
+    """A tensor without numbers, for layers on other processes; `layers` are those of whose outputs it was computed since."""
 
     meta: Tensor
     layers: frozenset[int]
@@ -106,13 +101,10 @@ class OutputShape:
 
 
 class StagedModel:
-    """
-    A model that is cut into stages, of which this process holds some.
+    """A model that is cut into stages, of which this process holds some."""
 
-    The model's own forward runs on every stage. A layer of an earlier stage returns absent tensors, and the last of them what was
-    received from there; the forward ends where a layer of a later stage would begin. So masks, positions and whatever else a model
-    computes beside its layers are there on each stage, and nothing has to be traced.
-    """
+    # the model's own forward runs on every stage: layers of earlier stages return absent tensors, the last of them what was received,
+    # and it ends where a later stage begins; so masks and positions are there on each stage, and nothing is traced
 
     def __init__(self, model: Module, layers: Sequence[Layer], device: torch.device) -> None:
         self.model, self.layers = model, layers
@@ -275,12 +267,7 @@ class _StageRun:
 
 
 class Stage(Module):
-    """
-    The layers of a stage; its forward is the model's, from what was received to what is sent.
-
-    `parts` are the inputs of the parts of a batch, of which the forward gets a number. On the last stage `finish` makes of a part's
-    output what the forward returns.
-    """
+    """The layers of a stage; its forward is the model's, for a part by number; on the last stage `finish` makes its output."""
 
     def __init__(self, staged: StagedModel, index: int) -> None:
         super().__init__()

@@ -38,13 +38,7 @@ from accelerate_nb.runtime.world.world import World
 
 
 class PipelineParallel(ShardedStrategy):
-    """
-    Every process has a stage of the model: some consecutive layers, and all see the same batches.
-
-    A batch passes through the stages in parts, so that they compute at the same time, in the order of a schedule of torch's:
-    `train_step` trains, and `model(batch)` has the output alone. Along the mesh's other axes there are pipelines that see other
-    batches, and shard the weights of their stages (FSDP), or have copies of them.
-    """
+    """Every process has a stage of consecutive layers; `train_step` trains in a schedule of torch's, other axes shard or copy stages."""
 
     axes = ("pp", "dp_shard", "dp_replicate")
 
