@@ -14,13 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
-from megatron.core.dist_checkpointing.mapping import (
-    ShardedObject,
-    ShardedTensor,
-    ShardedTensorFactory,
-    apply_factory_merges,
-    is_main_replica,
-)
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges, is_main_replica
 from megatron.core.dist_checkpointing.optimizer import get_param_id_to_sharded_param_map, make_sharded_optimizer_tensor
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
@@ -119,20 +113,18 @@ _FORMAT = {
 }
 
 
-def folder_files(
-    world: World, name: str, tree: dict[Any, Any], numbers: Mapping[str, Tensor], common: dict[str, Any]
-) -> list[FileToWrite]:
+def _folder_files(world: World, name: str, tree: dict[Any, Any], common: dict[str, Any]) -> list[FileToWrite]:
     """This process's files of a folder, of a tree of `sharded_state_dict`'s leaves; all processes call it."""
     prepared, _, _ = load_preprocess(tree)
     own = [value for value in _sharded(prepared) if is_main_replica(value.replica_id)]
-    files = files_of_parts(world, name, {**_containers(own), **numbers})
+    files = files_of_parts(world, name, _containers(own))
     if world.is_main:
         files.append(FileToWrite(f"{name}/{COMMON}", common))
         files.append(VerbatimFile(f"{name}/metadata.json", json.dumps(_FORMAT).encode()))
     return files
 
 
-def list_folder(folder: Path, expected: str) -> ShardIndex:
+def _list_folder(folder: Path, expected: str) -> ShardIndex:
     """The content of a folder, without its numbers; `CheckpointError` where it is none of Megatron's."""
     if not (folder / LIST).is_file():
         raise CheckpointError(
@@ -142,7 +134,7 @@ def list_folder(folder: Path, expected: str) -> ShardIndex:
     return list_shards(folder)
 
 
-def read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
+def _read_tree(shards: ShardIndex, tree: dict[Any, Any]) -> Any:
     """The tree with this process's parts of the values, on the CPU; what is no tensor stays as it is."""
     prepared, _, factories = load_preprocess(tree)
     empty = dict_list_map_outplace(
@@ -175,116 +167,6 @@ def _containers(values: Iterable[ShardedTensor]) -> dict[str, Any]:
     return {key: LocalShardsContainer(parts) for key, parts in found.items()}
 
 
-# The 32-bit copy of a weight of 16 bits, as Megatron calls it.
-COPY = "fp32_param"
-# The tensor that an optimizer updates, and the part of the flat weight that it is.
-Kept = tuple[Tensor, slice]
-
-
-def options_of(inner: Any) -> list[dict[str, Any]]:
-    """The settings of each group of weights, such as its learning rate."""
-    return [
-        {name: value for name, value in group.items() if name != "params"} for group in inner.optimizer.param_groups
-    ]
-
-
-def states_of(inner: Any, weights: Sequence[Tensor], is_written: Sequence[bool]) -> list[dict[str, Tensor]]:
-    """The tensors of each weight by name, of its shape or single numbers; all processes that have parts call it."""
-    kept = _kept(inner)
-    own = [_own_states(inner, weight, kept.get(id(weight))) for weight in weights]
-    if not isinstance(inner, DistributedOptimizer):
-        return own
-    group = inner.data_parallel_group
-    facts = [{name: value.item() if value.dim() == 0 else None for name, value in values.items()} for values in own]
-    gathered: list[Any] = [None] * group.size()
-    dist.all_gather_object(gathered, facts, group)
-    merged = [dict(chain.from_iterable(found[index].items() for found in gathered)) for index in range(len(weights))]
-    return [
-        {
-            name: _whole(weight, kept.get(id(weight)), values.get(name), group, is_kept=is_kept)
-            if number is None
-            else torch.tensor(number, dtype=torch.float32)
-            for name, number in sorted(names.items())
-        }
-        for weight, values, names, is_kept in zip(weights, own, merged, is_written, strict=True)
-    ]
-
-
-def set_states(
-    inner: Any, weights: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], options: Sequence[dict[str, Any]]
-) -> None:
-    """Have what `states_of` and `options_of` returned, and nothing else."""
-    kept = _kept(inner)
-    # as torch counts the tensors that it updates
-    updated = [main for group in inner.optimizer.param_groups for main in group["params"]]
-    numbers = {id(main): number for number, main in enumerate(updated)}
-    state: dict[int, dict[str, Tensor]] = {}
-    for weight, values in zip(weights, states, strict=True):
-        found = kept.get(id(weight))
-        if found is None:
-            continue
-        main, part = found
-        own = {
-            name: value if value.dim() == 0 else value.flatten()[part].clone().view(main.shape)
-            for name, value in values.items()
-        }
-        if (copy := own.pop(COPY, None)) is not None:
-            main.data.copy_(copy)
-        if own:
-            state[numbers[id(main)]] = own
-    indices = iter(range(len(numbers)))
-    groups = [
-        {**saved, "params": [next(indices) for _ in group["params"]]}
-        for saved, group in zip(options, inner.optimizer.param_groups, strict=True)
-    ]
-    inner.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _kept(inner: Any) -> dict[int, Kept]:
-    """By each weight's identity what this process's optimizer updates of it."""
-    if isinstance(inner, DistributedOptimizer):
-        found = {}
-        for weight, (group, number) in inner.model_param_group_index_map.items():
-            part = inner._get_model_param_range_map(weight)["param"]
-            found[id(weight)] = (inner.optimizer.param_groups[group]["params"][number], slice(part.start, part.end))
-        return found
-    own = {id(main): (main, slice(None)) for group in inner.optimizer.param_groups for main in group["params"]}
-    weights = chain.from_iterable(getattr(inner, "float16_groups", ()))
-    copies = chain.from_iterable(getattr(inner, "fp32_from_float16_groups", ()))
-    return {**own, **{id(weight): (copy, slice(None)) for weight, copy in zip(weights, copies, strict=True)}}
-
-
-def _own_states(inner: Any, weight: Tensor, kept: Kept | None) -> dict[str, Tensor]:
-    if kept is None:
-        return {}
-    main = kept[0]
-    found: dict[str, Any] = {
-        name: value for name, value in inner.optimizer.state.get(main, {}).items() if value is not None
-    }
-    for name, value in found.items():
-        if not isinstance(value, Tensor) or (value.dim() > 0 and value.shape != main.shape):
-            raise NotYetError(
-                f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
-                "the weight's shape nor a single number, which are what checkpoints of Megatron keep here so far. Train with AdamW, SGD "
-                "or the like, or save the weights with accelerator.save_model(model, folder)."
-            )
-    if weight.dtype != torch.float32:
-        found[COPY] = main
-    return {
-        name: value.detach().view(weight.shape) if value.numel() == weight.numel() and value.dim() > 0 else value
-        for name, value in found.items()
-    }
-
-
-def _whole(weight: Tensor, kept: Kept | None, value: Tensor | None, group: Any, *, is_kept: bool) -> Tensor:
-    """A tensor of the weight's shape, put together from the parts of all copies, each of which has zeros elsewhere."""
-    whole = torch.zeros(weight.numel(), device=weight.device)
-    if kept is not None and value is not None:
-        whole[kept[1]] = value.flatten()
-    dist.all_reduce(whole, group=group)
-    return whole.view(weight.shape).cpu() if is_kept else torch.zeros(()).expand(weight.shape)
-
-
 # As Megatron names what an optimizer remembers: `optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight`.
 _PREFIX = "optimizer.state."
 
@@ -293,7 +175,7 @@ def files(world: World, models: Sequence[MegatronModel], steps: Sequence[Megatro
     """The files of this process; all processes call it."""
     found: list[FileToWrite] = []
     for index, model in enumerate(models):
-        found += folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {}, {})
+        found += _folder_files(world, f"{file_names.MEGATRON_MODEL_NAME}_{index}", _model_tree(model), {})
     for index, step in enumerate(steps):
         found += _optimizer_files(world, f"{file_names.OPTIMIZER_NAME}_{index}", step)
     states = dict(tensor_parallel.get_cuda_rng_tracker().get_states())
@@ -309,7 +191,7 @@ def load(
     found = []
     for index, model in enumerate(models):
         path, expected = folder / f"{file_names.MEGATRON_MODEL_NAME}_{index}", f"the weights of model {index}"
-        tree = read_tree(list_folder(path, expected), _model_tree(model))
+        tree = _read_tree(_list_folder(path, expected), _model_tree(model))
         found.append(LoadedFile(path, expected, tree, partial(_receive_weights, model)))
     found += [_loaded_optimizer(folder, index, step) for index, step in enumerate(steps)]
     path = folder / file_names.of_rank(file_names.MEGATRON_RNG_STATE_NAME, world.rank)
@@ -344,79 +226,130 @@ def _receive_weights(model: MegatronModel, loaded: Any) -> None:
 
 # Optimizers
 
+# The 32-bit copy of a weight of 16 bits, as Megatron calls it.
+_COPY = "fp32_param"
 
-def _learning(step: MegatronStep) -> tuple[list[Tensor], list[Any]]:
+
+def _learning(step: MegatronStep) -> list[tuple[Tensor, Any]]:
     """The weights of an optimizer, with their places in the whole model as Megatron describes them."""
     weights = [weight for weight in step.model.parameters() if weight.requires_grad]
     places = get_param_id_to_sharded_param_map(_model_tree(step.model), weights)
-    return [weights[index] for index in sorted(places)], [places[index] for index in sorted(places)]
+    return [(weights[index], places[index]) for index in sorted(places)]
+
+
+def _kept(inner: Any) -> dict[int, tuple[Tensor, slice]]:
+    """By each weight's identity the tensor that this process's optimizer updates, and the part of the flat weight that it is."""
+    if isinstance(inner, DistributedOptimizer):
+        found = {}
+        for weight, (group, number) in inner.model_param_group_index_map.items():
+            part = inner._get_model_param_range_map(weight)["param"]
+            found[id(weight)] = (inner.optimizer.param_groups[group]["params"][number], slice(part.start, part.end))
+        return found
+    own = {id(main): (main, slice(None)) for group in inner.optimizer.param_groups for main in group["params"]}
+    weights = chain.from_iterable(getattr(inner, "float16_groups", ()))
+    copies = chain.from_iterable(getattr(inner, "fp32_from_float16_groups", ()))
+    return {**own, **{id(weight): (copy, slice(None)) for weight, copy in zip(weights, copies, strict=True)}}
+
+
+def _remembered(inner: Any, weight: Tensor, main: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What an optimizer remembers of what it updates of a weight: tensors of that shape, and single numbers."""
+    tensors, numbers = {} if weight.dtype == torch.float32 else {_COPY: main}, {}
+    for name, value in inner.optimizer.state.get(main, {}).items():
+        if isinstance(value, Tensor) and value.dim() == 0:
+            numbers[name] = value.item()
+        elif isinstance(value, Tensor) and value.shape == main.shape:
+            tensors[name] = value
+        elif value is not None:
+            raise NotYetError(
+                f"save_state was called with {type(inner.optimizer).__name__}, which remembers {name!r} of a weight: neither a tensor of "
+                "the weight's shape nor a single number, which are what checkpoints of Megatron keep here so far. Train with AdamW, SGD "
+                "or the like, or save the weights with accelerator.save_model(model, folder)."
+            )
+    return tensors, numbers
 
 
 def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileToWrite]:
-    weights, places = _learning(step)
-    states = states_of(step.inner, weights, [is_main_replica(place.replica_id) for place in places])
-    tree: dict[Any, Any] = {}
-    numbers: dict[str, Tensor] = {}
-    for index, (place, values) in enumerate(zip(places, states, strict=True)):
-        for key, value in values.items():
-            if value.dim() == 0:
-                numbers[f"{_PREFIX}{key}.{place.key}"] = value
-            else:
-                tree.setdefault(index, {})[key] = make_sharded_optimizer_tensor(place, value, f"{_PREFIX}{key}")
-    scaler = step.loss_scaler
+    inner, kept = step.inner, _kept(step.inner)
+    learning = _learning(step)
+    own = [
+        _remembered(inner, weight, kept[id(weight)][0]) if id(weight) in kept else ({}, {}) for weight, _ in learning
+    ]
+    facts = _of_all([(set(tensors), numbers) for tensors, numbers in own])
+    # Megatron gives every weight a gradient in each step, so that numbers, such as AdamW's steps, are the same for all
     common = {
-        "param_groups": options_of(step.inner),
-        "grad_scaler": None if scaler is None else scaler.state_dict(),
+        "param_groups": [
+            {name: value for name, value in group.items() if name != "params"} for group in inner.optimizer.param_groups
+        ],
+        "numbers": dict(chain.from_iterable(numbers.items() for _, numbers in facts)),
+        "grad_scaler": None if step.loss_scaler is None else step.loss_scaler.state_dict(),
     }
-    return folder_files(world, name, tree, numbers, common)
+    names = set[str]().union(*(found for found, _ in facts))
+    tree: dict[Any, Any] = {}
+    for (weight, place), (tensors, _) in zip(learning, own, strict=True):
+        whole = {
+            key: value.detach().view(weight.shape) for key, value in tensors.items() if value.shape == weight.shape
+        }
+        if isinstance(inner, DistributedOptimizer):
+            # copies have parts, whose sum is the whole where each has zeros elsewhere
+            for key in sorted(names if weight.dtype != torch.float32 else names - {_COPY}):
+                flat = torch.zeros(weight.numel(), device=weight.device)
+                if key in tensors:
+                    flat[kept[id(weight)][1]] = tensors[key].flatten()
+                dist.all_reduce(flat, group=inner.data_parallel_group)
+                is_written = is_main_replica(place.replica_id)
+                whole[key] = flat.view(weight.shape).cpu() if is_written else torch.zeros(()).expand(weight.shape)
+        tree[len(tree)] = {
+            key: make_sharded_optimizer_tensor(place, value, f"{_PREFIX}{key}") for key, value in whole.items()
+        }
+    return _folder_files(world, name, tree, common)
 
 
 def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFile:
     path, expected = folder / f"{file_names.OPTIMIZER_NAME}_{index}", f"the state of optimizer {index}"
-    shards = list_folder(path, expected)
-    weights, places = _learning(step)
-    states = _read_states(shards, weights, places)
+    shards = _list_folder(path, expected)
+    # such as `exp_avg`
+    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in shards.tensors if name.startswith(_PREFIX)})
+    tree: dict[int, dict[str, Any]] = {}
+    for weight, place in _learning(step):
+        values = {key: make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}") for key in keys}
+        # weights of 32 bits have no copy
+        tree[len(tree)] = {
+            key: value
+            for key, value in values.items()
+            if all(piece.key in shards.tensors for piece in _sharded(load_preprocess({key: value})[0]))
+        }
     common = read(path / COMMON, f"the settings of optimizer {index}")
-    count = len(options_of(step.inner))
-    if len(common["param_groups"]) != count:
+    if len(common["param_groups"]) != (count := len(step.inner.optimizer.param_groups)):
         raise CheckpointError(
             f"{path / COMMON} holds the settings of {len(common['param_groups'])} groups of weights, and optimizer {index} has {count}. "
             "Make the same optimizer as when the checkpoint was saved."
         )
-    return LoadedFile(path, expected, {**common, "states": states}, partial(_receive, step, weights))
+    return LoadedFile(path, expected, {**common, "states": _read_tree(shards, tree)}, partial(_receive, step))
 
 
-def _read_states(shards: ShardIndex, weights: Sequence[Tensor], places: Sequence[Any]) -> list[dict[str, Tensor]]:
-    """What was remembered of each weight: tensors of this process's part of it, and single numbers."""
-    # such as `exp_avg`
-    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in shards.tensors if name.startswith(_PREFIX)})
-    tree: dict[Any, Any] = {}
-    numbers: dict[tuple[int, str], str] = {}
-    for index, (weight, place) in enumerate(zip(weights, places, strict=True)):
-        for key in keys:
-            beside = make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}")
-            name = f"{_PREFIX}{key}.{place.key}"
-            if name in shards.tensors and shards.tensors[name].dim() == 0:
-                numbers[index, key] = name
-            elif all(piece.key in shards.tensors for piece in _pieces(beside)):
-                tree.setdefault(index, {})[key] = beside
-    tensors, values = read_tree(shards, tree), shards.load(set(numbers.values()))
-    states = [dict(tensors.get(index, {})) for index in range(len(weights))]
-    for (index, key), name in numbers.items():
-        states[index][key] = values[name].clone()
-    return states
-
-
-def _pieces(place: Any) -> list[ShardedTensor]:
-    if isinstance(place, ShardedTensorFactory):
-        return [value for value in nested_values(place.build()) if isinstance(value, ShardedTensor)]
-    return [place]
-
-
-def _receive(step: MegatronStep, weights: Sequence[Tensor], content: dict[str, Any]) -> None:
+def _receive(step: MegatronStep, content: dict[str, Any]) -> None:
     inner, states = step.inner, content["states"]
-    set_states(inner, weights, states, content["param_groups"])
-    if not any(COPY in values for values in states):
+    optimizer, kept = inner.optimizer, _kept(inner)
+    # as torch counts the tensors that it updates
+    counted = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    indices = {id(main): index for index, main in enumerate(counted)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for number, (weight, _) in enumerate(_learning(step)):
+        if id(weight) not in kept:
+            continue
+        main, part = kept[id(weight)]
+        own = {name: value.flatten()[part].clone().view(main.shape) for name, value in states.get(number, {}).items()}
+        if (copy := own.pop(_COPY, None)) is not None:
+            main.data.copy_(copy)
+        if own or content["numbers"]:
+            numbers = {name: torch.tensor(value) for name, value in content["numbers"].items()}
+            state[indices[id(main)]] = {**own, **numbers}
+    groups = [
+        {**saved, "params": [indices[id(main)] for main in group["params"]]}
+        for saved, group in zip(content["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if not any(_COPY in values for values in states.values()):
         inner.reload_model_params()
     if step.loss_scaler is not None and content["grad_scaler"] is not None:
         step.loss_scaler.load_state_dict(content["grad_scaler"])
