@@ -28,7 +28,7 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.named_states import files_of_parts
 from accelerate_nb.runtime.checkpoints.shards import LIST, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronModel
 from accelerate_nb.runtime.strategies.megatron.model_parallel import MegatronStep, degrees
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user

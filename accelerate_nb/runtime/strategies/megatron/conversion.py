@@ -226,6 +226,19 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def llama(config: Any) -> Architecture:
     """The architecture of a `LlamaConfig`; `ConfigurationError` names what Megatron does not compute."""
     refuse("Llama", config, {"attention_bias": config.attention_bias != config.mlp_bias})
+    # transformers keeps rotary embeddings in `rope_parameters` from version 5 on
+    found = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    rotation: dict[str, Any] = {"rotary_base": found.get("rope_theta") or config.rope_theta}
+    kind = found.get("rope_type", "default")
+    if kind == "linear":
+        rotation["seq_len_interpolation_factor"] = found["factor"]
+    elif kind == "llama3" and all(found.get(name) == value for name, value in _LLAMA3.items()):
+        rotation |= {"rope_scaling": True, "rope_scaling_factor": found["factor"]}
+    elif kind != "default":
+        raise ConfigurationError(
+            f"A Llama with the rotary embeddings {found} was to become a model of Megatron, which computes 'default', 'linear', and 'llama3' "
+            f"with {_LLAMA3}. Take a model with one of these."
+        )
     settings = {
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
@@ -246,26 +259,9 @@ def llama(config: Any) -> Architecture:
         "max_sequence_length": config.max_position_embeddings,
         "position_embedding_type": "rope",
         "share_embeddings_and_output_weights": config.tie_word_embeddings,
-        **_rotation(config),
+        **rotation,
     }
     return Architecture(settings, arguments, _LLAMA, config.vocab_size)
-
-
-def _rotation(config: Any) -> dict[str, Any]:
-    """The arguments of rotary embeddings; transformers keeps them in `rope_parameters` from version 5 on."""
-    found = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
-    base = found.get("rope_theta") or config.rope_theta
-    kind = found.get("rope_type", "default")
-    if kind == "default":
-        return {"rotary_base": base}
-    if kind == "linear":
-        return {"rotary_base": base, "seq_len_interpolation_factor": found["factor"]}
-    if kind == "llama3" and all(found.get(name) == value for name, value in _LLAMA3.items()):
-        return {"rotary_base": base, "rope_scaling": True, "rope_scaling_factor": found["factor"]}
-    raise ConfigurationError(
-        f"A Llama with the rotary embeddings {found} was to become a model of Megatron, which computes 'default', 'linear', and 'llama3' "
-        f"with {_LLAMA3}. Take a model with one of these."
-    )
 
 
 _NAMED_FIRST = 8

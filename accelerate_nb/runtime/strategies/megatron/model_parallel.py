@@ -21,7 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronModel
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
 from accelerate_nb.runtime.world.world import World

@@ -17,8 +17,7 @@ from accelerate_nb.runtime.data.adapter import loader_arguments
 from accelerate_nb.runtime.strategies.base import PrepareCall
 from accelerate_nb.runtime.strategies.engine_objects import EngineOptimizer, EngineSchedule, Placeholder
 from accelerate_nb.runtime.strategies.megatron.conversion import ConvertedWeights, architecture_of, is_converted
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.model import check
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, check
 from accelerate_nb.runtime.strategies.megatron.plugin import OF_SCHEDULES, refuse_unused
 from accelerate_nb.runtime.strategies.megatron.train_steps import chunks, get_args, initialize, innermost
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -89,8 +88,7 @@ class MegatronLMDummyDataLoader(Placeholder):
 
     def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Callable[[Sequence[int]], Any]:
         """The plugin's function of three numbers of samples that returns three data sets, or that of Megatron's for a GPT."""
-        own = accelerator.state.megatron_lm_plugin.custom_megatron_datasets_provider_function
-        return _gpt_datasets if own is None else own
+        return accelerator.state.megatron_lm_plugin.custom_megatron_datasets_provider_function or _gpt_datasets
 
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> tuple[Any, Any, Any]:
         """Iterators over the three data sets; `None` for one that there is not."""
@@ -260,9 +258,10 @@ def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: 
         )
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    is_constant = args.weight_decay_incr_style == "constant"
-    first = args.weight_decay if is_constant or args.start_weight_decay is None else args.start_weight_decay
-    last = args.weight_decay if is_constant or args.end_weight_decay is None else args.end_weight_decay
+    decays = [args.start_weight_decay, args.end_weight_decay]
+    if args.weight_decay_incr_style == "constant":
+        decays = [None, None]
+    first, last = (args.weight_decay if value is None else value for value in decays)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
@@ -314,15 +313,13 @@ def with_all_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def first_batch(loaders: Iterable[Any]) -> Any:
     """A batch of the size that a loader gives, of its first samples; `None` of data that can be read once."""
-    for loader in loaders:
-        if not isinstance(loader, DataLoader):
-            continue
-        if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
-            return None
-        dataset: Any = loader.dataset
-        with torch.random.fork_rng(devices=[]):
-            return loader.collate_fn([dataset[index] for index in range(min(loader.batch_size, len(dataset)))])
-    return None
+    loader: Any = next((item for item in loaders if isinstance(item, DataLoader)), None)
+    if loader is None or isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        return loader.collate_fn(
+            [loader.dataset[index] for index in range(min(loader.batch_size, len(loader.dataset)))]
+        )
 
 
 def transformers_model(objects: Iterable[Any]) -> Any:
@@ -392,10 +389,12 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
     }
     initialize(accelerator, args_defaults=arguments)
     engine = MegatronEngine(accelerator, *prepare_model_optimizer_scheduler(accelerator))
-    if plugin.custom_model_provider_function is None and is_converted(model):
+    if plugin.custom_model_provider_function is not None:
+        return engine
+    if is_converted(model):
         weights = ConvertedWeights(architecture.weights(get_args().padded_vocab_size), model.state_dict())
         accelerator.strategy.load_model_state(engine, weights)
-    elif plugin.custom_model_provider_function is None and accelerator.is_main_process:
+    elif accelerator.is_main_process:
         warn_user(
             f"The weights of a {type(model).__name__} begin at random in Megatron's engine, as with Accelerate. A GPT2LMHeadModel "
             "or a LlamaForCausalLM comes with its own; accelerator.strategy.load_model_state(model, weights) gives it others."
@@ -404,14 +403,11 @@ def engine_of(call: PrepareCall) -> MegatronEngine:
 
 
 def _micro_batch_size(call: PrepareCall, plugin: Any) -> int:
-    sizes: list[Any] = []
-    for item in call.objects:
-        if isinstance(item, MegatronLMDummyDataLoader):
-            sizes.append(item.dataset_args.get("micro_batch_size"))
-        elif isinstance(item, DataLoader):
-            sizes.append(item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None))
-    known = [size for size in sizes if size is not None]
-    if not known:
+    placeholders = [item for item in call.objects if isinstance(item, MegatronLMDummyDataLoader)]
+    loaders: list[Any] = [item for item in call.objects if isinstance(item, DataLoader)]
+    sizes = [item.dataset_args.get("micro_batch_size") for item in placeholders]
+    sizes += [item.batch_size or getattr(item.batch_sampler or item.sampler, "batch_size", None) for item in loaders]
+    if not (known := [size for size in sizes if size is not None]):
         raise ConfigurationError(
             "You must specify a training or evaluation dataloader in `accelerate.prepare()` when using Megatron-LM. Its batch size, "
             "or MegatronLMDummyDataLoader(micro_batch_size=...), is that of a part of a step."

@@ -27,8 +27,7 @@ from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Inputs, LossOf, Options, PrepareCall, PrepareRequest, Strategy
 from accelerate_nb.runtime.strategies.megatron import checkpoint, model_parallel, preparation
 from accelerate_nb.runtime.strategies.megatron.checkpoint import complete_state, load_complete, parts_of
-from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine
-from accelerate_nb.runtime.strategies.megatron.model import MegatronModel, check
+from accelerate_nb.runtime.strategies.megatron.engine import MegatronEngine, MegatronModel, check
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin, refuse_unused
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World

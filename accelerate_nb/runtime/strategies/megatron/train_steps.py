@@ -58,20 +58,18 @@ _NOT_FIELDS = frozenset(
 )
 
 
-class _Current:
-    """The arguments of this process's training, as functions of Megatron-LM's scripts ask for them."""
-
-    arguments: Namespace | None = None
+# The arguments of this process's training, as functions of Megatron-LM's scripts ask for them.
+_CURRENT: list[Namespace] = []
 
 
 def get_args() -> Namespace:
     """The arguments of the training; `StateError` before a model was prepared."""
-    if _Current.arguments is None:
+    if not _CURRENT:
         raise StateError(
             "The arguments of Megatron-LM were asked for before there are any. Give accelerator.prepare(...) a model of transformers "
             "with a MegatronLMPlugin first."
         )
-    return _Current.arguments
+    return _CURRENT[-1]
 
 
 def initialize(
@@ -84,10 +82,10 @@ def initialize(
 
     `extra_args_provider` adds arguments of its own, with their defaults, to a parser. The groups of processes are the `Accelerator`'s.
     """
-    extra = {}
+    arguments = Namespace(**_DEFAULTS)
     if extra_args_provider is not None:
-        extra = vars(extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([])[0])
-    arguments = Namespace(**{**_DEFAULTS, **extra, **(args_defaults or {})})
+        extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([], arguments)
+    vars(arguments).update(args_defaults or {})
     mesh = accelerator.world.mesh
     arguments.tensor_model_parallel_size = mesh.tp
     arguments.pipeline_model_parallel_size = mesh.pp
@@ -108,9 +106,9 @@ def initialize(
             )
         parts = arguments.num_layers // (mesh.pp * layers)
         arguments.virtual_pipeline_model_parallel_size = parts if parts > 1 else None
-    _Current.arguments = arguments
+    _CURRENT[:] = [arguments]
     # the training is over
-    at_world_exit(lambda: setattr(_Current, "arguments", None))
+    at_world_exit(_CURRENT.clear)
 
 
 def finish_mpu_init() -> None:
@@ -281,8 +279,7 @@ class GPTTrainStep(AbstractTrainStep):
 
     def __init__(self, accelerator: Any, args: Namespace) -> None:
         super().__init__("GPTTrainStep")
-        self.eod_token = args.eos_token_id
-        self.pad_token = args.eos_token_id
+        self.eod_token = self.pad_token = args.eos_token_id
         self.reset_position_ids = args.reset_position_ids
         self.reset_attention_mask = args.reset_attention_mask
         self.eod_mask_loss = args.eod_mask_loss
@@ -297,10 +294,8 @@ class GPTTrainStep(AbstractTrainStep):
 
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
         """The plugin's function, or one that returns tokens, labels, loss mask, attention mask and positions."""
-        own = accelerator.state.megatron_lm_plugin.custom_get_batch_function
-        if own is not None:
-            return own
-        return self._batch_of_megatron if megatron_dataset_flag else self._batch_of_transformers
+        own = self._batch_of_megatron if megatron_dataset_flag else self._batch_of_transformers
+        return accelerator.state.megatron_lm_plugin.custom_get_batch_function or own
 
     def _batch_of_megatron(self, data_iterator: Iterator[Any] | None) -> tuple[Tensor, ...]:
         """A part of a batch of a data set of Megatron's: sequences that are one token longer, or tokens and labels."""
@@ -339,8 +334,7 @@ class GPTTrainStep(AbstractTrainStep):
 
     def get_loss_func(self, accelerator: Any) -> Any:
         """The plugin's function, or one of the loss mask and the output: losses of tokens, with logits where they are requested."""
-        own = accelerator.state.megatron_lm_plugin.custom_loss_function
-        return self._loss if own is None else own
+        return accelerator.state.megatron_lm_plugin.custom_loss_function or self._loss
 
     def _loss(self, loss_mask: Tensor, output_tensor: Any) -> tuple[Tensor, dict[str, Tensor]]:
         losses, logits = output_tensor if self.return_logits else (output_tensor, None)
