@@ -134,11 +134,8 @@ class LaunchedProcessWorkers(InlineWorkers):
         return values
 
     def _call_with_copies(self) -> Any:
-        """
-        Call the function; the run has a copy of this process's events meanwhile, and of what is written to Python's streams.
-
-        What compiled code writes, or a logger that was made before, is not copied; all of it goes where it always does.
-        """
+        """Call the function; the run has a copy of this process's events meanwhile, and of what is written to Python's streams."""
+        # what compiled code writes, or a logger that was made before, is not copied; all of it goes where it always does
         before = outlet()
         connect(_CopiedEvents(self._rank, self._run_context, before))
         stdout, stderr = (

@@ -216,11 +216,8 @@ _warmth: ContextVar[_SupervisorState] = ContextVar("accelerate_nb_warmth", defau
 
 
 def warm(idle_timeout: float | None = None) -> SupervisorHandle:
-    """
-    The process's supervisor, started where there is none; returns at once, while it loads.
-
-    It ends after `idle_timeout` seconds without a launch (0: never; `None`: as before), and the next call starts another.
-    """
+    """The process's supervisor, which ends after `idle_timeout` seconds without a launch (0: never; `None`: as before)."""
+    # returns at once: one that is started here loads meanwhile
     held = _warmth.get()
     with held.lock:
         if idle_timeout is not None and idle_timeout != held.idle_timeout:
@@ -370,11 +367,7 @@ class SupervisorWorkers:
 
 
 def supervised_workers(workers: Sequence[LocalWorker], idle_timeout: float | None = None) -> SupervisorWorkers:
-    """
-    Have the process's supervisor fork workers; it ends after `idle_timeout` seconds without a launch.
-
-    One that turns out to have died is replaced once.
-    """
+    """Have the process's supervisor fork workers; one that turns out to have died is replaced once."""
     rank_info = workers[0].spec.rank_info
     run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
     ranks = [worker.rank for worker in workers]
@@ -395,12 +388,7 @@ def supervised_workers(workers: Sequence[LocalWorker], idle_timeout: float | Non
 
 
 def supervisors() -> dict[str, dict[str, Any]]:
-    """
-    The processes that wait for launches, by number: who started them, and the memory that they hold.
-
-    `pss_mib` is their proportional set size: pages that several processes share are divided among them. It is `None` where
-    the system does not report it.
-    """
+    """The processes that wait for launches, by number: who started them, and their proportional set size in MiB, where it is known."""
     found: dict[str, dict[str, Any]] = {}
     for process in psutil.process_iter():
         try:

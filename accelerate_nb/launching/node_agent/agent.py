@@ -45,13 +45,7 @@ Report: TypeAlias = Callable[[messages.Message, Sequence[int]], None]
 
 
 class AgentLoop:
-    """
-    Calls a handler for each descriptor that becomes readable, in the thread that calls `wait`; `wake` may be called from any.
-
-    >>> with closing(AgentLoop()) as loop:
-    ...     loop.register(channel, on_message)
-    ...     loop.wait(0.02)
-    """
+    """Calls a handler for each descriptor that becomes readable, in the thread that calls `wait`; `wake` may be called from any."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -94,12 +88,9 @@ class AgentLoop:
 
 
 class Agent:
-    """
-    The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel.
+    """The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel."""
 
-    Its reports come in `tick`, in the handlers of its loop, and in `drain`. `carry_out` with a `ToRank` and `snapshot` may be called from any
-    thread.
-    """
+    # Reports come in `tick`, in its loop's handlers and in `drain`; `carry_out` with a `ToRank` and `snapshot` may be called from any thread.
 
     # of its workers
     ranks: tuple[int, ...] = ()
@@ -133,12 +124,7 @@ class Agent:
 
 
 class OutputReader:
-    """
-    Reads what ranks write; `on_output` gets a rank, its bytes, and the lines that they complete.
-
-    Its descriptor becomes readable when something is there to read, on systems whose selectors have one. `wrote_last` is when
-    something was written, on the monotonic clock.
-    """
+    """Reads what ranks write; `on_output` gets a rank, its bytes, and the lines that they complete."""
 
     def __init__(self, on_output: Callable[[int, bytes, tuple[LogLine, ...]], None]) -> None:
         self.wrote_last = time.monotonic()
@@ -201,14 +187,7 @@ class OutputReader:
 
 
 class NodeAgent(Agent):
-    """
-    Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread.
-
-    >>> with closing(AgentLoop()) as loop, closing(NodeAgent(engine, loop, report)) as agent:
-    ...     agent.start(StartWorkers(specs), [payload])
-    ...     while not is_over():
-    ...         loop.wait(agent.tick(time.monotonic(), 1.0))
-    """
+    """Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread."""
 
     takes_sockets = True
 
@@ -329,11 +308,7 @@ class NodeAgent(Agent):
     # -------------------------------------------------------------------------------------------------- any thread
 
     def snapshot(self, ranks: Sequence[int]) -> StackSnapshot:
-        """
-        The stack dump of each of these ranks that has not ended, and its collectives, as far as it replies in time.
-
-        Where a rank sends no dump, the state of its process stands there, if that is why.
-        """
+        """The stack dump of each of these ranks that runs, or else the state of its process, and its collectives, as far as it replies in time."""
         with self._query_lock:
             if self._workers is None or self._is_closed:
                 return StackSnapshot({}, {})

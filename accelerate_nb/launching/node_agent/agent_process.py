@@ -49,11 +49,7 @@ _SILENCE_LIMIT = 60.0
 
 
 class NodeSampler:
-    """
-    The thread that sends the load of a node every few seconds, and that of the devices of its ranks, until it is closed.
-
-    `specs` are the workers of the node, and `pids` returns the processes of those that run, by their ranks.
-    """
+    """The thread that sends the load of a node every few seconds, and that of the devices of its ranks, until it is closed."""
 
     def __init__(
         self,
@@ -86,13 +82,7 @@ class NodeSampler:
 
 
 class ReportSender:
-    """
-    Sends reports in their order. Output and measurements wait up to `BETWEEN_SENDS`, unless nothing was sent for so long; others don't.
-
-    >>> sender = ReportSender(channel)
-    >>> sender.send(RankOutput(0, 0, b"a line", ()))
-    >>> loop.wait(sender.tick(time.monotonic(), 1.0))
-    """
+    """Sends reports in their order: output and measurements wait up to `BETWEEN_SENDS`, unless nothing was sent for so long; others don't."""
 
     def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel, self._clock = channel, clock
@@ -168,13 +158,7 @@ def _rank_stacks(query: messages.QueryRankStacks, agent: NodeAgent | None) -> me
 
 
 class AgentServer:
-    """
-    Serves the process at the other end of `channel`; when that has gone, the workers end with it.
-
-    `network` is what this node has of the network between the nodes of a run.
-
-    >>> AgentServer(channel).serve()
-    """
+    """Serves the process at the other end of `channel`; when that has gone, the workers end with it."""
 
     def __init__(
         self, channel: Channel, network: NodeNetwork | None = None, engine: Engine = supervised_workers
@@ -311,11 +295,7 @@ class AgentServer:
 
 
 def main() -> None:
-    """
-    Begin: `python -m accelerate_nb.launching.node_agent.agent_process CHANNEL [ADDRESS]`.
-
-    CHANNEL is the descriptor of a connected socket, or `-` for standard input and output; ADDRESS is this node's for others.
-    """
+    """Begin: `python -m ... CHANNEL [ADDRESS]`: a connected socket's descriptor, or `-` for standard input and output; this node for others."""
     stream: socket.socket | StreamPair
     if sys.argv[1] == "-":
         # nobody else's from now on: what is printed goes to standard error

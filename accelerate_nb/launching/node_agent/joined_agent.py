@@ -32,12 +32,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class JoinTicket:
-    """
-    A token, which no `repr` shows, and the address and port at which a notebook waits for machines.
-
-    >>> str(JoinTicket("5f" * 16, "10.0.0.1", 4000))
-    '5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f5f@10.0.0.1:4000'
-    """
+    """A token, which no `repr` shows, and where a notebook waits for machines; as a text TOKEN@HOST:PORT."""
 
     token: str = field(repr=False)
     host: str
@@ -69,11 +64,7 @@ class JoinTicket:
 
 
 def given_ticket(text: str | None, environment: Mapping[str, str]) -> JoinTicket:
-    """
-    The ticket of a command line: itself, `@FILE` for the content of a file, or nothing for that of the environment.
-
-    Raises `ConfigurationError` where there is none.
-    """
+    """The ticket of a command line: itself, `@FILE`, or nothing for that of the environment; raises `ConfigurationError` without one."""
     if text is None:
         text = environment.get(VARIABLE)
     if not text:
@@ -95,12 +86,7 @@ _TIMEOUT = 10.0
 
 
 class JoinedAgent:
-    """
-    This machine as a node of the notebook of a ticket, under a name.
-
-    >>> with JoinedAgent(JoinTicket.parse(text), "box") as agent:
-    ...     agent.serve()
-    """
+    """This machine as a node of the notebook of a ticket, under a name."""
 
     def __init__(self, ticket: JoinTicket, name: str) -> None:
         sock = _connected(ticket)

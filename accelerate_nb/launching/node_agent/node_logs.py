@@ -74,11 +74,7 @@ class Connection:
 def local_workers(
     request: StartWorkers, connections: Mapping[int, Connection], descriptors: Sequence[int]
 ) -> list[LocalWorker]:
-    """
-    The workers on this node: their specs with their ends of the connections, in the order of local ranks.
-
-    `descriptors` are those of the request: the payload's, where it is not inherited, and the rendezvous's listening socket.
-    """
+    """The workers on this node, in the order of local ranks; `descriptors` are the payload's, unless inherited, and the rendezvous's socket."""
     *payload, store = descriptors if request.has_store else (*descriptors, -1)
     file, more = (payload[0], tuple(payload[1:])) if payload else (-1, ())
     workers = []
@@ -122,16 +118,9 @@ class _LogPiece(NamedTuple):
 
 
 class NodeLogs:
-    r"""
-    Writes the whole output of ranks into `rank_N.log` in a folder, and gives the part of it that is sent.
+    """Writes the whole output of ranks into `rank_N.log` in a folder, and gives the part of it that is sent."""
 
-    A rank that writes much has its newest lines sent about once a second. Errors among the others are sent, too, up to `HELD_SIZE` each time.
-    What `take` holds back comes out of `due` or, where a rank has something to report, of `rest`.
-
-    >>> logs = NodeLogs(Path("logs"))
-    >>> logs.take(0, b"a line\n", (line,))
-    OutputPart(raw=b'a line\\n', lines=(line,), left_out=0)
-    """
+    # A rank that writes much has its newest lines sent about once a second, and the errors among the others, up to `HELD_SIZE` each time.
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -292,11 +281,7 @@ def with_gap(report: RankOutput, node: str) -> RankOutput:
 
 
 def open_logs(name: str, environment: Mapping[str, str]) -> NodeLogs | None:
-    """
-    The logs of a run's ranks in a folder of this node; `None` where there can be none.
-
-    The oldest folders of other runs are removed, where there are many.
-    """
+    """The logs of a run's ranks in a folder of this node, of which the oldest of many are removed; `None` where there can be none."""
     parent = runs_folder(environment) / _FOLDER
     with suppress(OSError):
         found = sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime)

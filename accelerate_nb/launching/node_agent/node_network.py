@@ -222,11 +222,7 @@ def endpoint_of(node: RequestedNode, request: messages.ListenToPeers) -> message
 
 
 def check_reach(nodes: Sequence[RequestedNode], endpoints: Sequence[messages.PeerEndpoint]) -> None:
-    """
-    Check that each node can connect to others, of which each listens at its endpoint: their collectives have to, at ports of any number.
-
-    Raises `LaunchError` with the port and the interface of each that can't.
-    """
+    """Check that each node can connect to others at their endpoints, as their collectives have to; raises `LaunchError` with what can't."""
 
     def errors(index: int) -> list[str]:
         following = ((index + step) % len(endpoints) for step in range(1, min(_NEIGHBOURS + 1, len(endpoints))))
@@ -261,12 +257,7 @@ def of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]
 
 
 def check_versions(here: messages.NodeFacts, nodes: Mapping[str, messages.NodeFacts]) -> None:
-    """
-    Check that all nodes run what this process runs, as far as functions and tensors are to travel between them.
-
-    That is Python up to its minor version, torch without the name of its build, and this package. Raises `LaunchError` with a
-    table of all, in which those that differ are marked.
-    """
+    """Check that all nodes have this process's Python (X.Y), torch (without its build) and package; raises `LaunchError` with a table."""
     expected = _comparable(here)
     differing = {name for name, facts in nodes.items() if _comparable(facts) != expected}
     if differing:

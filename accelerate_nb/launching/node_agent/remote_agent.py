@@ -48,14 +48,7 @@ class _Reading:
 
 
 class ChannelReader:
-    """
-    Reads channels in one thread, however many they are, so that neither end ever waits for the other to read.
-
-    The thread begins with the first channel and ends with the last.
-
-    >>> reader = ChannelReader()
-    >>> reader.read(channel, take=lambda received: isinstance(received.message, GroupClosed), end=print, silence_limit=4.0)
-    """
+    """Reads channels in one thread, from the first to the last of them, so that neither end ever waits for the other to read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,12 +65,8 @@ class ChannelReader:
         end: Callable[[str | None], None],
         silence_limit: float,
     ) -> None:
-        """
-        Have `take` get what comes over a channel until it returns `True`, and send heartbeats meanwhile.
-
-        `end` is called once after it: with `None`, or with a reason where the channel has ended before, or nothing has come from it for
-        `silence_limit` seconds. Both are called in the thread.
-        """
+        """Have `take` get what comes over a channel, in the thread, until it returns `True`, and send heartbeats meanwhile."""
+        # `end` is called once after it, there too: with `None`, or a reason where the channel has ended or was silent for `silence_limit` seconds
         with self._lock:
             self._added.append(_Reading(channel, take, end, silence_limit, time.monotonic()))
             if self._loop is None:
@@ -154,16 +143,9 @@ class ChannelReader:
 
 
 class RemoteAgent(Agent):
-    """
-    One group of workers of an agent whose process is at the other end of `channel`; another group can use the channel after it.
+    """One group of workers of an agent at the other end of `channel`, whose next group comes after it; `release` gets the channel back."""
 
-    Its node has a `name` for people, and a clock that is ahead of this machine's by `clock_offset` seconds. `release` gets the channel back,
-    with whether it may be used again. `inherits_environment`: its workers have the node's own. With a `log_folder` ranks' whole logs stay
-    there, in a folder of that name.
-
-    What comes is read in the thread of `reader`, which the nodes of a run share. An agent from which nothing comes for some seconds is lost,
-    and so is one whose connection has ended.
-    """
+    # What comes is read in the thread of `reader`, which the nodes of a run share. `clock_offset`: by how many seconds its clock is ahead.
 
     def __init__(
         self,

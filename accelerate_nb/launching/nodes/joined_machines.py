@@ -72,13 +72,7 @@ class _Newcomer:
 
 
 class MachineListener:
-    """
-    Listens at one address and port, until it is closed.
-
-    >>> with closing(MachineListener(JoinTicket(new_token(), "10.0.0.1", 0))) as listener:
-    ...     while not (machines := listener.wait(1.0)):
-    ...         print(listener.ticket.endpoint)
-    """
+    """Listens at one address and port for machines that prove a ticket's token, until it is closed."""
 
     def __init__(self, ticket: JoinTicket, timeout: float = _PENDING_TIMEOUT) -> None:
         family = socket.AF_INET6 if ":" in ticket.host else socket.AF_INET
@@ -104,11 +98,7 @@ class MachineListener:
             self._newcomers.popitem()[0].close()
 
     def wait(self, timeout: float) -> list[JoiningMachine]:
-        """
-        The machines that have joined, once something has come.
-
-        Raises `LaunchError` where too many connections had another token; the listener is closed then.
-        """
+        """The machines that have joined, once something has come; closes and raises `LaunchError` after too many wrong tokens."""
         readable = select.select([self._socket, *self._newcomers], (), (), timeout)[0]
         if self._socket in readable:
             with suppress(BlockingIOError, ConnectionError):
@@ -177,11 +167,7 @@ class JoinedMachines(NodeEngine):
 
     @contextmanager
     def handed_over(self, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
-        """
-        These machines for another process, which inherits their descriptors within the block.
-
-        Afterwards they are that one's alone; after an error they have left. Raises `LaunchError` where one has left before.
-        """
+        """These machines for another process, which inherits their descriptors within the block; raises `LaunchError` where one has left."""
         # their agents have replied and have no workers: nothing is on its way from them
         connections = lease(self, names)
         try:
@@ -209,12 +195,7 @@ _members: ContextVar[_Members] = ContextVar("accelerate_nb_members", default=_Me
 
 
 def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Host, ...]]:
-    """
-    The machines of a launch: those that have joined this process before and are free, and those that are waited for.
-
-    While it waits, it listens at `join_address`, and shows the line to join on standard error. Raises `LaunchError` where too few
-    have come within `join_timeout` seconds, or it can't listen; those that came stay for the next launch.
-    """
+    """The machines of a launch: those that have joined before and are free, and those that join while it waits; raises `LaunchError`."""
     host, port = _address_and_port(config.join_address)
     engine = JoinedMachines(host)
     names = idle_nodes(engine)

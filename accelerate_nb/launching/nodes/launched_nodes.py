@@ -59,15 +59,9 @@ OnLoss = Callable[[int, str], None]
 
 
 class NodeExchange:
-    """
-    Messages between the nodes of a run: each has a channel to node 0, which passes on what is for others, in one order.
+    """Messages between the nodes of a run: each has a channel to node 0, which passes on what is for others, in one order."""
 
-    Nodes are numbered in the order in which they came to node 0. Whoever reaches its port can send; nothing that comes is unpickled.
-
-    >>> exchange = NodeExchange.joined("10.0.0.1", 29500, timeout=5.0)
-    >>> exchange.start(on_message, on_loss)
-    >>> exchange.post(RequestStop("finish"))
-    """
+    # Nodes are numbered in the order in which they came to node 0. Whoever reaches its port can send: nothing that comes is unpickled.
 
     def __init__(
         self, listener: socket.socket | None = None, sock: socket.socket | None = None, address: str = ""
@@ -211,11 +205,7 @@ class NodeExchange:
 
 
 class LaunchedNodes(Nodes, ABC):
-    """
-    The nodes of such a run as this one sees them, whose own ranks are those from `first_rank` on.
-
-    What nodes have to know of each other goes by node 0: each decides for itself, from the same reports.
-    """
+    """The nodes of such a run as this one sees them: what they have to know of each other goes by node 0, and each decides for itself."""
 
     def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
         self._exchange, self.local, self._settings = exchange, local, settings
@@ -355,12 +345,9 @@ class LaunchedNodes(Nodes, ABC):
 
 
 class LaunchedGroupRunner(GroupRunner):
-    """
-    Runs this node's part of a plan.
+    """Runs this node's part of a plan, in a group of all ranks: those elsewhere as their nodes report them."""
 
-    Its group has all ranks: those elsewhere as their nodes report them. So every node comes to the same decisions by itself: who failed
-    first, after which step all stop, when all have returned.
-    """
+    # So every node comes to the same decisions by itself: who failed first, after which step all stop, when all have returned.
 
     def __init__(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, nodes: LaunchedNodes) -> None:
         self._nodes = nodes

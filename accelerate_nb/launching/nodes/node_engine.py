@@ -22,11 +22,7 @@ from accelerate_nb.transport.worker_spec import LOOPBACK
 
 @dataclass(frozen=True, slots=True)
 class PlacedAgent:
-    """
-    An agent that was started: the channel to it, the process on this machine that it is or that leads to it, and its output.
-
-    Neither of the latter is there for an agent that was started on its own machine.
-    """
+    """An agent: its channel and, unless it was started on its own machine, the process here that is it or leads to it, and its output."""
 
     channel: Channel
     process: subprocess.Popen[bytes] | None = None
@@ -123,11 +119,7 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 @dataclass(frozen=True, slots=True)
 class SshNodes(NodeEngine):
-    """
-    Places an agent by `command HOST python -m ...`, which speaks over the connection's own standard input and output.
-
-    Keys, names of hosts, jump hosts and shared connections are those of the person's own configuration.
-    """
+    """Places an agent by `command HOST python -m ...`, which speaks over standard input and output; keys are the person's own."""
 
     command: tuple[str, ...]
     python: str
@@ -187,12 +179,8 @@ def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
 
 
 def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
-    """
-    The number of the allocation that this process is in, and its nodes.
-
-    Where the allocation was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots. Raises
-    `LaunchError` outside of an allocation.
-    """
+    """The number of the allocation that this process is in, and its nodes; raises `LaunchError` outside of one."""
+    # where it was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots
     job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
     if not job or not nodes:
         raise LaunchError(
@@ -215,15 +203,8 @@ def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -
 
 
 def used_and_others(config: LaunchingConfig, allocated: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
-    """
-    The nodes of an allocation that a run uses, and the others; pure.
-
-    As with `srun`, the first `num_nodes` are used, without it all, but never more nodes than there are processes. Raises `LaunchError`
-    where the allocation has fewer, or there are fewer processes.
-
-    >>> used_and_others(LaunchingConfig(engine="slurm", num_nodes=2), [Host("a"), Host("b"), Host("c")])[1]
-    (Host(name='c', slots=None),)
-    """
+    """The nodes of an allocation that a run uses, and the others; pure. Raises `LaunchError` where they are too few or too many."""
+    # as with `srun`: the first `num_nodes`, without it all, but never more nodes than there are processes
     count, processes = config.num_nodes, config.num_processes
     if count > len(allocated):
         raise LaunchError(
@@ -242,10 +223,5 @@ def used_and_others(config: LaunchingConfig, allocated: Sequence[Host]) -> tuple
 
 
 def tasks_of(text: str) -> list[int]:
-    """
-    The tasks of each node, as SLURM_TASKS_PER_NODE has them.
-
-    >>> tasks_of("2(x3),1")
-    [2, 2, 2, 1]
-    """
+    """The tasks of each node, as SLURM_TASKS_PER_NODE has them: `2(x3),1` is 2, 2, 2, 1."""
     return [int(tasks) for tasks, times in _TASKS.findall(text) for _ in range(int(times or 1))]

@@ -17,15 +17,8 @@ from accelerate_nb.transport.messages import NodeFacts
 
 
 def node_sizes(num_processes: int | None, hosts: Sequence[Host], devices: Sequence[int]) -> tuple[int, ...]:
-    """
-    The number of ranks of each host; `devices` are the accelerators that each has, 0 where it computes on the CPU.
-
-    Hosts with slots are filled in their order; the others share what is left evenly, the first of them having one more. Without
-    `num_processes` each host has its slots, else one rank for each accelerator, else one. Raises `LaunchError` where they don't fit.
-
-    >>> node_sizes(8, [Host("a"), Host("b", 4)], [0, 0])
-    (4, 4)
-    """
+    """The number of ranks of each host, of which each has so many accelerators (0: the CPU); raises `LaunchError` where they don't fit."""
+    # Hosts with slots are filled in their order; the others share what is left evenly, the first of them having one more.
     if num_processes is None:
         return tuple(host.slots or count or 1 for host, count in zip(hosts, devices, strict=True))
     left, sizes = num_processes, {}
@@ -55,12 +48,7 @@ _SLOTS = re.compile(r"\bslots\s*=\s*(\d+)")
 
 
 def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
-    """
-    The hosts of entries such as `a`, `b:4`, `me@c:2`, `[::1]:4`; a host that is named twice has the slots of both.
-
-    >>> hosts_of(["a", "b:4"])
-    (Host(name='a', slots=None), Host(name='b', slots=4))
-    """
+    """The hosts of entries such as `a`, `b:4`, `me@c:2`, `[::1]:4`; a host that is named twice has the slots of both."""
     found: dict[str, Host] = {}
     for entry in map(str.strip, entries):
         host, colon, number = entry.rpartition(":")
@@ -75,11 +63,7 @@ def hosts_of(entries: Iterable[str]) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """
-    The hosts of a file, one a line with its slots: `a slots=4`, `b:4`, or the name alone; `#` begins a comment.
-
-    Raises `ConfigurationError` where it can't be read, or names none.
-    """
+    """The hosts of a file, one a line (`a slots=4`, `b:4`, or the name alone; `#` begins a comment); raises `ConfigurationError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -101,11 +85,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 def place_on_hosts(
     config: LaunchingConfig, hosts: Sequence[Host], nodes: Sequence[NodeFacts], way: str
 ) -> tuple[Placement, tuple[int, ...]]:
-    """
-    The placement on hosts, whose agents were placed in some way, and the number of ranks of each; pure.
-
-    Raises `LaunchError` where they don't fit together.
-    """
+    """The placement on hosts, and the number of ranks of each; pure. Raises `LaunchError` where they don't fit together."""
     names = ", ".join(host.name for host in hosts)
     kinds = {facts.device_kind for facts in nodes}
     is_on_cpu = config.cpu or kinds == {"cpu"}
@@ -137,11 +117,7 @@ def place_on_hosts(
 def spares_with_slots(
     placement: Placement, sizes: Sequence[int], spares: Sequence[Host], nodes: Sequence[NodeFacts]
 ) -> tuple[Host, ...]:
-    """
-    Spares with their slots, else with one for each accelerator, on the CPU with as many as any node has ranks; pure.
-
-    Raises `LaunchError` for one that has not the devices of the other hosts.
-    """
+    """Spares with their slots, else one for each accelerator, on the CPU as many as any node has ranks; pure. Raises `LaunchError`."""
     found = tuple(
         host if host.slots is not None else Host(host.name, max(sizes) if placement.cpu else facts.devices)
         for host, facts in zip(spares, nodes, strict=True)
@@ -199,12 +175,7 @@ def place_on_local_nodes(
 
 
 def split_spares(num_processes: int | None, hosts: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
-    """
-    The hosts that so many processes need, filled in their order, and those beyond, which are spares; all of them have slots.
-
-    >>> split_spares(4, [Host("a", 2), Host("b", 2), Host("c", 2)])
-    ((Host(name='a', slots=2), Host(name='b', slots=2)), (Host(name='c', slots=2),))
-    """
+    """The hosts that so many processes need, filled in their order, and those beyond, which are spares; all of them have slots."""
     if num_processes is None or any(host.slots is None for host in hosts):
         return tuple(hosts), ()
     room = 0
@@ -218,15 +189,7 @@ def split_spares(num_processes: int | None, hosts: Sequence[Host]) -> tuple[tupl
 def replace_lost(
     roster: NodeRoster, lost: Collection[int], can_reach: Callable[[str], bool]
 ) -> tuple[NodeRoster, str] | None:
-    """
-    The nodes with a spare that can be reached in the place of each lost one, and a sentence for people.
-
-    `None` where there are not enough of them with room for its ranks. A lost host is the last of the spares from then on: it may come back.
-
-    >>> roster = NodeRoster(("a", "b"), (2, 2), (Host("c", 2),))
-    >>> replace_lost(roster, [1], lambda name: True)[1]
-    'node b was lost; ranks 2-3 start again on c'
-    """
+    """The nodes with a reachable spare in the place of each lost one, and a sentence; `None` without enough spares that have room."""
     names, spares, texts = list(roster.names), list(roster.spares), []
     for node in sorted(lost):
         for spare in [host for host in spares if (host.slots or 0) >= roster.sizes[node]]:
@@ -244,14 +207,7 @@ def replace_lost(
 
 
 def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) -> tuple[NodeRoster, str] | None:
-    """
-    The nodes without those that were lost, with fewer ranks, and a sentence for people; pure.
-
-    `None` where fewer than `min_nodes` are left, or all are needed.
-
-    >>> leave_out(NodeRoster(("a", "b"), (2, 2)), [1], min_nodes=1)[1]
-    'node b was lost; 2 of 4 ranks start again, on a'
-    """
+    """The nodes without those that were lost, with fewer ranks, and a sentence; `None` where fewer than `min_nodes` would be left; pure."""
     left = [node for node in range(len(roster.names)) if node not in lost]
     if min_nodes is None or len(left) < max(min_nodes, 1) or not lost:
         return None

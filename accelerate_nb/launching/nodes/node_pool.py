@@ -30,14 +30,7 @@ END_TIMEOUT = 2.0
 
 
 class NodeConnection:
-    """
-    An agent on a node, which `engine` places unless it is there already; `open` waits until it has sent the facts of its node.
-
-    >>> connection = NodeConnection(SshNodes(("ssh",), sys.executable), "a")
-    >>> connection.open()
-    >>> connection.facts.torch
-    '2.13.0'
-    """
+    """An agent on a node, which `engine` places unless it is there already; `open` waits until it has sent the facts of its node."""
 
     def __init__(self, engine: NodeEngine, name: str, placed: PlacedAgent | None = None) -> None:
         self.engine, self.name = engine, name
@@ -206,13 +199,8 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
 def open_group(
     engine: NodeEngine, names: Sequence[str], port: int, log_folder: str
 ) -> tuple[list[partial[RemoteAgent]], NetworkAddress]:
-    """
-    The factories of the agents of one worker group, in the order of nodes, and its rendezvous, which is open on the first of them.
-
-    It is at a port or, with 0, at any free one. Each agent gives its connection back when it is closed. `log_folder` is the name of the folder
-    on each node for the whole logs of its ranks; without one they are sent here. Raises `LaunchError` where a node can't be reached, from
-    here or from another node.
-    """
+    """The agents' factories of a worker group, in the order of nodes, and its rendezvous, open on the first; raises `LaunchError`."""
+    # at a port or, with 0, at any free one; without a folder for whole logs on each node, they are sent here
     connections = lease(engine, names)
 
     def listen(connection: NodeConnection) -> PeerEndpoint:

@@ -382,11 +382,7 @@ _reservations: ContextVar[_Reservations] = ContextVar("accelerate_nb_ray_reserva
 
 
 def reserve_ray_nodes(config: LaunchingConfig) -> tuple[RayNodes, tuple[Host, ...]]:
-    """
-    The nodes of a launch in a Ray cluster, with their agents; those of a former launch of the same size where no run uses them.
-
-    Raises `LaunchError` where the cluster can't be reached, or hasn't what is requested; `MissingExtraError` without Ray.
-    """
+    """The nodes of a launch in a Ray cluster with their agents, of a former launch of the same size where they are free; raises `LaunchError`."""
     if not _is_connected(config.address):
         RayConnection(config.address).open()
     request = _request(config)
@@ -405,12 +401,7 @@ def reserve_ray_nodes(config: LaunchingConfig) -> tuple[RayNodes, tuple[Host, ..
 
 
 def connection_of_run_host(config: LaunchingConfig) -> RayConnection:
-    """
-    The connection for which a process that outlives this one reserves, with the runtime environment of this one's.
-
-    What no run uses of this one's reservations is given back to it. Raises `LaunchError` where this process has started the Ray that it is
-    connected to.
-    """
+    """The connection for which a process that outlives this one reserves; raises `LaunchError` where this process has started its Ray."""
     connection = RayConnection(config.address)
     if _is_connected(config.address):
         import ray

@@ -85,11 +85,7 @@ class HostNodes(LaunchedNodes):
         super().__init__(NodeExchange(listener, address=address), local, settings)
 
     def meet(self) -> None:
-        """
-        Wait for all nodes, or for as many as are needed and for a while for others.
-
-        Raises `LaunchError` where they don't come in time, or run other versions; those that came get the reason, too.
-        """
+        """Wait for all nodes, or for as many as are needed and a while for others; raises `LaunchError`, which those that came get, too."""
         settings = self._settings
         notice, deadline, last_call = node_network.WaitNotice(), time.monotonic() + settings.timeout, None
         try:
@@ -212,11 +208,7 @@ class HostNodes(LaunchedNodes):
         return came
 
     def _without_lost(self) -> str:
-        """
-        Leave out those that were lost; returns a sentence, which is empty where none were.
-
-        Raises `LaunchError` where there may not be fewer, or one has left, which ends the run for all.
-        """
+        """Leave out those that were lost, in a sentence; raises `LaunchError` where there may not be fewer, or one has left, which ends the run."""
         numbers, names = self.joined.senders, self.roster.names
         for node, number in enumerate(numbers):
             if number in self._left:
@@ -313,11 +305,7 @@ class MemberNodes(LaunchedNodes):
 
     @classmethod
     def joining(cls, local: Placement, settings: RendezvousSettings) -> MemberNodes:
-        """
-        Join the run, as soon as node 0 is there, and wait for all nodes.
-
-        Raises `LaunchError` where they don't come in time, or node 0 refuses this one.
-        """
+        """Join the run, as soon as node 0 is there, and wait for all nodes; raises `LaunchError` after the timeout, or where it is refused."""
         notice, deadline, trouble = node_network.WaitNotice(), time.monotonic() + settings.timeout, ""
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -399,11 +387,7 @@ class MemberNodes(LaunchedNodes):
 
 
 def join_nodes(config: RunConfig) -> tuple[RunConfig, Placement, LaunchedNodes]:
-    """
-    Wait until all nodes of a run have come; gives the configuration with what is node 0's to say, and the placement of all ranks.
-
-    Raises `LaunchError` where they don't come in time, or run other versions, or don't fit together or the settings.
-    """
+    """Wait until all nodes have come; gives the configuration with what is node 0's to say, and the placement of all ranks; raises `LaunchError`."""
     settings, local = RendezvousSettings.of(config.launching), local_placement(config, probe())
     local = replace(local, why=f"{local.why}; {_ALL_IN_ONE_PANEL}")
     check_name(settings)

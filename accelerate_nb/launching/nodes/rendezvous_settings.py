@@ -29,14 +29,7 @@ _KNOWN = {*_TIMEOUTS, "last_call_timeout", "is_host", "rank"}
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
-    """
-    The place and the terms of a rendezvous; `node_rank` is `None` where nodes get their ranks in the order in which they come.
-
-    Once `min_nodes` are there, others have `last_call` seconds to come.
-
-    >>> RendezvousSettings.of(resolve({"num_nodes": 2, "master_addr": "10.0.0.1"}, {}).launching).endpoint
-    '10.0.0.1:29500'
-    """
+    """The place and the terms of a rendezvous; `node_rank` is `None` where nodes get their ranks in the order in which they come."""
 
     host: str
     port: int
@@ -144,11 +137,8 @@ def hosts(settings: RendezvousSettings) -> bool:
 
 
 def listen(settings: RendezvousSettings) -> socket.socket | None:
-    """
-    A socket that listens at the endpoint: on the interface that has its address, or on all where none has (behind a translation of addresses).
-
-    `None` where another node of this machine has it, and any may host. Raises `LaunchError` where the port can't be had.
-    """
+    """A socket that listens at the endpoint; `None` where another node of this machine has it, and any may host; raises `LaunchError`."""
+    # on the interface that has its address, or on all where none has: behind a translation of addresses
     found = [address for address in resolved_host(settings.host) if address in _own_addresses()]
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
     reachable = [address for address in found if is_loopback(settings.host) or not is_loopback(address)]

@@ -97,11 +97,7 @@ class RunNodes(Nodes):
         return GroupRunner(plan, agents, run_context, number, master)
 
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """
-        Have others take the places of the nodes of these ranks, or go on without them where there may be fewer.
-
-        Others are those that the engine gives, and then spares. Returns a sentence, which is empty where nothing changes.
-        """
+        """Have others, of the engine or spares, take the places of the nodes of these ranks, or leave them out; in a sentence, else empty."""
         roster, given, gone = self.roster, [], []
         for node, name in enumerate(roster.names):
             if set(lost).isdisjoint(roster.ranks_of(node)):
@@ -133,11 +129,7 @@ class RunNodes(Nodes):
 
 
 def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
-    """
-    Place agents on all nodes of a configuration, and choose how many ranks each has.
-
-    Raises `LaunchError` where a node can't be reached, has other versions than this process, or they don't fit the settings.
-    """
+    """Place agents on all nodes of a configuration, and choose how many ranks each has; raises `LaunchError` where one can't be reached or fit."""
     launching = config.launching
     _check(launching)
     spares: tuple[Host, ...] = ()

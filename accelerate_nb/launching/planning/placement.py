@@ -60,13 +60,7 @@ class Placement:
 
 
 def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: bool) -> Placement:
-    """
-    The way to start a whole configuration; pure, but for the packages that are installed.
-
-    Of a launch on each of several machines it is the way of this one, with its share of the processes.
-
-    Raises `LaunchError` where it doesn't fit the machine, or the degrees of parallelism don't fit the number of processes.
-    """
+    """The way to start a whole configuration, on each of several machines with its share of the processes; raises `LaunchError`."""
     launching = config.launching.of_this_node()
     placement = choose(launching, devices, can_fork)
     if config.training.strategy == "fsdp" and placement.kind == "xla":
@@ -100,11 +94,7 @@ def check_training(config: RunConfig, placement: Placement) -> None:
 
 
 def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -> Placement:
-    """
-    The way to start that fits the settings and the machine; pure.
-
-    Raises `LaunchError` where they don't fit together.
-    """
+    """The way to start that fits the settings and the machine; pure. Raises `LaunchError` where they don't fit together."""
     through = requested_xla_devices(config, devices)
     placement = _on_devices(config, devices) if through is None else _on_xla(config, through)
     start, why = _start(config, placement.size, can_fork)
@@ -205,12 +195,7 @@ def _inline(config: LaunchingConfig, size: int) -> tuple[Start, str]:
 
 
 def devices_of(placement: Placement, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """
-    The names of the accelerators that a placement takes, `cuda:0` and so on as the machine counts them; none on the CPU.
-
-    >>> devices_of(Placement("supervisor", 2, False, "", {"CUDA_VISIBLE_DEVICES": "4,5"}, kind="cuda"), {})
-    ('cuda:4', 'cuda:5')
-    """
+    """The names of the accelerators that a placement takes, `cuda:0` and so on as the machine counts them; none on the CPU."""
     if placement.kind == "cpu":
         return ()
     visible = {**environment, **placement.shows}.get("CUDA_VISIBLE_DEVICES", "") if placement.kind == "cuda" else ""
@@ -236,11 +221,7 @@ def taken(devices: Sequence[str], parent: Path) -> Iterator[str]:
 
 
 def requested_xla_devices(config: LaunchingConfig, devices: AvailableDevices) -> XlaDevices | None:
-    """
-    The devices that ranks compute on through torch_xla; `None` where they don't.
-
-    Raises `LaunchError` where they are requested, and can't be used.
-    """
+    """The devices that ranks compute on through torch_xla, `None` where they don't; raises `LaunchError` where they can't be used."""
     if config.cpu and config.engine == "xla":
         raise LaunchError(
             "engine='xla' was requested with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them "
@@ -286,11 +267,8 @@ def _on_xla(config: LaunchingConfig, found: XlaDevices) -> Placement:
 
 
 def _check_xla_start(start: str, found: XlaDevices) -> None:
-    """
-    Raise `LaunchError` where workers that start so could not have the devices, because this process has.
-
-    A TPU's chips belong to one process at a time; the CPU does not, but a runtime that was awake does not outlive a fork.
-    """
+    """Raise `LaunchError` where workers that start so could not have the devices, because this process has."""
+    # a TPU's chips belong to one process at a time; the CPU does not, but a runtime that was awake does not outlive a fork
     if not found.held or start == "inline":
         return
     if found.device == "TPU":
@@ -357,11 +335,7 @@ def _file_offloads(path: str | None) -> bool:
 
 
 def check_megatron(config: TrainingConfig, kind: str, size: int) -> None:
-    """
-    Raise `LaunchError` for what Megatron can't do on so many processes, or `MissingExtraError` where it is not installed.
-
-    `kind` is of the devices. `NotYetError` names options that would change nothing.
-    """
+    """Raise `LaunchError` for what Megatron can't do on so many processes and this kind of device, or `NotYetError`, `MissingExtraError`."""
     if find_spec("megatron") is None:
         raise MissingExtraError(
             "strategy='megatron' was requested, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"

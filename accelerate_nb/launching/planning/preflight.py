@@ -53,11 +53,7 @@ class PreflightReport:
 
 
 def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fork: bool) -> PreflightReport:
-    """
-    Check a launch with these settings on a machine with these devices; pure, and raises nothing.
-
-    The texts are those of the errors that the launch would raise.
-    """
+    """Check a launch with these settings on a machine with these devices; pure, raises nothing, with the texts of the launch's own errors."""
     try:
         config = resolve(settings, {})
     except AccelerateNbError as error:
@@ -114,12 +110,7 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
 def run_checks(
     config: RunConfig, environment: Mapping[str, str], on_check: Callable[[CheckResult], None]
 ) -> list[CheckResult]:
-    """
-    Check the machine; `on_check` is called with each check when it is made. One that passed may have advice all the same.
-
-    >>> [check.name for check in run_checks(RunConfig(), os.environ, print)]
-    ['environment', 'settings', 'torch', 'shared memory', 'open files', 'folder']
-    """
+    """Check the machine; `on_check` is called with each check when it is made. One that passed may have advice all the same."""
     devices = probe(environment)
     folder_setting = config.launching.folder
     folder = Path(folder_setting).expanduser() if folder_setting else runs_folder(environment)
