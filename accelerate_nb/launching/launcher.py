@@ -26,7 +26,7 @@ from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunConte
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
 from accelerate_nb.launching.nodes.rendezvous import join_nodes
 from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
-from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment, nodes_to_find
+from accelerate_nb.launching.nodes.run_nodes import find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.sources.run_source import keep_source
@@ -56,7 +56,7 @@ class RunRequest(Launch):
     """
 
     plan: LaunchPlan
-    nodes: Nodes | None = None
+    nodes: Nodes
     cluster: RayConnection | None = None
 
 
@@ -166,16 +166,15 @@ def conductor_of(
     else:
         idle_timeout = request.config.launching.supervisor_idle_timeout
         engine = partial(supervisor.supervised_workers, idle_timeout=idle_timeout)
-    nodes = request.nodes or Nodes()
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        return nodes.worker_group(attempt, engine, run_context, number)
+        return request.nodes.worker_group(attempt, engine, run_context, number)
 
-    return Conductor(request, worker_group, nodes, plan.payload, on_event, outcomes)
+    return Conductor(request, worker_group, request.nodes, plan.payload, on_event, outcomes)
 
 
-def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
+def choose_where(config: RunConfig) -> tuple[Placement, Nodes]:
     """
     The placement of a run, and its nodes where it has several agents, which are there then.
 
@@ -188,14 +187,14 @@ def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
     placement = local_placement(config, probe()) if is_part else choose_placement(config, probe(), hasattr(os, "fork"))
     if placement.start != "inline":
         check_limits(placement.size)
-    return placement, None
+    return placement, Nodes()
 
 
 def _request(
     call: FunctionCall,
     config: RunConfig,
     choice: Placement,
-    nodes: Nodes | None,
+    nodes: Nodes,
     folder: Path | None = None,
     *,
     can_inherit: bool = True,
@@ -203,23 +202,22 @@ def _request(
 ) -> RunRequest:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     launching_config = config.launching
-    is_method_requested = launching_config.start_method != "auto" or not can_inherit or nodes is not None
+    is_method_requested = launching_config.start_method != "auto" or not can_inherit or bool(nodes.roster.names)
     payload, choice = _payload(call, choice, is_method_requested=is_method_requested)
     plan = LaunchPlan(
         payload=payload,
         size=choice.size,
         process_environment=_process_environment(config, choice, nodes),
-        run=uuid.uuid4().hex if nodes is None else nodes.run,
+        run=nodes.run or uuid.uuid4().hex,
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts,
         kind=choice.kind,
-        node_sizes=() if nodes is None else nodes.roster.sizes,
+        node_sizes=nodes.roster.sizes,
         wants_all_results=is_run_kept or launching_config.results == "all",
     )
-    if nodes is not None:
-        nodes.check_payload(payload)
+    nodes.check_payload(payload)
     parent = runs_folder(os.environ, launching_config.folder)
-    for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
+    for text in taken(() if nodes.roster.names else devices_of(choice, os.environ), parent):
         warn_user(text)
     launch = _launch(call, config, choice, folder)
     return RunRequest(**{item.name: getattr(launch, item.name) for item in fields(launch)}, plan=plan, nodes=nodes)
@@ -233,16 +231,15 @@ def _launch(call: FunctionCall, config: RunConfig, choice: Placement, folder: Pa
     return Launch(name, config, choice, current_sources(), folder, facts)
 
 
-def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:
+def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes) -> ProcessEnvironment:
     """The part of this process's state that workers take over."""
-    if nodes is not None and nodes.inherits_environment:
+    if nodes.inherits_environment:
         return node_environment(config, choice)
-    more: Mapping[str, str] = {}
-    if nodes is not None:
-        # threads are shared by the ranks of this machine
-        choice, more = nodes.placement_here(choice), nodes.variables()
+    # threads are shared by the ranks of this machine
+    choice = nodes.placement_here(choice)
     threads = worker_threads(config.launching, choice)
-    process_environment = current_environment({**environment(config, choice, threads), **more}, threads)
+    more = {**environment(config, choice, threads), **nodes.variables()}
+    process_environment = current_environment(more, threads)
     return replace(process_environment, environ=choice.fitting(process_environment.environ))
 
 

@@ -13,9 +13,10 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import grouped, origins
 from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.launcher import choose_where, environment, worker_threads
 from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
-from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
+from accelerate_nb.launching.nodes.run_nodes import node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.notebook.display.text import standard_sink
 from accelerate_nb.notebook.display.text_output import LabelledLine
@@ -41,7 +42,9 @@ def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgr
         check_ranks(request, choice.size)
         what_starts = [("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why)]
         sections.append(("What starts", what_starts))
-        sections += _workers(request, choice, program, notebook) if nodes is None else _nodes(request, choice, nodes)
+        sections += (
+            _workers(request, choice, program, notebook) if not nodes.roster.names else _nodes(request, choice, nodes)
+        )
     except LaunchError as error:
         problem = str(error)
     sink = standard_sink()
@@ -120,7 +123,7 @@ def _workers(
     yield "The same with torchrun", [*lines, (torchrun(request, choice, program, script),)]
 
 
-def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[Section]:
+def _nodes(request: LaunchRequest, choice: Placement, nodes: Nodes) -> Iterator[Section]:
     roster, inherits = nodes.roster, nodes.inherits_environment
     sizes = [(name, f"{size} processes") for name, size in zip(roster.names, roster.sizes, strict=True)]
     yield "Nodes", [*sizes, *((host.name, f"a spare for {host.slots} processes") for host in roster.spares)]

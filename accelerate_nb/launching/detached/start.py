@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,7 @@ def launch_detached(
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     wanted = request(function, args, config, folder)
     try:
-        with (
-            closing(wanted.plan.payload),
-            nullcontext(()) if wanted.nodes is None else wanted.nodes.handed_over() as machines,
-        ):
+        with closing(wanted.plan.payload), wanted.nodes.handed_over() as machines:
             _start_run_host(wanted, machines)
     except BaseException:
         if folder is None and kept_run(wanted.folder) is None:
