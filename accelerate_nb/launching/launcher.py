@@ -24,8 +24,7 @@ from accelerate_nb.launching.engines.children import Engine, fork_workers, spawn
 from accelerate_nb.launching.engines.inline import InlineWorkers, LaunchedProcessWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.nodes.ray import RayConnection, connection_of_run_host
-from accelerate_nb.launching.nodes.rendezvous import join_nodes
-from accelerate_nb.launching.nodes.rendezvous_settings import local_placement
+from accelerate_nb.launching.nodes.rendezvous import join_nodes, local_placement
 from accelerate_nb.launching.nodes.run_nodes import find_nodes, node_environment, nodes_to_find
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
 from accelerate_nb.sources.cells import current_sources

@@ -4,9 +4,13 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
-from accelerate_nb.launching.node_agent.joined_agent import VARIABLE, given_ticket
+from accelerate_nb.errors import ConfigurationError
 
+# The variable of the environment that holds a ticket, for those who want it in no list of processes.
+VARIABLE = "ACCELERATE_NB_JOIN"
 _EPILOG = f"""\
 examples:
   accelerate-nb join TOKEN@10.0.0.1:4000        the line that a launch with engine='join' shows
@@ -32,13 +36,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def given_ticket(text: str | None, environment: Mapping[str, str]) -> str:
+    """The text of a command line's ticket: itself, `@FILE`, or nothing for that of the environment; raises `ConfigurationError` without one."""
+    if text is None:
+        text = environment.get(VARIABLE)
+    if not text:
+        raise ConfigurationError(
+            f"No ticket was given. Copy the whole line that the notebook has printed (accelerate-nb join TOKEN@HOST:PORT), name a file "
+            f"that has it (@FILE), or set {VARIABLE}."
+        )
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"{text!r} was given, and that file can't be read: {error}. Name the file that has TOKEN@HOST:PORT."
+            ) from None
+    return text
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Do it; gives the exit code: 0 when the notebook has ended, or this command was interrupted."""
-    ticket = given_ticket(arguments.ticket, os.environ)
+    text = given_ticket(arguments.ticket, os.environ)
     # workers inherit the environment
     os.environ.pop(VARIABLE, None)
     # the agent is loaded once there is something to do
-    from accelerate_nb.launching.node_agent.joined_agent import JoinedAgent
+    from accelerate_nb.launching.node_agent.agent_process import JoinedAgent, JoinTicket
+
+    ticket = JoinTicket.parse(text)
 
     agent = JoinedAgent(ticket, arguments.name or socket.gethostname())
     notebook = f"notebook at {ticket.endpoint}"

@@ -15,7 +15,7 @@ from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.launcher import choose_where, environment, worker_threads
-from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
+from accelerate_nb.launching.nodes.rendezvous import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import node_environment
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.notebook.display.text import standard_sink

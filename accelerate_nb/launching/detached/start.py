@@ -18,7 +18,7 @@ from accelerate_nb.launching.detached.saved_outcome import error_class
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
-from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
+from accelerate_nb.launching.nodes.rendezvous import RendezvousSettings
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file, write_entries
 from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText

@@ -1,6 +1,10 @@
 """The process of a node's agent: it serves one worker group after the other, for the process at the other end of its channel."""
 
+from __future__ import annotations
+
 import os
+import re
+import secrets
 import signal
 import socket
 import sys
@@ -8,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
+from types import FrameType
 from typing import cast
 
 from msgspec import structs
@@ -19,16 +24,17 @@ from accelerate_nb.config.environment import USE_CPU
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.usage import HostGauge
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
 from accelerate_nb.events.event_types import DeviceSample, MemoryUse, Metric, Progress, StepBreakdown
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.engines.supervisor import cool, supervised_workers, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, AgentLoop, NodeAgent
-from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect, facts_of_this_node, probe_connection
 from accelerate_nb.launching.resource_monitor import device_samples, gauge_of
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Channel, ReceivedMessage, StreamPair
+from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.worker_spec import LOOPBACK, WorkerSpec, current_environment
 
 # How often the load is sent after workers started, for the first times and from then on, in seconds.
@@ -46,6 +52,10 @@ _CAN_WAIT = (messages.RankOutput, DeviceSample, MemoryUse, Metric, Progress, Ste
 # Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
 # for ever.
 _SILENCE_LIMIT = 60.0
+_TOKEN_SIZE = 16
+_TEXT = re.compile(rf"(?P<token>[0-9a-f]{{{2 * _TOKEN_SIZE}}})@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^@:\s]+)):(?P<port>\d+)")
+# How long the notebook may take to prove the token, and to grant the membership, in seconds.
+_JOIN_TIMEOUT = 10.0
 
 
 class NodeSampler:
@@ -326,6 +336,103 @@ def serve_warm(server: AgentServer) -> None:
         server.serve()
     finally:
         cool()
+
+
+def new_token() -> str:
+    """A token of 128 random bits, as hexadecimal digits."""
+    return secrets.token_hex(_TOKEN_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTicket:
+    """A token, which no `repr` shows, and where a notebook waits for machines; as a text TOKEN@HOST:PORT."""
+
+    token: str = field(repr=False)
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.token}@{self.endpoint}"
+
+    @classmethod
+    def parse(cls, text: str) -> JoinTicket:
+        """The ticket of a text; raises `ConfigurationError`, which does not repeat the token."""
+        found = _TEXT.fullmatch(text.strip())
+        if found is None or not 0 < int(found["port"]) < 65536:
+            raise ConfigurationError(
+                f"A text of {len(text.strip())} characters was given, which is no TOKEN@HOST:PORT. Copy the whole line that the notebook "
+                "has printed: accelerate-nb join TOKEN@HOST:PORT."
+            )
+        return cls(found["token"], found["v6"] or found["host"], int(found["port"]))
+
+    @property
+    def endpoint(self) -> str:
+        """The address and the port as a person writes them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def key(self) -> bytes:
+        """The token's bytes."""
+        return bytes.fromhex(self.token)
+
+
+class JoinedAgent:
+    """This machine as a node of the notebook of a ticket, under a name."""
+
+    def __init__(self, ticket: JoinTicket, name: str) -> None:
+        sock = _connected(ticket)
+        self._address = str(sock.getsockname()[0])
+        self._channel = Channel(sock)
+        try:
+            self.name = self._channel.request(
+                messages.RequestMembership(name), messages.MembershipGranted, _JOIN_TIMEOUT
+            ).name
+        except OSError:
+            self._channel.close()
+            raise LaunchError(
+                f"Joining the notebook at {ticket.endpoint} as {name!r} was requested, and it has closed the connection: it waits no "
+                "more, has another release of accelerate_nb, or takes no such name. Launch again there, with the same release, or pass "
+                "another --name."
+            ) from None
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def serve(self) -> bool:
+        """Serve in the main thread; whether the notebook has ended it, rather than a signal of this machine."""
+        server = AgentServer(self._channel, NodeNetwork(self._address))
+        received: list[int] = []
+
+        def end(number: int, _: FrameType | None) -> None:
+            received.append(number)
+            server.end()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end)
+        with closing(self._channel):
+            serve_warm(server)
+        return not received
+
+
+def _connected(ticket: JoinTicket) -> socket.socket:
+    """A connection over which both ends have proved the token."""
+    try:
+        sock = socket.create_connection((ticket.host, ticket.port), _JOIN_TIMEOUT)
+    except OSError as error:
+        raise LaunchError(
+            f"Joining the notebook at {ticket.endpoint} was requested, and nothing can be reached there: {error.strerror or error}. A notebook "
+            "listens only while a launch waits for machines: launch again there, or let its firewall pass that port."
+        ) from None
+    try:
+        prove_token(sock, ticket.key, _JOIN_TIMEOUT)
+        probe_connection(sock)
+    except (ProtocolError, OSError) as error:
+        sock.close()
+        raise LaunchError(
+            f"Joining the notebook at {ticket.endpoint} was requested, and this machine was not let in: {error}. Copy the newest line that "
+            "the notebook has printed."
+        ) from None
+    return sock
 
 
 if __name__ == "__main__":

@@ -151,6 +151,22 @@ def is_loopback(address: str) -> bool:
         return address in {"", "localhost"}
 
 
+def split_endpoint(text: str) -> tuple[str, str]:
+    """The host and the port of a text, the latter empty where it has none: an address of IPv6 stands in brackets before one."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, port = text.strip(), ""
+    return host.strip("[]"), port
+
+
+def resolved_host(host: str) -> list[str]:
+    """The addresses of a host's name; none where nobody knows it."""
+    try:
+        return list(dict.fromkeys(str(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    except OSError:
+        return []
+
+
 def probe_connection(sock: socket.socket) -> None:
     """Have the system end a connection whose other machine is off or cut off, within 4 seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -14,11 +14,16 @@ from pathlib import Path
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
-from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, new_token
-from accelerate_nb.launching.node_agent.node_network import is_loopback, print_notice, probe_connection
+from accelerate_nb.launching.node_agent.agent_process import JoinTicket, new_token
+from accelerate_nb.launching.node_agent.node_network import (
+    is_loopback,
+    print_notice,
+    probe_connection,
+    resolved_host,
+    split_endpoint,
+)
 from accelerate_nb.launching.nodes.node_engine import HandedMachine, NodeEngine, PlacedAgent
 from accelerate_nb.launching.nodes.node_pool import NodeConnection, idle_nodes, lease, release
-from accelerate_nb.launching.nodes.rendezvous_settings import resolved_host, split_endpoint
 from accelerate_nb.launching.planning.placement import Host
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import ListenerHandshake

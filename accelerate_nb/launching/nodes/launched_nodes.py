@@ -28,7 +28,6 @@ from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunC
 from accelerate_nb.launching.node_agent import node_network
 from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, NodeAgent, Report
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader
-from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
 from accelerate_nb.launching.worker_group import Decision, Stop, stronger
 from accelerate_nb.rank.step_hold import STOP
@@ -207,8 +206,8 @@ class NodeExchange:
 class LaunchedNodes(Nodes, ABC):
     """The nodes of such a run as this one sees them: what they have to know of each other goes by node 0, and each decides for itself."""
 
-    def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
-        self._exchange, self.local, self._settings = exchange, local, settings
+    def __init__(self, exchange: NodeExchange, local: Placement) -> None:
+        self._exchange, self.local = exchange, local
         # what was posted to this node, and why others have left or were lost, by their numbers
         self._inbox: queue.SimpleQueue[tuple[int, messages.Message]] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[messages.Message]] = defaultdict(queue.SimpleQueue)
@@ -227,13 +226,16 @@ class LaunchedNodes(Nodes, ABC):
     # ------------------------------------------------------------------------------------------------------- reading
 
     # the nodes of the newest attempt, and this one's place among them; with the roster it is known once all have come
-    joined: messages.RunJoined
+    joined = messages.RunJoined("", 0, 0, (), (), (), 0, 0, 0.0, None)
     # it meets the others before anything is started again
     retries_at_once = False
 
     def _take_place(self, joined: messages.RunJoined) -> None:
-        self.joined, self.run = joined, joined.run
-        self.roster = NodeRoster(joined.names, joined.sizes)
+        self.run, self.roster = joined.run, NodeRoster(joined.names, joined.sizes)
+        self.joined = joined
+        # the thread that reads did not report the loss of one that went before it knew of this attempt
+        for number in {*self._left, *self._gone}:
+            self._report_loss(number)
 
     @property
     def ranks_here(self) -> range:
@@ -320,10 +322,13 @@ class LaunchedNodes(Nodes, ABC):
     def _lose(self, number: int, reason: str) -> None:
         """Have the attempt that goes on, and who waits, know that a node takes part no more."""
         self._inbox.put((number, messages.NodeLeft(reason)))
-        if not self.roster.names or number not in (joined := self.joined).senders:
+        self._report_loss(number)
+
+    def _report_loss(self, number: int) -> None:
+        if number not in (joined := self.joined).senders:
             return
         node = joined.senders.index(number)
-        verb = "has left" if number in self._left else "was lost"
+        verb, reason = ("has left", self._left[number]) if number in self._left else ("was lost", self._gone[number])
         ranks = tuple(NodeRoster(joined.names, joined.sizes).ranks_of(node))
         report = messages.AgentLost(ranks, f"{joined.names[node]} {verb}: {reason}", time.time())
         self._reports[joined.attempt].put(report)

@@ -14,13 +14,12 @@ from typing import Any
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
-from accelerate_nb.launching.node_agent.joined_agent import JoinedAgent, JoinTicket, new_token
+from accelerate_nb.launching.node_agent.agent_process import JoinedAgent, JoinTicket, new_token
 from accelerate_nb.launching.node_agent.node_network import print_notice
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
-from accelerate_nb.launching.nodes.node_placement import node_sizes
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
-from accelerate_nb.launching.planning.placement import Host
+from accelerate_nb.launching.planning.placement import Host, node_sizes
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import MembershipGranted
 

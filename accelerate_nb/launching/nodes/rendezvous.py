@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig
-from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import AccelerateNbError, LaunchError
+from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, LaunchError, NotYetError
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.launching.node_agent import node_network
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange
-from accelerate_nb.launching.nodes.node_placement import fixed_mesh, leave_out
-from accelerate_nb.launching.nodes.rendezvous_settings import (
-    RendezvousSettings,
-    check_name,
-    hosts,
-    listen,
-    local_placement,
-)
-from accelerate_nb.launching.planning.placement import Placement, check_training
+from accelerate_nb.launching.nodes.run_nodes import fixed_mesh, leave_out
+from accelerate_nb.launching.planning.placement import Placement, check_training, choose_placement
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import Reply
 
+# The port of Accelerate's and torchrun's launchers, and torchrun's time for nodes to come, in seconds.
+DEFAULT_PORT = 29500
+_JOIN_TIMEOUT = 600.0
+# Its time for more nodes to come than are needed, in seconds.
+_LAST_CALL = 30.0
+# A name that nobody knows may be new: for how long, and how often, it is looked up, in seconds.
+_NAME_TIMEOUT, _BETWEEN_LOOKUPS = 5.0, 0.25
+# The entries of rdzv_conf that torchrun has for that time, and those that mean something here.
+_TIMEOUTS = ("join_timeout", "timeout")
+_KNOWN = {*_TIMEOUTS, "last_call_timeout", "is_host", "rank"}
 # Between two tries to reach node 0, in seconds.
 _PAUSE = 0.25
 _CONNECT_TIMEOUT = 5.0
@@ -38,10 +44,139 @@ _UNDER_WAY = "a run is under way there, of which all nodes have come already"
 _LATE = "a run is under way there, in which this node takes part when it starts again"
 # Strangers may send any number of them.
 _MOST_OBJECTIONS = 5
-# What is shown of runs of which each node shows its own part.
-_ALL_IN_ONE_PANEL = (
-    "each node shows its own ranks; hosts=, engine='slurm', 'ray' or 'join' show those of all in one panel"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousSettings:
+    """The place and the terms of a rendezvous; `node_rank` is `None` where nodes get their ranks in the order in which they come."""
+
+    host: str
+    port: int
+    nodes: int
+    node_rank: int | None
+    run_id: str
+    timeout: float = _JOIN_TIMEOUT
+    is_host: bool | None = None
+    min_nodes: int | None = None
+    last_call: float = _LAST_CALL
+
+    @classmethod
+    def of(cls, config: LaunchingConfig) -> RendezvousSettings:
+        """The settings of a configuration; raises `ConfigurationError` where the endpoint or rdzv_conf can't be understood."""
+        host, port = config.master_addr, ""
+        if config.rdzv_endpoint.strip():
+            host, port = node_network.split_endpoint(config.rdzv_endpoint)
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigurationError(
+                f"rdzv_endpoint={config.rdzv_endpoint.strip()!r} was given, and {port!r} is no port. Pass HOST:PORT."
+            )
+        conf = dict(config.rdzv_conf or {})
+        if unknown := sorted(conf.keys() - _KNOWN):
+            raise ConfigurationError(
+                f"rdzv_conf has {', '.join(unknown)}, which mean nothing here. It takes {', '.join(sorted(_KNOWN))}; leave out the others."
+            )
+        timeout = next((conf[name] for name in _TIMEOUTS if name in conf), _JOIN_TIMEOUT)
+        is_host = conf.get("is_host")
+        try:
+            return cls(
+                host=host,
+                port=int(port or config.use_port or DEFAULT_PORT),
+                nodes=config.num_nodes,
+                node_rank=int(conf.get("rank", config.node_rank)) if config.rdzv_backend == "static" else None,
+                run_id=config.rdzv_id,
+                timeout=float(timeout),
+                is_host=None if is_host is None else str(is_host).lower() in {"1", "true", "yes", "t", "y"},
+                min_nodes=config.min_nodes,
+                last_call=float(conf.get("last_call_timeout", _LAST_CALL)),
+            )
+        except ValueError:
+            raise ConfigurationError(
+                f"rdzv_conf={conf!r} was given, of which a value is no number. Pass seconds."
+            ) from None
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint as a person writes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about nodes that do not find each other."""
+        if node_network.is_loopback(self.host):
+            return (
+                f"{self.host} is this machine alone: pass master_addr, the address of node 0 as the other nodes reach it, unless all nodes "
+                "are launched here"
+            )
+        return (
+            f"launch it on each of the {self.nodes} nodes with the same endpoint (master_addr and use_port, or rdzv_endpoint), and let a "
+            f"firewall of node 0 pass port {self.port}"
+        )
+
+
+def local_placement(config: RunConfig, devices: AvailableDevices) -> Placement:
+    """The placement of this node's ranks; pure. Raises `LaunchError` where they don't fit this machine."""
+    settings = RendezvousSettings.of(config.launching)
+    placement = choose_placement(config, devices, can_fork=hasattr(os, "fork"))
+    if placement.kind == "xla":
+        raise NotYetError(
+            f"num_nodes={settings.nodes} was requested on XLA devices, which is not offered here yet. Launch it on one machine."
+        )
+    rank = "a node" if settings.node_rank is None else f"node {settings.node_rank}"
+    return replace(
+        placement, why=f"{placement.why}; {rank} of {settings.nodes}, by the rendezvous at {settings.endpoint}"
+    )
+
+
+def check_name(settings: RendezvousSettings) -> None:
+    """Raise `LaunchError` where no host has the endpoint's name, and none gets it within some seconds: none will come by it."""
+    deadline = time.monotonic() + min(_NAME_TIMEOUT, settings.timeout)
+    while True:
+        try:
+            socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_NONAME:
+                return
+            if time.monotonic() < deadline:
+                time.sleep(_BETWEEN_LOOKUPS)
+                continue
+            raise LaunchError(
+                f"A run of {settings.nodes} nodes was requested at {settings.endpoint}, and there is no host of that name: "
+                f"{error.strerror}. Pass an address or a name that all nodes know as master_addr (or rdzv_endpoint)."
+            ) from None
+        return
+
+
+def hosts(settings: RendezvousSettings) -> bool:
+    """Whether this node is to host the rendezvous: node 0, or one that has the endpoint's address."""
+    if settings.node_rank is not None:
+        return settings.node_rank == 0
+    if settings.is_host is not None:
+        return settings.is_host
+    return bool(_addresses_here(settings))
+
+
+def _addresses_here(settings: RendezvousSettings) -> list[str]:
+    """The addresses of the endpoint's host that this machine has, which has all of 127.0.0.0/8."""
+    here = {"127.0.1.1"}.union(*node_network.interface_addresses().values())
+    return [address for address in node_network.resolved_host(settings.host) if address in here]
+
+
+def listen(settings: RendezvousSettings) -> socket.socket | None:
+    """A socket that listens at the endpoint; `None` where another node of this machine has it, and any may host; raises `LaunchError`."""
+    # on the interface that has its address, or on all where none has: behind a translation of addresses
+    # names of a machine itself are often one of its loopback addresses, which no other machine reaches
+    takes_loopback, is_loopback = node_network.is_loopback(settings.host), node_network.is_loopback
+    address = next((item for item in _addresses_here(settings) if takes_loopback or not is_loopback(item)), "")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, settings.port), family=family, backlog=4096)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and settings.node_rank is None:
+            return None
+        raise LaunchError(
+            f"A run of {settings.nodes} nodes was requested, which meet at {settings.endpoint}, and this node can't listen there: "
+            f"{error.strerror}. Pass another use_port (or rdzv_endpoint) on all nodes, or end what has that port."
+        ) from None
 
 
 class _JoinedNode:
@@ -82,7 +217,8 @@ class HostNodes(LaunchedNodes):
         self._waiting: dict[int, messages.JoinRun] = {}
         self._ready: dict[int, int] = {}
         self._objections: list[str] = []
-        super().__init__(NodeExchange(listener, address=address), local, settings)
+        self._settings = settings
+        super().__init__(NodeExchange(listener, address=address), local)
 
     def meet(self) -> None:
         """Wait for all nodes, or for as many as are needed and a while for others; raises `LaunchError`, which those that came get, too."""
@@ -241,17 +377,22 @@ class HostNodes(LaunchedNodes):
         if self._store is not None:
             self._store.close()
         self._store = socket.create_server((self._bound, 0), family=self._family, backlog=4096)
-        order = sorted(self._members, key=lambda number: self._members[number][0])
+        # one that goes now has its place, and was lost
+        members = dict(self._members)
+        order = sorted(members, key=lambda number: members[number][0])
         if not self.roster.names:
             # where fewer came than could, one that went may have left a gap
-            self._members = {number: (rank, self._members[number][1]) for rank, number in enumerate(order, 1)}
+            self._members = members = {number: (rank, members[number][1]) for rank, number in enumerate(order, 1)}
         joined = messages.RunJoined(
             run=self.run or uuid.uuid4().hex,
             attempt=attempt,
             node_rank=0,
             senders=(0, *order),
-            names=(node_name(0, self._facts.host), *map(self._name, order)),
-            sizes=(self.local.size, *(self._members[number][1].processes for number in order)),
+            names=(
+                node_name(0, self._facts.host),
+                *(node_name(rank, item.facts.host) for rank, item in map(members.__getitem__, order)),
+            ),
+            sizes=(self.local.size, *(members[number][1].processes for number in order)),
             port=self._store.getsockname()[1],
             max_restarts=self._launching.max_restarts,
             restart_delay=self._launching.restart_delay,
@@ -302,6 +443,10 @@ class HostNodes(LaunchedNodes):
 
 class MemberNodes(LaunchedNodes):
     """A node beside node 0."""
+
+    def __init__(self, exchange: NodeExchange, local: Placement, settings: RendezvousSettings) -> None:
+        self._settings = settings
+        super().__init__(exchange, local)
 
     @classmethod
     def joining(cls, local: Placement, settings: RendezvousSettings) -> MemberNodes:
@@ -389,15 +534,18 @@ class MemberNodes(LaunchedNodes):
 def join_nodes(config: RunConfig) -> tuple[RunConfig, Placement, LaunchedNodes]:
     """Wait until all nodes have come; gives the configuration with what is node 0's to say, and the placement of all ranks; raises `LaunchError`."""
     settings, local = RendezvousSettings.of(config.launching), local_placement(config, probe())
-    local = replace(local, why=f"{local.why}; {_ALL_IN_ONE_PANEL}")
+    # each node shows its own part
+    local = replace(
+        local,
+        why=f"{local.why}; each node shows its own ranks; hosts=, engine='slurm', 'ray' or 'join' show those of all in one panel",
+    )
     check_name(settings)
-    listener = listen(settings) if hosts(settings) else None
     nodes: LaunchedNodes
-    if listener is None:
-        nodes = MemberNodes.joining(local, settings)
-    else:
+    if hosts(settings) and (listener := listen(settings)) is not None:
         nodes = host = HostNodes(listener, local, settings, config)
         host.meet()
+    else:
+        nodes = MemberNodes.joining(local, settings)
     joined = nodes.joined
     placement = replace(local, size=sum(joined.sizes))
     try:

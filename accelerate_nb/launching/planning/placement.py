@@ -368,6 +368,33 @@ class Host:
     slots: int | None = None
 
 
+def node_sizes(num_processes: int | None, hosts: Sequence[Host], devices: Sequence[int]) -> tuple[int, ...]:
+    """The number of ranks of each host, of which each has so many accelerators (0: the CPU); raises `LaunchError` where they don't fit."""
+    # Hosts with slots are filled in their order; the others share what is left evenly, the first of them having one more.
+    if num_processes is None:
+        return tuple(host.slots or count or 1 for host, count in zip(hosts, devices, strict=True))
+    left, sizes = num_processes, {}
+    for index, host in enumerate(hosts):
+        if host.slots is not None:
+            sizes[index] = min(host.slots, left)
+            left -= sizes[index]
+    others = [index for index, host in enumerate(hosts) if host.slots is None]
+    for place, index in enumerate(others):
+        sizes[index] = left // len(others) + (place < left % len(others))
+    if empty := [host.name for index, host in enumerate(hosts) if not sizes[index]]:
+        raise LaunchError(
+            f"num_processes={num_processes} was requested on {len(hosts)} hosts, of which {', '.join(empty)} would have no process. "
+            "Name fewer hosts, or pass a larger num_processes. With max_restarts, and slots for each host (a:4,b:4), those beyond are spares."
+        )
+    if left and not others:
+        room = num_processes - left
+        raise LaunchError(
+            f"num_processes={num_processes} was requested, and the hosts have {room} slots together. "
+            f"Pass num_processes={room}, or more slots."
+        )
+    return tuple(sizes[index] for index in range(len(hosts)))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRoster:
     """The names of a run's nodes, in order, the number of ranks of each, and the hosts that are there in case one is lost."""

@@ -25,8 +25,7 @@ from accelerate_nb import Accelerator, StoppedError, attach, launch
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
-from accelerate_nb.launching.node_agent.agent_process import AgentServer
-from accelerate_nb.launching.node_agent.joined_agent import JoinTicket
+from accelerate_nb.launching.node_agent.agent_process import AgentServer, JoinTicket
 from accelerate_nb.launching.nodes import joined_machines, node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.channel import Channel

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from accelerate_nb.cli.commands.join import given_ticket
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.launching.node_agent.joined_agent import JoinTicket, given_ticket, new_token
+from accelerate_nb.launching.node_agent.agent_process import JoinTicket, new_token
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
@@ -142,9 +143,9 @@ def test_a_ticket_comes_from_the_line_a_file_or_the_environment(tmp_path: Path) 
     (tmp_path / "ticket").write_text(f"{ticket}\n")
     assert str(ticket) == f"{ticket.token}@[fe80::1]:4000"
     assert ticket.token not in repr(ticket)
-    assert given_ticket(str(ticket), {}) == ticket
-    assert given_ticket(f"@{tmp_path}/ticket", {}) == ticket
-    assert given_ticket(None, {"ACCELERATE_NB_JOIN": str(ticket)}) == ticket
+    assert JoinTicket.parse(given_ticket(str(ticket), {})) == ticket
+    assert JoinTicket.parse(given_ticket(f"@{tmp_path}/ticket", {})) == ticket
+    assert JoinTicket.parse(given_ticket(None, {"ACCELERATE_NB_JOIN": str(ticket)})) == ticket
     for text in (
         None,
         "",
@@ -155,7 +156,7 @@ def test_a_ticket_comes_from_the_line_a_file_or_the_environment(tmp_path: Path) 
         f"{ticket}9999",
     ):
         with pytest.raises(ConfigurationError) as caught:
-            given_ticket(text, {})
+            JoinTicket.parse(given_ticket(text, {}))
         assert ticket.token[1:] not in str(caught.value)
 
 

@@ -264,7 +264,7 @@ def test_nodes_that_do_not_come_are_reported_with_the_endpoint(tmp_path: Path) -
 def test_an_endpoint_whose_name_no_host_has_is_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node_rank: int
 ) -> None:
-    monkeypatch.setattr("accelerate_nb.launching.nodes.rendezvous_settings._NAME_TIMEOUT", 0.5)
+    monkeypatch.setattr("accelerate_nb.launching.nodes.rendezvous._NAME_TIMEOUT", 0.5)
     settings = {**LAUNCH, "master_addr": "nohost.invalid", "node_rank": node_rank}
     with pytest.raises(LaunchError, match=r"at nohost\.invalid:\d+, and there is no host of that name"):
         launch(place, **settings, use_port=free_port(), folder=str(tmp_path))

@@ -20,19 +20,28 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.node_agent.node_network import facts_of_this_node
 from accelerate_nb.launching.nodes import launched_nodes, rendezvous
 from accelerate_nb.launching.nodes.launched_nodes import LaunchedNodes, NodeExchange
-from accelerate_nb.launching.nodes.rendezvous import HostNodes, MemberNodes
-from accelerate_nb.launching.nodes.rendezvous_settings import RendezvousSettings, hosts, listen, local_placement
+from accelerate_nb.launching.nodes.rendezvous import (
+    HostNodes,
+    MemberNodes,
+    RendezvousSettings,
+    hosts,
+    listen,
+    local_placement,
+)
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import (
+    AgentLost,
     Heartbeat,
     KillGroup,
     NodeMessage,
     PeersReached,
     RankOutcome,
     RequestStop,
+    RunJoined,
     StartWorkers,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -158,6 +167,23 @@ def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_
             LaunchError, match="a run is under way there, in which this node takes part when it starts again"
         ):
             meeting.join(timeout=2.0)
+
+
+def test_a_node_that_goes_as_the_run_begins_is_reported_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host() as meeting, ThreadPoolExecutor(1) as threads:
+        takes_place = meeting.nodes._take_place
+
+        def late(joined: RunJoined) -> None:
+            meeting.nodes._exchange._channels[1].shutdown()
+            until(lambda: bool(meeting.nodes._gone))
+            takes_place(joined)
+
+        monkeypatch.setattr(meeting.nodes, "_take_place", late)
+        member = threads.submit(meeting.join, timeout=2.0)
+        meeting.met.result()
+        assert [report.ranks for report in meeting.nodes.reports(0) if isinstance(report, AgentLost)] == [(2, 3)]
+        with pytest.raises(LaunchError, match="there was no run for this node"):
+            member.result()
 
 
 def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anything_starts(

@@ -7,9 +7,9 @@ import pytest
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.nodes import node_placement
+from accelerate_nb.launching.nodes import run_nodes
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
-from accelerate_nb.launching.planning.placement import Host, NodeRoster, Placement
+from accelerate_nb.launching.planning.placement import Host, NodeRoster, Placement, node_sizes
 from accelerate_nb.transport.messages import NodeFacts
 
 
@@ -29,7 +29,7 @@ def facts(kind: str = "cpu", devices: int = 0) -> NodeFacts:
     ],
 )
 def test_ranks_are_spread_over_hosts(number, hosts, devices, sizes):
-    assert node_placement.node_sizes(number, node_placement.hosts_of(hosts.split(",")), devices) == sizes
+    assert node_sizes(number, run_nodes.hosts_of(hosts.split(",")), devices) == sizes
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_ranks_are_spread_over_hosts(number, hosts, devices, sizes):
 )
 def test_numbers_that_leave_a_host_empty_or_have_no_room_are_refused(number, hosts, text):
     with pytest.raises(LaunchError, match=text):
-        node_placement.node_sizes(number, node_placement.hosts_of(hosts.split(",")), (0, 0))
+        node_sizes(number, run_nodes.hosts_of(hosts.split(",")), (0, 0))
 
 
 def test_hosts_have_slots_users_and_addresses():
-    assert node_placement.hosts_of(["a", "b:4", "me@c:2", "[::1]:3", "fe80::2", "b:1"]) == (
+    assert run_nodes.hosts_of(["a", "b:4", "me@c:2", "[::1]:3", "fe80::2", "b:1"]) == (
         Host("a"),
         Host("b", 5),
         Host("me@c", 2),
@@ -59,7 +59,7 @@ def test_hosts_have_slots_users_and_addresses():
 def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it(tmp_path: Path):
     file = tmp_path / "hosts"
     file.write_text("# of DeepSpeed\nworker-1 slots=4\nworker-2 slots = 2 max_slots=8\n\nmpich:3  # of MPICH\nalone\n")
-    assert node_placement.read_hostfile(file) == (
+    assert run_nodes.read_hostfile(file) == (
         Host("worker-1", 4),
         Host("worker-2", 2),
         Host("mpich", 3),
@@ -67,9 +67,9 @@ def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it(tmp_path: Path):
     )
     file.write_text("# nobody\n")
     with pytest.raises(ConfigurationError, match="names no host"):
-        node_placement.read_hostfile(file)
+        run_nodes.read_hostfile(file)
     with pytest.raises(ConfigurationError, match="can't be read"):
-        node_placement.read_hostfile(tmp_path / "another")
+        run_nodes.read_hostfile(tmp_path / "another")
 
 
 @pytest.mark.parametrize("value", ["", "a,,b", "-oProxyCommand=x", "a b", ["a", 3]])
@@ -79,12 +79,12 @@ def test_what_is_no_list_of_hosts_is_refused(value):
 
 
 def test_hosts_with_accelerators_have_one_rank_for_each():
-    placement, sizes = node_placement.place_on_hosts(
+    placement, sizes = run_nodes.place_on_hosts(
         LaunchingConfig(), [Host("a"), Host("b")], [facts("cuda", 4), facts("cuda", 2)], "ssh"
     )
     assert (placement.kind, placement.size, sizes) == ("cuda", 6, (4, 2))
     assert "4 on a, 2 on b" in placement.why
-    placement, sizes = node_placement.place_on_hosts(
+    placement, sizes = run_nodes.place_on_hosts(
         LaunchingConfig(cpu=True), [Host("a"), Host("b")], [facts("cuda", 4), facts()], "ssh"
     )
     assert (placement.kind, sizes) == ("cpu", (1, 1))
@@ -104,7 +104,7 @@ def test_hosts_with_accelerators_have_one_rank_for_each():
 )
 def test_hosts_that_do_not_fit_are_named(settings, nodes, text):
     with pytest.raises(LaunchError, match=text):
-        node_placement.place_on_hosts(LaunchingConfig(**settings), [Host("a"), Host("b")], nodes, "ssh")
+        run_nodes.place_on_hosts(LaunchingConfig(**settings), [Host("a"), Host("b")], nodes, "ssh")
 
 
 @pytest.mark.parametrize(
@@ -129,61 +129,61 @@ ROSTER = NodeRoster(("a", "b", "c"), (2, 1, 2), (Host("d", 1), Host("e", 2)))
     [(4, "a:2,b:2,c:2", 2), (3, "a:2,b:2,c:2", 2), (5, "a:2,b:2,c:2", 3), (9, "a:4,b:4", 2)],
 )
 def test_hosts_are_filled_in_their_order_and_those_beyond_are_spares(number, hosts, used):
-    found = node_placement.hosts_of(hosts.split(","))
-    assert node_placement.split_spares(number, found) == (found[:used], found[used:])
+    found = run_nodes.hosts_of(hosts.split(","))
+    assert run_nodes.split_spares(number, found) == (found[:used], found[used:])
 
 
 @pytest.mark.parametrize(("number", "hosts"), [(None, "a:2,b:2"), (2, "a:2,b"), (1, "a,b")])
 def test_without_a_number_of_processes_or_slots_no_host_is_a_spare(number, hosts):
-    found = node_placement.hosts_of(hosts.split(","))
-    assert node_placement.split_spares(number, found) == (found, ())
+    found = run_nodes.hosts_of(hosts.split(","))
+    assert run_nodes.split_spares(number, found) == (found, ())
 
 
 def test_the_first_spare_with_room_takes_the_place_of_a_lost_node_which_is_the_last_spare_then():
-    roster, text = node_placement.replace_lost(ROSTER, [2], lambda _: True)
+    roster, text = run_nodes.replace_lost(ROSTER, [2], lambda _: True)
     assert roster == NodeRoster(("a", "b", "e"), (2, 1, 2), (Host("d", 1), Host("c", 2)))
     assert text == "node c was lost; ranks 3-4 start again on e"
 
 
 def test_two_lost_nodes_need_two_spares_with_room():
-    roster, text = node_placement.replace_lost(ROSTER, [0, 1], lambda _: True)
+    roster, text = run_nodes.replace_lost(ROSTER, [0, 1], lambda _: True)
     assert roster.names == ("e", "d", "c")
     assert text == "node a was lost; ranks 0-1 start again on e; node b was lost; rank 2 starts again on d"
-    assert node_placement.replace_lost(ROSTER, [0, 2], lambda _: True) is None
+    assert run_nodes.replace_lost(ROSTER, [0, 2], lambda _: True) is None
 
 
 def test_a_spare_that_can_not_be_reached_is_passed_over():
     roster = NodeRoster(("a", "b"), (1, 1), (Host("c", 1), Host("d", 1)))
-    after, _ = node_placement.replace_lost(roster, [1], lambda name: name != "c")
+    after, _ = run_nodes.replace_lost(roster, [1], lambda name: name != "c")
     assert (after.names, after.spares) == (("a", "d"), (Host("b", 1),))
-    assert node_placement.replace_lost(roster, [1], lambda _: False) is None
+    assert run_nodes.replace_lost(roster, [1], lambda _: False) is None
 
 
 def test_a_spare_needs_the_devices_of_the_others():
     placement = Placement("supervisor", 2, cpu=False, why="", kind="cuda")
-    assert node_placement.spares_with_slots(placement, (2,), [Host("c", 2)], [facts("cuda", 2)]) == (Host("c", 2),)
+    assert run_nodes.spares_with_slots(placement, (2,), [Host("c", 2)], [facts("cuda", 2)]) == (Host("c", 2),)
     for found in (facts(), facts("cuda", 1), facts("xpu", 2)):
         with pytest.raises(LaunchError, match="c:2 is a spare"):
-            node_placement.spares_with_slots(placement, (2,), [Host("c", 2)], [found])
+            run_nodes.spares_with_slots(placement, (2,), [Host("c", 2)], [found])
     on_cpu = Placement("supervisor", 2, cpu=True, why="")
-    assert node_placement.spares_with_slots(on_cpu, (2,), [Host("c", 2)], [facts()]) == (Host("c", 2),)
+    assert run_nodes.spares_with_slots(on_cpu, (2,), [Host("c", 2)], [facts()]) == (Host("c", 2),)
 
 
 def test_a_spare_without_slots_has_room_for_any_node_as_far_as_its_devices_allow():
     spares, found = [Host("c"), Host("d", 1)], [facts("cuda", 2), facts("cuda", 2)]
     on_cpu = Placement("supervisor", 5, cpu=True, why="")
-    assert node_placement.spares_with_slots(on_cpu, (4, 1), spares, found) == (Host("c", 4), Host("d", 1))
+    assert run_nodes.spares_with_slots(on_cpu, (4, 1), spares, found) == (Host("c", 4), Host("d", 1))
     on_gpus = Placement("supervisor", 5, cpu=False, why="", kind="cuda")
-    assert node_placement.spares_with_slots(on_gpus, (4, 1), spares, found) == (Host("c", 2), Host("d", 1))
+    assert run_nodes.spares_with_slots(on_gpus, (4, 1), spares, found) == (Host("c", 2), Host("d", 1))
 
 
 def test_fewer_nodes_keep_their_number_of_ranks_as_long_as_the_fewest_are_left():
-    roster, text = node_placement.leave_out(ROSTER, [0], min_nodes=2)
+    roster, text = run_nodes.leave_out(ROSTER, [0], min_nodes=2)
     assert roster == NodeRoster(("b", "c"), (1, 2), ROSTER.spares)
     assert text == "node a was lost; 3 of 5 ranks start again, on b, c"
-    assert node_placement.leave_out(ROSTER, [0], min_nodes=3) is None
-    assert node_placement.leave_out(ROSTER, [0], min_nodes=None) is None
-    assert node_placement.leave_out(ROSTER, [0, 1, 2], min_nodes=1) is None
+    assert run_nodes.leave_out(ROSTER, [0], min_nodes=3) is None
+    assert run_nodes.leave_out(ROSTER, [0], min_nodes=None) is None
+    assert run_nodes.leave_out(ROSTER, [0, 1, 2], min_nodes=1) is None
 
 
 @pytest.mark.parametrize(
@@ -226,4 +226,4 @@ def test_a_range_of_nodes_that_can_not_work_is_refused(arguments, message):
 def test_fewer_nodes_need_a_world_that_may_change(more, message):
     config = resolve({"hosts": "a,b", "max_restarts": 1, **more}, {})
     with pytest.raises(LaunchError, match=message):
-        node_placement.check_min_nodes(config, ["a", "b"])
+        run_nodes.check_min_nodes(config, ["a", "b"])
