@@ -11,14 +11,12 @@ from accelerate_nb.runtime.compat.env_vars import (
     get_driver_version as get_driver_version,
     get_gpu_info as get_gpu_info,
     get_int_from_env as get_int_from_env,
+    override_numa_affinity as override_numa_affinity,
     parse_choice_from_env as parse_choice_from_env,
     parse_flag_from_env as parse_flag_from_env,
     patch_environment as patch_environment,
     purge_accelerate_environment as purge_accelerate_environment,
+    set_numa_affinity as set_numa_affinity,
     str_to_bool as str_to_bool,
 )
 from accelerate_nb.runtime.compat.packages import get_current_device_type as get_current_device_type
-from accelerate_nb.runtime.world.rendezvous import (
-    override_numa_affinity as override_numa_affinity,
-    set_numa_affinity as set_numa_affinity,
-)

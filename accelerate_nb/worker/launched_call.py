@@ -66,8 +66,7 @@ def launched_call(
 def _gather(number: int, value: Any, facts: Any, *, is_wanted: bool) -> list[tuple[Any, Any]]:
     """The wanted values and the facts of all ranks, in their order; a value that can't be pickled is `None`, and the main process warns."""
     from accelerate_nb.runtime.operations.collective import gather_object
-    from accelerate_nb.runtime.world.registry import current_world
-    from accelerate_nb.runtime.world.rendezvous import Rendezvous
+    from accelerate_nb.runtime.world.registry import Rendezvous, current_world
     from accelerate_nb.runtime.xla.device import is_requested
 
     # a function that made no Accelerator has no group, and needs no device for one

@@ -24,8 +24,7 @@ from torch import nn
 import accelerate_nb.utils as ours
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.runtime.compat import packages
-from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability
-from accelerate_nb.runtime.world.rendezvous import near
+from accelerate_nb.runtime.compat.env_vars import check_cuda_fp8_capability, near
 from accelerate_nb.utils import constants, dataclasses, environment as our_environment, imports as our_imports
 from accelerate_nb.utils.other import clean_state_dict_for_safetensors, get_free_port
 from tests.peers import Peer, under_both

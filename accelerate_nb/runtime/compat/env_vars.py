@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -219,6 +220,45 @@ def _query(property_name: str) -> list[str]:
     """One property of each GPU."""
     command = ["nvidia-smi", f"--query-gpu={property_name}", "--format=csv,noheader"]
     return subprocess.check_output(command, text=True, timeout=60).strip().splitlines()
+
+
+@functools.cache
+def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
+    """Bind this process to the cores near the GPU of its local rank, at the first call for this rank."""
+    override_numa_affinity(local_process_index, verbose)
+
+
+def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
+    """
+    Bind this process to the cores near the GPU of its local rank; nothing happens where there is no GPU, or none are near.
+
+    `verbose` logs them; without it `ACCELERATE_DEBUG_MODE` decides.
+    """
+    if not torch.cuda.is_available():
+        return
+    properties: Any = torch.cuda.get_device_properties(local_process_index)
+    if not hasattr(properties, "pci_bus_id"):
+        return  # this torch doesn't report where its GPU sits
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    cores = near(Path("/sys/bus/pci/devices", address)) & os.sched_getaffinity(0)
+    if not cores:
+        return
+    os.sched_setaffinity(0, cores)
+    if parse_flag_from_env("ACCELERATE_DEBUG_MODE") if verbose is None else verbose:
+        _log.info("Assigning %s cpu cores to process %s: %s", len(cores), local_process_index, sorted(cores))
+
+
+def near(device: Path) -> set[int]:
+    """The cores that the kernel lists as local to a device; none where it lists none."""
+    try:
+        text = (device / "local_cpulist").read_text(encoding="ascii")
+    except OSError:
+        return set()
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,7 @@ def _found(module: str, distribution: str) -> Version:
 
 
 def is_installed(module: str, *distributions: str, at_least: str | None = None, below: str | None = None) -> bool:
-    """
-    Whether a module comes with an installed package, in a version of these bounds.
-
-    `distributions` are the names under which the package may be installed, where they aren't the module's own.
-
-    >>> is_installed("torch", at_least="2.0")
-    True
-    """
+    """Whether a module comes with an installed package, in a version of these bounds; `distributions` are the package's other names."""
     for distribution in distributions or (module,):
         try:
             found = _found(module, distribution)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from accelerate_nb.events.event_types import StepBreakdown
 from accelerate_nb.rank.event_sink import emit
 
 Phase: TypeAlias = Literal["data", "forward", "backward", "communication", "optimizer", "idle"]
+_PHASES: tuple[Phase, ...] = get_args(Phase)
 # The beginning of a phase: seconds of the host's clock, or an event in the stream of a GPU.
 Mark: TypeAlias = Any
 
@@ -34,14 +35,10 @@ _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 
 
 class PhaseTimer:
-    """
-    Attributes the time of one process's steps to their phases, and sends the means about once a second.
+    """Attributes the time of one process's steps to their phases, and sends means; as a block, it ends the current phase."""
 
-    On a CPU the host's clock counts. On a GPU events in its stream do, which are read once they have happened: nothing waits for the device.
-
-    The backward of a loss ends, for this process, where its last gradient is computed; what it takes after that is the communication that
-    computation does not hide. `size` is the number of processes. As a block, it ends the current phase.
-    """
+    # On a CPU the host's clock counts; on a GPU events in its stream do, which are read once they have happened: nothing waits for the
+    # device. A backward ends where its last gradient is computed; what follows is the communication that computation does not hide.
 
     def __init__(self, rank: int, device: torch.device, size: int) -> None:
         self._rank, self._size = rank, size
@@ -56,8 +53,6 @@ class PhaseTimer:
         self._summed = 0
         # the newest step that was sent, and what had been waited for a core until then
         self._sent_step, self._preempted = 0, _preempted()
-
-    # ------------------------------------------------------------------------------------------------------ what happens
 
     def restart(self) -> None:
         """A step begins here, whatever came before."""
@@ -140,8 +135,6 @@ class PhaseTimer:
             self._take(step, seconds)
         return self.restart()
 
-    # ------------------------------------------------------------------------------------------------------------ inside
-
     def _mark(self, phase: Phase) -> None:
         if len(self._marks) < _MOST_MARKS and not self._clock.is_stopped():
             self._marks.append((phase, self._clock.now()))
@@ -178,9 +171,6 @@ class PhaseTimer:
                 cores=_CORES,
             )
         )  # fmt: skip
-
-
-_PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer", "idle")
 
 
 class _HostClock:

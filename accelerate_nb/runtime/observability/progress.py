@@ -32,13 +32,9 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
 
 @dataclass(slots=True)
 class ProgressReporter:
-    """
-    A process's progress in something, as the notebook shows it under its rank; nothing is written anywhere.
+    """A process's progress in something, as the notebook shows it under its rank; nothing is written anywhere."""
 
-    `bar` is the bar's name among those of the rank: the next one of that name replaces it.
-    """
-
-    bar: str
+    bar: str  # its name among those of the rank: the next one of that name replaces it
     label: str
     total: int | None
     done: int = 0

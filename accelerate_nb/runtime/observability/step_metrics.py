@@ -24,13 +24,10 @@ _GIB = 2**30
 
 
 class StepMetrics:
-    """
-    Measures one process's steps, and sends their means a few times a second; never waits for a device.
+    """Measures one process's steps, and sends their means a few times a second; never waits for a device."""
 
-    The clock runs from a loader's beginning, or from one step to the next: an evaluation between two steps counts for nothing.
-    A step is one of the optimizer that steps first. `share` is the part of this process's samples that no other process reads, `phases`
-    measures the parts of a step.
-    """
+    # The clock runs from a loader's beginning, or from one step to the next: an evaluation between two steps counts for nothing. A step
+    # is one of the optimizer that steps first. `share` is the part of this process's samples that no other process reads.
 
     def __init__(self, rank: int, device: torch.device, share: float, phases: PhaseTimer) -> None:
         self.phases = phases
@@ -47,8 +44,6 @@ class StepMetrics:
         # of the next point: steps, seconds, samples and tokens, and what was read since the last step
         self._counted, self._seconds, self._samples, self._tokens = 0, 0.0, 0.0, 0.0
         self._pending_samples = self._pending_tokens = 0.0
-
-    # ------------------------------------------------------------------------------------------------------ what happens
 
     def through(self, loader: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """A loader's batches of one epoch, counted as they are read."""
@@ -110,8 +105,6 @@ class StepMetrics:
             self._epoch = epoch + loader.batches_read / length if length else None
         if now - self._sent_at >= _BETWEEN:
             self._send(optimizer, now)
-
-    # ---------------------------------------------------------------------------------------------------------- sending
 
     def _send(self, optimizer: Any, now: float) -> None:
         if outlet() is None or not self._counted:
@@ -207,12 +200,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @dataclass(eq=False)
 class MemoryReporter:
-    """
-    Sends what prepared models and optimizers hold on this rank's device, where somebody listens.
-
-    On a GPU the allocator knows the peak, and the driver what else is in use there. On a CPU the memory of the process is all that is
-    known beside the tensors.
-    """
+    """Sends what prepared models and optimizers hold on this rank's device, where somebody listens."""
 
     _models: Iterable[Any]
     _optimizers: Iterable[Any]
@@ -244,7 +232,7 @@ class MemoryReporter:
         if self._held is None or (listener := outlet()) is None:
             return
         self._sent_at = time.perf_counter()
-        # the peak of what was allocated, the memory in use, and all of the device's
+        # on a GPU the allocator knows the peak, and the driver all that is in use; on a CPU the process's memory is all that is known
         peak = used = total = None
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)

@@ -188,21 +188,16 @@ def _noting_steps(optimizer: Optimizer, calls: list[None]) -> Iterator[None]:
 
 
 class MixedLayoutGradScaler(torch.amp.GradScaler):
-    """
-    A gradient scaler for optimizers whose weights have several layouts: plain tensors, and DTensors along any mesh.
+    """A gradient scaler for optimizers whose weights have several layouts: plain tensors, and DTensors along any mesh."""
 
-    An overflow in one rank's shard is known to all ranks. torch's own scaler unscales all gradients of a device in one call, which
-    takes the first one's layout for that of all, and refuses plain tensors beside DTensors (`found_inf_reduce_handler` in
-    torch/distributed/tensor/_dispatch.py, torch 2.13). `share_overflow` is called with a number that is above 0 where one of this
-    process's gradients overflows, and has to make it so on all processes that step together.
-    """
-
+    # It is called with a number that is above 0 where a gradient of this process overflows, and makes it so on all that step together.
     share_overflow: Callable[[Tensor], None] | None = None
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        # the weights that have gradients, those whose gradients have the same layout together
+        # the weights that have gradients, by their layouts: torch's own scaler takes the first one's for that of all, and refuses plain
+        # tensors beside DTensors (`found_inf_reduce_handler` in torch/distributed/tensor/_dispatch.py, torch 2.13)
         by_layout: dict[Any, list[Tensor]] = {}
         for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
             if weight.grad is not None:

@@ -45,11 +45,7 @@ def choose_precision(name: str, device: torch.device, options: PrecisionOptions)
 
 
 def choose_recipe(name: str, handlers: Iterable[KwargsHandler], requested: str) -> Recipe | None:
-    """
-    The recipe for 8-bit floats: that of a handler, else of the `requested` package, else of one that is installed.
-
-    `None` for other precisions; `MissingExtraError` where no such package is installed.
-    """
+    """The recipe for fp8: a handler's, else the `requested` package's, else that of one that is installed; `None` for other precisions."""
     given = [handler for handler in handlers if isinstance(handler, Recipe)]
     names = " and ".join(type(item).__name__ for item in given)
     if given and name != "fp8":

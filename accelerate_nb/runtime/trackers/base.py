@@ -117,11 +117,7 @@ class PackageTracker(GeneralTracker):
 
 @all_on_main_process
 class RunTracker(PackageTracker):
-    """
-    A tracker whose package makes a run of a project, and gives it to be logged to; the run is also the attribute `run`.
-
-    A subclass begins the run in `start`, with `init_kwargs`.
-    """
+    """A tracker whose package gives a run to be logged to, its attribute `run`; a subclass begins it in `start`, with `init_kwargs`."""
 
     main_process_only = False
     _kept_as: ClassVar[str] = "run"
@@ -149,12 +145,7 @@ class NullTracker(GeneralTracker):
 
 
 def plain(value: Any) -> Any:
-    """
-    The value, a number where it is a tensor, array or numpy number of one element, on any device.
-
-    Mappings are searched to any depth; everything else comes back as it is. A tensor that has no values (on the meta device)
-    stays one.
-    """
+    """The value, at any depth of mappings a number where it is a tensor (not on the meta device) or an array of one element."""
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -165,12 +156,7 @@ def plain(value: Any) -> Any:
 
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """
-    Names with values that are no mappings: `{"loss": {"train": 1}}` gives `"loss/train", 1`.
-
-    >>> list(flat({"a": {"b": 1, "c": 2}, "d": 3}))
-    [('a/b', 1), ('a/c', 2), ('d', 3)]
-    """
+    """Names with values that are no mappings: `{"loss": {"train": 1}}` gives `"loss/train", 1`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}/")
@@ -179,11 +165,7 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def settings(values: Any) -> Any:
-    """
-    A configuration made of nothing but numbers, strings, booleans, `None`, lists and dictionaries with strings as keys.
-
-    Anything else becomes its `str`.
-    """
+    """A configuration as numbers, strings, booleans, `None`, lists and dictionaries by strings; anything else becomes its `str`."""
     values = plain(values)
     if values is None or type(values) in {bool, int, float, str}:
         return values
@@ -202,11 +184,7 @@ def settings(values: Any) -> Any:
 
 
 class PanelTracker(GeneralTracker):
-    """
-    Shows the numbers of every process that logs in the run's display; always on, and silent without a display.
-
-    Strings, lists and pictures are not shown; names in nested dictionaries are joined by a slash.
-    """
+    """Shows the numbers that each process logs in the run's display, nested names joined by a slash; silent without a display."""
 
     name: ClassVar[str] = "panel"
     requires_logging_directory: ClassVar[bool] = False

@@ -28,11 +28,7 @@ class AccumulationWindow:
         return at_end or self.position == num_steps
 
     def correct(self, num_steps: int, batches_left: int | None, *, is_last: bool) -> float:
-        """
-        Find the window's `length`, and what the gradients that it has so far must be multiplied by to be parts of so many.
-
-        That is 1, except in the last micro-step of a window that turns out to have another length than expected.
-        """
+        """Find the window's `length`; returns the factor of its gradients so far, 1 unless it ends at another length than expected."""
         if self.position == 1 or self.length is None:
             self.length = num_steps if batches_left is None else min(num_steps, self.position + batches_left)
         expected = self.length
@@ -42,12 +38,7 @@ class AccumulationWindow:
 
 
 class AccumulationWindows:
-    """
-    The windows of a process, one for each group of models that is given to `accumulate`.
-
-    Groups are counted apart: where two models take turns in one batch, as in a GAN, each of them steps after
-    `num_steps` micro-steps of its own.
-    """
+    """The windows of a process, one for each group of models that is given to `accumulate`, as in a GAN."""
 
     __slots__ = ("_begun_at", "_current", "_group", "_others")
 

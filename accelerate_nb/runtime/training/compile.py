@@ -146,11 +146,7 @@ def _compiled(module: Module, arguments: dict[str, Any]) -> Module:
 
 
 def compile_regions_in_place(module: Module, **compile_kwargs: Any) -> Module:
-    """
-    The same module, its repeated blocks and whatever stands beside them compiled by `Module.compile`.
-
-    For a module that others hold, or that gets hooks later: its parts stay the objects that they are.
-    """
+    """Compile a module's repeated blocks, and whatever stands beside them, each for itself: its parts stay the objects that they are."""
     if is_repeated_blocks(module):
         for block in module.children():
             block.compile(**compile_kwargs)

@@ -20,21 +20,13 @@ from accelerate_nb.user_warnings import warn_user
 
 
 def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool = False) -> Any:
-    """
-    Every process's `data`, joined; at the end of a loader as many rows as its last step has samples that are not repeated.
-
-    Tensors are joined along dimension 0, columns of other things to one list, and anything else to a list with one entry a
-    process; they may be nested in lists, tuples, mappings or data classes, which keep their form. Where not all is tensors, a
-    list is a column of samples, of any shapes, which may hold tensors. With `as_objects` all of `data` is one list of samples.
-    In one process nothing is joined, and the rest is the same.
-
-    Where ranks work on the same samples, as parts of one model do, one of them counts: the processes are those along the mesh's
-    data axes, and others along which the loader that is being read gives different batches.
-
-    Rows are cut where there is one for each sample of the last step or of a full one, as in `loss.repeat(batch_size)`, so that
-    a short last batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
-    """
+    """Every process's `data`, joined; at the end of a loader as many rows as its last step has samples that are not repeated."""
+    # Tensors are joined along dimension 0, columns of other things to one list, and anything else to a list with one entry a process.
+    # Where not all is tensors, a list is a column of samples, which may hold tensors; with `as_objects` all of `data` is one. Rows are
+    # cut where there is one for each sample of the last step or of a full one, as in `loss.repeat(batch_size)`, so that a short last
+    # batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
     loader = gradients.active_dataloader
+    # ranks that work on the same samples, as parts of one model, count once: unless the loader gives them different batches
     axes = (*DATA_AXES, *loader.more_axes) if isinstance(loader, PreparedLoader) else DATA_AXES
     world = along(axes)
     step_size = loader.step_size if isinstance(loader, PreparedLoader) else None

@@ -43,11 +43,7 @@ def replaced_weights(before: Mapping[str, Parameter], after: Mapping[str, Parame
 
 
 def repoint(optimizer: Optimizer, replaced: MutableMapping[Parameter, Parameter]) -> None:
-    """
-    Have an optimizer update the weights that took the place of its own; what it remembers of a weight is dropped with it.
-
-    Groups, their settings and their order stay, so schedules go on with the same object.
-    """
+    """Have an optimizer update the weights that took the place of its own; what it remembers of a weight is dropped with it."""
     for group in optimizer.param_groups:
         group["params"] = [replaced.get(weight, weight) for weight in group["params"]]
     for weight in [weight for weight in optimizer.state if weight in replaced]:

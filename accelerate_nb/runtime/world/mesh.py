@@ -13,7 +13,8 @@ from accelerate_nb.errors import ConfigurationError
 # The axes along which an operation goes: one, several together, or `None` for all ranks.
 Axis: TypeAlias = str | Sequence[str] | None
 
-# From the outermost to the innermost.
+# From the outermost to the innermost: stages of a pipeline, copies of the model, shards of its weights, parts of a sequence (cut by
+# torch, or by DeepSpeed), and parts of each layer's width.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 # Of these axes ranks see different samples; along the others they work on the same ones.
 DATA_AXES = ("dp_replicate", "dp_shard")
@@ -23,9 +24,6 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 class Mesh:
     """
     Degrees by axis, from the outermost to the innermost, whose ranks are neighbours; their product is the number of ranks.
-
-    Stages of a pipeline, copies of the model, shards of its weights, parts of a sequence (cut by torch, or by DeepSpeed), and
-    parts of each layer's width.
 
     >>> mesh = Mesh(dp_shard=2, tp=2)
     >>> mesh.size, str(mesh), mesh.coordinates(3), mesh.ranks_along(3, "tp"), mesh.data_replica(3)

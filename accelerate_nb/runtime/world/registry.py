@@ -1,4 +1,4 @@
-"""The world that this process has joined, and how its process groups are rebuilt after a failure."""
+"""The world that this process has joined: its rendezvous with the others, and its process groups, also after a failure."""
 
 import gc
 import os
@@ -14,9 +14,87 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compat.env_vars import is_yes, set_numa_affinity
 from accelerate_nb.runtime.world.mesh import Axis, Mesh
-from accelerate_nb.runtime.world.rendezvous import Rendezvous
-from accelerate_nb.runtime.world.world import World, make_default_group
+from accelerate_nb.runtime.world.world import World, make_default_group, rank_numbers
+from accelerate_nb.runtime.xla.device import is_requested
+from accelerate_nb.runtime.xla.world import join_devices, store_of_devices
+from accelerate_nb.user_warnings import warn_user
+
+# What torchrun gives to each process that it starts; where they are set, a launcher has started a worker.
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """The rendezvous of a run's processes; what is `None` is chosen from the device and the environment."""
+
+    cpu: bool = False
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def join(self, environment: Mapping[str, str], store: Callable[[], dist.Store] | None = None) -> World:
+        """Join the world: choose this process's device, and adopt the process group that is there, or make one over `store`'s."""
+        if not self.cpu and is_requested(environment):
+            return join_devices(environment, store or self.rendezvous, self._limit)
+        rank, size, local_rank, local_size = numbers = rank_numbers(environment)
+        device = choose_device(size, local_rank, environment, cpu=self.cpu)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            if is_yes(environment, "ACCELERATE_CPU_AFFINITY"):
+                set_numa_affinity(device.index)
+        if local_size > 1 and device.type == "cpu" and not environment.get("OMP_NUM_THREADS"):
+            # each process gets its part of the machine's cores, unless the number of threads is set
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(max(1, cores // local_size))
+        if size > 1 and not dist.is_initialized():
+            make_default_group(**self._group_arguments(rank, size, device, store))
+        connected = dist.is_available() and dist.is_initialized()
+        return World(*numbers, device=device, backend=dist.get_backend() if connected else None)
+
+    def rendezvous(self) -> dist.Store:
+        """The store of the processes' rendezvous, from `init_method` or the environment, else from torch_xla."""
+        on_devices = self.init_method is None and not self.cpu and is_requested(os.environ)
+        if on_devices and (found := store_of_devices(self._limit)) is not None:
+            return found
+        store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **self._limit)))
+        assert isinstance(store, dist.Store)
+        return store
+
+    @property
+    def _limit(self) -> dict[str, Any]:
+        """The timeout as an argument of torch's functions, which have defaults of their own."""
+        return {} if self.timeout is None else {"timeout": self.timeout}
+
+    def _group_arguments(
+        self, rank: int, size: int, device: torch.device, store: Callable[[], dist.Store] | None
+    ) -> dict[str, Any]:
+        rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
+        backend = self.backend
+        if backend is None or (backend == "nccl" and device.type != "cuda"):
+            backend = dist.get_default_backend_for_device(device)
+        if self.backend not in {None, backend} and rank == 0:
+            warn_user(
+                f"backend={self.backend!r} was requested, and it connects no {device.type.upper()}s: these {size} processes are "
+                f"connected by {backend!r}. Leave the backend out, or run on GPUs."
+            )
+        # else NCCL takes the device of the global rank's number, and makes a communicator anew for each smaller group
+        bound = {"device_id": device} if device.type == "cuda" and "nccl" in backend else {}
+        return {"backend": backend, "rank": rank, "world_size": size, **self._limit, **rendezvous, **bound}
+
+
+def choose_device(size: int, local_rank: int, environment: Mapping[str, str], *, cpu: bool) -> torch.device:
+    """The device of a process: the CPU if that is requested, else the accelerator of its local rank, else the CPU."""
+    if cpu:
+        return torch.device("cpu")
+    if named := environment.get("ACCELERATE_TORCH_DEVICE"):
+        return torch.device(named)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type == "mps":
+        return torch.device("cpu" if found is None or size > 1 else "mps")
+    # where a scheduler shows each process only its own devices, local rank 3 may see one device
+    return torch.device(found.type, local_rank % torch.accelerator.device_count())
 
 
 @dataclass(eq=False)
@@ -39,13 +117,9 @@ class _WorldState:
 
 @dataclass(eq=False, kw_only=True)
 class SharedState:
-    """
-    A class attribute that is the dictionary which all instances of its class share (Hugging Face's `_shared_state`).
+    """A class attribute: the dictionary which all instances of its class share (Hugging Face's `_shared_state`)."""
 
-    When the world is left, old instances keep what they knew, unless the dictionary is `lasting`: then they are emptied, and
-    go on together with the new ones.
-    """
-
+    # When the world is left, old instances keep what they knew; of a lasting dictionary they are emptied, and go on with the new.
     lasting: bool = False
 
     def __get__(self, instance: object, owner: type) -> dict[str, Any]:
@@ -119,7 +193,7 @@ def use_mesh(mesh: Mesh) -> World:
 
 def along(axis: Axis) -> World:
     """
-    The world of the ranks that differ from this one along an axis of the mesh alone, or along several; `None` for all ranks.
+    The world of the ranks that differ from this one along some axes of the mesh alone; `None` for all ranks.
 
     All processes call it, since the first call for an axis makes its process groups.
     """
@@ -183,12 +257,8 @@ def _leave_behind() -> None:
 
 
 def _next_store(rendezvous: Rendezvous) -> dist.Store:
-    """
-    A store for the next group of this process.
-
-    Every group of a process has a name of its own in one store that stays open: a second group that used the
-    first one's name would read the addresses of connections that are closed.
-    """
+    """The store of this process's next group, which has a name of its own in one store that stays open."""
+    # a second group that used the first one's name would read the addresses of connections that are closed
     if _held.store is None:
         # a store is hosted at the address that all know already, and there can't be another
         joined = dist.is_initialized()
@@ -198,17 +268,7 @@ def _next_store(rendezvous: Rendezvous) -> dist.Store:
 
 
 def _contract() -> tuple[str | None, ...]:
-    """The variables that torchrun gives to each process it starts; where they are set, a launcher has started a worker."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-    )
-    return tuple(os.environ.get(name) for name in names)
+    return tuple(os.environ.get(name) for name in _NAMES)
 
 
 def collectives() -> dict[str, int]:
@@ -227,8 +287,7 @@ def rebuild_groups(name: str) -> int:
     """
     End this process's groups and rebuild the default one; every rank calls it, with the same `name`, used once.
 
-    The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
-    new group. Groups that were made beside the default one are gone; returns how many.
+    Prepared models average their gradients over the new one. Returns how many groups beside the default one are gone.
     """
     others = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
     group_options = _group_options()

@@ -16,8 +16,7 @@ from accelerate_nb.runtime.compat.env_vars import LauncherSettings, parse_flag_f
 from accelerate_nb.runtime.compat.kwargs_handlers import InitProcessGroupKwargs
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.world import registry
-from accelerate_nb.runtime.world.registry import SharedState, current_world
-from accelerate_nb.runtime.world.rendezvous import Rendezvous
+from accelerate_nb.runtime.world.registry import Rendezvous, SharedState, current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.device import is_requested
 
@@ -87,9 +86,8 @@ class ProcessMethods:
         """
         `print` once on each machine.
 
-        On XLA devices, values that are still to be computed are printed in a later step, as they were when this was called;
-        what is printed after them waits behind them. Python's own `print(loss)` would have the step cut in two to know the
-        value at once.
+        On XLA devices, values that are still to be computed are printed in a later step, as they were when this was called, and what
+        is printed after them waits behind them: Python's own `print(loss)` would have the step cut in two to know the value at once.
         """
         prints = self.world.is_local_main
         # where only some ranks print, the others take part in what it needs
@@ -289,8 +287,6 @@ def known(state: PartialState, name: str) -> Any:
     return value
 
 
-# Attributes that an `Accelerator` sets.
-_SET_BY_ACCELERATOR = ("strategy", "dynamo_plugin")
 # Attributes that the strategy answers for, unless they were assigned; `None` where there is no strategy.
 _OF_STRATEGY = (
     *("deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin"),
@@ -339,7 +335,7 @@ class AcceleratorState(PartialState):
             )
         self.__dict__.update(partial.__dict__)
         if first:
-            self.__dict__.update(dict.fromkeys(_SET_BY_ACCELERATOR))
+            self.__dict__.update(strategy=None, dynamo_plugin=None)
         if dynamo_plugin is not None:
             self.dynamo_plugin = dynamo_plugin
         if first or mixed_precision is not None:

@@ -81,34 +81,22 @@ class World:
         """Report the values that still wait for being computed; all processes call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """The environment's numbers of this process, before it has a device or a group."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> RankPlace:
-        """The process's numbers: those of an existing process group, else of torchrun's variables, else the only process."""
-        if dist.is_available() and dist.is_initialized():
-            rank, size = dist.get_rank(), dist.get_world_size()
-        else:
-            rank, size = number_in(environment, "RANK", 0), number_in(environment, "WORLD_SIZE", 1)
-        rank_place = cls(
-            rank=rank,
-            size=size,
-            local_rank=number_in(environment, "LOCAL_RANK", rank),
-            local_size=number_in(environment, "LOCAL_WORLD_SIZE", size),
+def rank_numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Rank, world size, local rank and local world size: an existing group's, else by torchrun's variables, else of one alone."""
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, size = number_in(environment, "RANK", 0), number_in(environment, "WORLD_SIZE", 1)
+    local_rank, local_size = (
+        number_in(environment, "LOCAL_RANK", rank),
+        number_in(environment, "LOCAL_WORLD_SIZE", size),
+    )
+    if not 0 <= rank < size:
+        raise LaunchError(
+            f"RANK={rank} was given with WORLD_SIZE={size}, and ranks count from 0 to {size - 1}. "
+            "Start the processes with a launcher, or correct the two variables."
         )
-        if not 0 <= rank < size:
-            raise LaunchError(
-                f"RANK={rank} was given with WORLD_SIZE={size}, and ranks count from 0 to {size - 1}. "
-                "Start the processes with a launcher, or correct the two variables."
-            )
-        return rank_place
+    return rank, size, local_rank, local_size
 
 
 def make_default_group(**arguments: Any) -> None:
@@ -123,11 +111,9 @@ def make_default_group(**arguments: Any) -> None:
 
 def number_in(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     """The number that a variable holds, or `otherwise` for one that is not set."""
-    text = environment.get(name)
-    if text is None or text == "":
-        return otherwise
+    text = environment.get(name, "")
     try:
-        return int(text)
+        return int(text) if text else otherwise
     except ValueError:
         raise ConfigurationError(
             f"The environment variable {name} should be a whole number, but is {text!r}. Correct or remove it."

@@ -16,13 +16,10 @@ from accelerate_nb.runtime.xla import device as xla
 
 
 class XlaMover(TensorMover):
-    """
-    Tensors on XLA devices, which move when the program runs that they are part of.
+    """Tensors on XLA devices, which move when the program runs that they are part of."""
 
-    Ranks agree over their hosts before anything of it is written, so that calls which don't fit together are an error and no
-    program that waits for ever. Nothing is computed for it. A program has to be the same on all ranks: who a rank is comes
-    into it as data.
-    """
+    # Ranks agree over their hosts before anything of it is written, so that calls which don't fit together are an error and no program
+    # that waits for ever. A program has to be the same on all ranks: who a rank is comes into it as data.
 
     def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         agree(self.world, call)
@@ -48,10 +45,10 @@ class XlaMover(TensorMover):
         return host_mover.send(leaf, source, shape, dtype).to(self.world.device)
 
     def packed(self, value: Any) -> bytes:
+        on_device = [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor) and leaf.device.type == "xla"]
+        brought: list[Tensor] = xla.to_cpu([leaf.detach() for leaf in on_device])  # in one transfer
         file = BytesIO()
-        packer = _XlaPickler(file)
-        packer.bring([leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)])
-        packer.dump(value)
+        _XlaPickler(file, dict(zip(map(id, on_device), brought, strict=True))).dump(value)
         return file.getvalue()
 
     def _rows(self, leaf: Tensor) -> Tensor:
@@ -101,15 +98,9 @@ def mover_through(world: World) -> TensorMover:
 class _XlaPickler(pickle.Pickler):
     """Packs tensors of XLA devices as tensors on the CPU: one rank's device may not be there on another."""
 
-    def __init__(self, file: BytesIO) -> None:
+    def __init__(self, file: BytesIO, brought: dict[int, Tensor]) -> None:
         super().__init__(file)
-        self._brought: dict[int, Tensor] = {}
-
-    def bring(self, tensors: list[Tensor]) -> None:
-        """Bring several tensors from the device at once."""
-        on_device = [tensor for tensor in tensors if tensor.device.type == "xla"]
-        brought: list[Tensor] = xla.to_cpu([item.detach() for item in on_device])
-        self._brought.update((id(item), copy) for item, copy in zip(on_device, brought, strict=True))
+        self._brought = brought
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor) or obj.device.type != "xla":

@@ -118,15 +118,12 @@ def pod_interface() -> str:
 
 
 def sync() -> None:
-    """
-    Have the device compute its pending work; returns before it has, in the same order on all ranks.
-
-    Random numbers go on as if there had been no sync, so that what is drawn does not depend on how often there is one.
-    """
+    """Have the device compute its pending work; returns before it has, in the same order on all ranks."""
     import torch_xla
 
     for call in list(_hooks.calls):
         call()
+    # random numbers go on as if there had been no sync: what is drawn does not depend on how often there is one
     state = machine.random_state()
     torch_xla.sync()
     machine.set_random_state(state)
@@ -178,13 +175,10 @@ def number_of(tensor: Tensor) -> int:
 
 
 def as_data(tensor: Tensor, device: torch.device) -> Tensor:
-    """
-    A copy of a tensor on the device that is an input of the program, whatever its numbers are.
-
-    `to` writes a single 0 or 1 into the program instead, which then differs between ranks where the number does.
-    """
+    """A copy of a tensor on the device that is an input of the program, whatever its numbers are."""
     import torch_xla.core.xla_model as model
 
+    # `to` writes a single 0 or 1 into the program, which then differs between ranks where the number does
     (sent,) = model.send_cpu_data_to_device([tensor], device)
     return sent  # type: ignore[no-any-return]  # a list of what it was given
 
@@ -197,11 +191,7 @@ def to_cpu(data: Any) -> Any:
 
 
 def memory() -> dict[str, int]:
-    """
-    The total and the used bytes of the device's memory, under torch_xla's names.
-
-    "bytes_used", "bytes_limit" and, where the device says it, "peak_bytes_used"; empty where it says nothing, as a CPU.
-    """
+    """Bytes of the device's memory: "bytes_used", "bytes_limit" and perhaps "peak_bytes_used"; empty where a device says nothing."""
     import torch_xla.core.xla_model as model
 
     try:
@@ -220,11 +210,7 @@ def wait() -> None:
 
 @contextmanager
 def traced(folder: str) -> Iterator[None]:
-    """
-    A block whose work on this process's devices is written to a folder for TensorBoard's profile plugin.
-
-    Nothing where no device is awake: there is nothing to see.
-    """
+    """A block whose work on this process's awake devices is written to a folder for TensorBoard's profile plugin."""
     if not machine.is_awake():
         yield
         return

@@ -18,16 +18,11 @@ Together = Callable[[Sequence[Tensor]], None]
 
 
 class AveragedModel:
-    """
-    A model of which every rank has a copy, and whose gradients are averaged by `average`.
+    """A model of which every rank has a copy, and whose gradients are averaged by `average`."""
 
-    A device's work must be the same on all ranks, also where a weight was used on some of them only. Which weights
-    get gradients is agreed on in the first step; from then on those of them that got none enter as zeros, as with
-    `DistributedDataParallel`. With `finds_unused` it is agreed on again in every step.
-
-    Buffers that the model has changed, such as the running means of batches, get the first rank's values by `share` whenever
-    gradients are averaged; `DistributedDataParallel` gives them at the beginning of the next forward.
-    """
+    # A device's work must be the same on all ranks, also where a weight was used on some of them only. Which weights get gradients is
+    # agreed on in the first step, or with `finds_unused` in every one; those of them that got none enter as zeros, as with DDP. Buffers
+    # that the model has changed get the first rank's values by `share` whenever gradients are averaged; DDP's at the next forward.
 
     def __init__(
         self,

@@ -48,14 +48,11 @@ class MpDeviceLoaderWrapper:
 
 
 def sent(batch: Any, device: Any) -> Any:
-    """
-    The batch on an XLA device, its tensors in one transfer; any thread may call it.
-
-    `to` leaves the transfer to the first operation that uses a tensor, in the middle of the loop's step, and writes single
-    numbers into the program, which is then compiled for each of them.
-    """
+    """The batch on an XLA device, its tensors in one transfer; any thread may call it."""
     import torch_xla.core.xla_model as model
 
+    # `to` leaves the transfer to the first operation that uses a tensor, in the middle of the loop's step, and writes single numbers
+    # into the program, which is then compiled for each of them
     leaves = leaves_of(batch, records=True)
     known = [leaf for leaf in leaves if _is_known(leaf)]
     if known:

@@ -15,8 +15,7 @@ import accelerate_nb.utils.operations as operations
 from accelerate_nb.runtime.operations import call_check
 from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, agree, exchange_of
 from accelerate_nb.runtime.operations.transfer import TensorMover
-from accelerate_nb.runtime.world.registry import current_world, forget
-from accelerate_nb.runtime.world.rendezvous import Rendezvous
+from accelerate_nb.runtime.world.registry import Rendezvous, current_world, forget
 from accelerate_nb.runtime.xla.world import XlaWorld
 from tests.ranks import TWO_OR_THREE, run_on_ranks
 

@@ -19,10 +19,10 @@ from accelerate_nb import (
     ParallelismConfig,
 )
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import Mesh
-from accelerate_nb.runtime.world.registry import collectives, current_world, forget, is_joined, rebuild_groups
-from accelerate_nb.runtime.world.rendezvous import Rendezvous, choose_device
-from accelerate_nb.runtime.world.world import RankPlace, World
+from accelerate_nb.runtime.world.registry import Rendezvous, choose_device, current_world, forget, is_joined
+from accelerate_nb.runtime.world.world import World, rank_numbers
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 
@@ -104,8 +104,8 @@ def test_a_child_shares_the_world_unless_it_was_launched_as_a_worker() -> None:
 
 def test_a_place_is_read_from_torchruns_variables() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert RankPlace.read(environment) == RankPlace(5, 8, 1, 4)
-    assert RankPlace.read({}) == RankPlace(0, 1, 0, 1)
+    assert rank_numbers(environment) == (5, 8, 1, 4)
+    assert rank_numbers({}) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -117,31 +117,28 @@ def test_a_place_is_read_from_torchruns_variables() -> None:
 )
 def test_a_place_that_cannot_be_is_an_error(environment: dict[str, str], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        RankPlace.read(environment)
+        rank_numbers(environment)
 
 
 def test_a_device_can_be_named() -> None:
-    assert choose_device(RankPlace(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
-    assert choose_device(RankPlace(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
+    assert choose_device(1, 0, {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
+    assert choose_device(1, 0, {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("requested", "count"), [({"backend": "nccl"}, 1), ({"backend": "gloo"}, 0), ({}, 0)])
 def test_a_backend_that_was_named_and_is_replaced_is_warned_of(requested: dict[str, str], count: int) -> None:
     handler = copy.deepcopy(InitProcessGroupKwargs(timeout=timedelta(seconds=9), **requested))  # type: ignore[arg-type]
-    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        arguments = Rendezvous(**handler.requested())._group_arguments(place, torch.device("cpu"), None)
+        arguments = Rendezvous(**handler.requested())._group_arguments(0, 2, torch.device("cpu"), None)
     assert arguments["backend"] == "gloo"
     assert len(caught) == count
     assert all("backend='nccl' was requested" in str(item.message) for item in caught)
 
 
 def test_nccl_is_given_the_device_of_the_rank_and_other_backends_are_not() -> None:
-    place = RankPlace(rank=3, size=4, local_rank=1, local_size=2)
-
     def device_id(device: str, backend: str | None = None) -> object:
-        return Rendezvous(backend=backend)._group_arguments(place, torch.device(device), None).get("device_id")
+        return Rendezvous(backend=backend)._group_arguments(3, 4, torch.device(device), None).get("device_id")
 
     assert device_id("cuda:1") == device_id("cuda:1", "cpu:gloo,cuda:nccl") == torch.device("cuda", 1)
     assert device_id("cuda:1", "gloo") is device_id("cpu") is None
@@ -203,7 +200,7 @@ def trains_on(kwargs):
     rank, group = accelerator.process_index, dist.group.WORLD
     before = gradient(model, rank)
     for number in range(3):
-        rebuild_groups(f"{number}")
+        registry.rebuild_groups(f"{number}")
         assert dist.group.WORLD is not group
         after = gradient(model, rank)
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
@@ -224,11 +221,11 @@ def test_gradients_that_are_packed_for_the_way_still_are():
 
 def counts():
     Accelerator(cpu=True)
-    before = collectives()
+    before = registry.collectives()
     dist.all_reduce(torch.ones(1))
-    after = collectives()
+    after = registry.collectives()
     dist.destroy_process_group()
-    return [after[name] - before[name] for name in before], collectives()
+    return [after[name] - before[name] for name in before], registry.collectives()
 
 
 def test_collectives_are_counted_by_group():
@@ -240,7 +237,7 @@ def begins_again():
     accelerator = Accelerator(cpu=True)
     if accelerator.process_index == 1:
         dist.destroy_process_group()
-    rebuild_groups("1")
+    registry.rebuild_groups("1")
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()
