@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from accelerate_nb.errors import StateError
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.events.event_types import MeshCoordinates, PrecisionChoice
 from accelerate_nb.rank.event_sink import emit, outlet
-from accelerate_nb.runtime.accelerator import arguments
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.prepare import PrepareMethods
 from accelerate_nb.runtime.accelerator.tracking import TrackingMethods
@@ -40,11 +39,13 @@ from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
+from accelerate_nb.runtime.precision.base import precision_name
+from accelerate_nb.runtime.precision.registry import PrecisionOptions, Recipe, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.deepspeed.plugin import DeepSpeedPlugin, choose_plugins
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
-from accelerate_nb.runtime.strategies.registry import choose_strategy
+from accelerate_nb.runtime.strategies.registry import StrategyRequest, choose_strategy
 from accelerate_nb.runtime.trackers.base import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -57,6 +58,16 @@ from accelerate_nb.runtime.world.mesh import DATA_AXES, Axis
 from accelerate_nb.runtime.world.state import AcceleratorState, join
 
 T = TypeVar("T")
+H = TypeVar("H", bound=KwargsHandler)
+
+_HANDLERS = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+    *get_args(Recipe),
+)
 
 
 class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
@@ -99,25 +110,24 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         strategy: Strategy | type[Strategy] | str | None = None,
     ) -> None:
         launcher = LauncherSettings.read(os.environ)
-        handlers = arguments.handlers_by_class(kwargs_handlers or [])
-        self.autocast_handler = arguments.handler_of(handlers, AutocastKwargs)
-        self.ddp_handler = arguments.handler_of(handlers, DistributedDataParallelKwargs)
-        self.scaler_handler = arguments.handler_of(handlers, GradScalerKwargs)
-        self.init_handler = arguments.handler_of(handlers, InitProcessGroupKwargs)
-        self.profile_handler = arguments.handler_of(handlers, ProfileKwargs)
+        handlers = handlers_by_class(kwargs_handlers or [])
+        self.autocast_handler = handler_of(handlers, AutocastKwargs)
+        self.ddp_handler = handler_of(handlers, DistributedDataParallelKwargs)
+        self.scaler_handler = handler_of(handlers, GradScalerKwargs)
+        self.init_handler = handler_of(handlers, InitProcessGroupKwargs)
+        self.profile_handler = handler_of(handlers, ProfileKwargs)
         self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
         plugins = (parallelism_config, torch_tp_plugin, fsdp_plugin, megatron_lm_plugin)
-        request = arguments.resolve_training(launcher, handlers, mixed_precision, strategy, *plugins)
-        accumulation = arguments.resolve_accumulation(
-            gradient_accumulation_plugin, gradient_accumulation_steps, launcher
-        )
-        self.dataloader_config = arguments.resolve_loaders(dataloader_config, split_batches)
-        self.project_configuration = arguments.resolve_project(project_config, project_dir)
-        self._join(cpu or launcher.cpu, request.precision)
-        deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, request.launches_deepspeed)
+        precision, options, spread = resolve_training(launcher, handlers, mixed_precision, strategy, *plugins)
+        accumulation = resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, launcher)
+        self.dataloader_config = resolve_loaders(dataloader_config, split_batches)
+        self.project_configuration = resolve_project(project_config, project_dir)
+        self._join(cpu or launcher.cpu, precision)
+        launches_deepspeed = launcher.use_deepspeed and strategy is None
+        deepspeed = choose_plugins(deepspeed_plugin, deepspeed_plugins, self.state, launches_deepspeed)
         # not before what may be refused: all instances share it
         self.gradient_state = GradientState(accumulation)
-        self._spread(replace(request, strategy=replace(request.strategy, deepspeed=deepspeed)))
+        self._spread(precision, options, replace(spread, deepspeed=deepspeed))
         self.bundle = PreparedObjects()
         self._generation = registry.generation()
         self._saver = Saver(self._world)
@@ -142,15 +152,15 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
             # as Accelerate does: float32 products on tensor cores, with 10 bits of mantissa
             torch.backends.cuda.matmul.allow_tf32 = True
 
-    def _spread(self, request: arguments.TrainingRequest) -> None:
+    def _spread(self, precision: str, options: PrecisionOptions, request: StrategyRequest) -> None:
         """Choose the strategy and, in it, the precision; the state and the panel hear of both."""
-        self.strategy = choose_strategy(self._world, request.strategy)
+        self.strategy = choose_strategy(self._world, request)
         self.state.strategy, self._world = self.strategy, self.strategy.world
         coordinates = dict(self._world.mesh.coordinates(self._world.rank))
         if len(coordinates) > 1 or not set(coordinates) <= set(DATA_AXES):  # in other meshes the rank says it all
             emit(MeshCoordinates(self._world.rank, coordinates, time.time()))
-        self.precision = self.strategy.choose_precision(request.precision, request.precision_options)
-        self._fp8_recipe = request.precision_options.recipe
+        self.precision = self.strategy.choose_precision(precision, options)
+        self._fp8_recipe = options.recipe
         self.state.set_precision(self.precision.name)
         emit(PrecisionChoice(self._world.rank, self.precision.name, time.time()))
 
@@ -238,17 +248,93 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
         return stays(self)
 
 
+def resolve_training(
+    launcher: LauncherSettings,
+    handlers: Mapping[type, KwargsHandler],
+    mixed_precision: Any,
+    strategy: Any,
+    parallelism: ParallelismConfig | None,
+    tensor_parallel: TorchTensorParallelPlugin | None,
+    fsdp: FullyShardedDataParallelPlugin | None,
+    megatron: MegatronLMPlugin | None,
+) -> tuple[str, PrecisionOptions, StrategyRequest]:
+    """The precision that these arguments, or else the launcher, request, its options, and how the training is spread."""
+    precision = precision_name(launcher.mixed_precision if mixed_precision is None else mixed_precision)
+    recipe = choose_recipe(precision, handlers.values(), launcher.fp8_package)
+    if parallelism is None and tensor_parallel is not None:
+        parallelism = ParallelismConfig(tp_size=tensor_parallel.tp_size)
+    elif parallelism is None and launcher.use_parallelism:
+        parallelism = ParallelismConfig()
+    if fsdp is None and launcher.use_fsdp and strategy is None:
+        fsdp = FullyShardedDataParallelPlugin()
+    if megatron is None and launcher.use_megatron_lm and strategy in (None, "megatron"):
+        megatron = MegatronLMPlugin()
+    options = PrecisionOptions(handler_of(handlers, AutocastKwargs), handler_of(handlers, GradScalerKwargs), recipe)
+    ddp = handler_of(handlers, DistributedDataParallelKwargs)
+    return precision, options, StrategyRequest(strategy, parallelism, ddp, fsdp, megatron=megatron)
+
+
+def handlers_by_class(handlers: Sequence[Any]) -> dict[type, KwargsHandler]:
+    """The handlers that were given, by their classes; an error names one that is not known, or is there twice."""
+    found: dict[type, KwargsHandler] = {}
+    for handler in handlers:
+        if not isinstance(handler, KwargsHandler):
+            known = ", ".join(item.__name__ for item in _HANDLERS)
+            raise ConfigurationError(f"Unsupported kwargs handler passed: {handler!r}. Known ones are {known}.")
+        if type(handler) in found:
+            raise ConfigurationError(f"You can only pass one {type(handler).__name__} in `kwargs_handlers`.")
+        if not isinstance(handler, _HANDLERS):
+            raise NotYetError(f"A {type(handler).__name__} in kwargs_handlers is not offered here yet. Leave it out.")
+        found[type(handler)] = handler
+    return found
+
+
+def handler_of(handlers: Mapping[type, KwargsHandler], handler_type: type[H]) -> H | None:
+    """The handler of a class, or of one below it."""
+    return next((handler for handler in handlers.values() if isinstance(handler, handler_type)), None)
+
+
+def resolve_accumulation(
+    plugin: GradientAccumulationPlugin | None, steps: int, launcher: LauncherSettings
+) -> GradientAccumulationPlugin:
+    """The accumulation of gradients: that of the plugin, else the launcher's number of steps, else `steps`."""
+    if plugin is None:
+        return GradientAccumulationPlugin(
+            num_steps=steps if launcher.accumulation_steps is None else launcher.accumulation_steps
+        )
+    if steps != 1:
+        raise ConfigurationError(
+            "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`. "
+            f"Both were given: {steps} and {plugin}."
+        )
+    return plugin
+
+
+def resolve_loaders(
+    configuration: DataLoaderConfiguration | None, split_batches: bool | None
+) -> DataLoaderConfiguration:
+    """The configuration of loaders, with `split_batches` where that was given beside it."""
+    found = configuration or DataLoaderConfiguration()
+    return found if split_batches is None else replace(found, split_batches=split_batches)
+
+
+def resolve_project(
+    configuration: ProjectConfiguration | None, folder: str | os.PathLike[str] | None
+) -> ProjectConfiguration:
+    """The configuration of the project, which gets `folder` where it has none."""
+    found = configuration or ProjectConfiguration()
+    if folder is not None and found.project_dir is None:
+        found.set_directories(os.fspath(folder))
+    return found
+
+
 # It holds nothing alive.
 _objects: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def stays(item: object) -> tuple[Any, ...]:
-    """
-    The return value of `__reduce__` for an object of this process, which loads as that object, and in other processes not at all.
-
-    Raises `StateError` at once while something is pickled for another process: the arguments of a launched function, of a
-    `multiprocessing.Process`, of a loader's workers.
-    """
+    """The `__reduce__` of an object of this process, which loads as that object, and in other processes not at all (`StateError`)."""
+    # at once while something is pickled for another process: arguments of a launched function, of a `Process`, of a loader's workers
     if get_spawning_popen() is not None:
         _refuse(type(item).__name__)
     name = uuid4().hex

@@ -10,29 +10,18 @@ from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.step_hold import current_step_hold
+from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.checkpoints import folders
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
 from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.checkpoints.weights import complete, save_model_files
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite
-from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
 from accelerate_nb.runtime.compat.save import save
-from accelerate_nb.runtime.precision.base import Precision
-from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.training.accumulation import GradientState
-from accelerate_nb.runtime.training.prepared import PreparedObjects
-from accelerate_nb.runtime.world.state import ProcessMethods
 
 
-class CheckpointMethods(ProcessMethods):
+class CheckpointMethods(StepMethods):
     """The methods of an `Accelerator` that save and load files."""
 
-    bundle: PreparedObjects
-    gradient_state: GradientState
-    precision: Precision
-    project_configuration: ProjectConfiguration
-    step: int
-    strategy: Strategy
     _saver: Saver
     _save_model_state_pre_hook: OrderedDict[int, Callable[..., None]]
     _load_model_state_pre_hook: OrderedDict[int, Callable[..., None]]

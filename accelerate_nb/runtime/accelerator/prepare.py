@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
+from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from accelerate_nb.runtime.data.prepared_loader import cut_for_group, skip_first_batches
@@ -27,7 +27,7 @@ from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.user_warnings import warn_user
 
 
-class PrepareMethods(AcceleratorProperties):
+class PrepareMethods(StepMethods):
     """The methods of an `Accelerator` that prepare objects, and take them back."""
 
     compiling: TorchDynamoPlugin

@@ -11,14 +11,14 @@ import torch
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.event_sink import log_call
 from accelerate_nb.rank.step_hold import Knob, current_step_hold
+from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import NullTracker, PanelTracker, plain
 from accelerate_nb.runtime.trackers.registry import made
-from accelerate_nb.runtime.world.state import ProcessMethods
 from accelerate_nb.user_warnings import warn_user
 
 
-class TrackingMethods(ProcessMethods):
+class TrackingMethods(StepMethods):
     """The methods of an `Accelerator` that log, track and print."""
 
     log_with: list[Any]
@@ -27,11 +27,6 @@ class TrackingMethods(ProcessMethods):
     trackers: list[Any]
     _ended_trackers: tuple[Any, ...] = ()
     _has_warned_of_trackers: bool = False
-
-    @property
-    def logging_dir(self) -> str | None:
-        """The folder of the project's logs."""
-        raise NotImplementedError
 
     def init_trackers(
         self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Mapping[str, Any] | None = None
