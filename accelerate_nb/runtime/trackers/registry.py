@@ -25,26 +25,6 @@ LoggingDir: TypeAlias = str | os.PathLike[str] | None
 class TrackerRegistry(dict[str, type[Any]]):
     """Tracker classes by the names that `log_with` takes."""
 
-    def take_in(self, tracker_class: Any) -> None:
-        """Make a class known by its `name`; one of the same name is replaced, with a warning."""
-        if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-            raise ConfigurationError(
-                f"{tracker_class!r} can't be a tracker: it is no subclass of `GeneralTracker`. Derive the class from it."
-            )
-        name = getattr(tracker_class, "name", None)
-        if not name:
-            raise ConfigurationError(
-                f"{tracker_class.__name__} has no `name`. Define one in the class: `log_with` takes it."
-            )
-        if not hasattr(tracker_class, "requires_logging_directory"):
-            raise ConfigurationError(
-                f"{tracker_class.__name__} has no `requires_logging_directory`. Define it in the class: true if it is to be "
-                "given the folder for logs after the project's name, false otherwise."
-            )
-        if name in self:
-            warn_user(f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.")
-        self[name] = tracker_class
-
 
 # In the order in which "all" takes them. Public, and added to: Hugging Face's contract for trackers of one's own.
 LOGGER_TYPE_TO_CLASS = TrackerRegistry(
@@ -63,14 +43,30 @@ LOGGER_TYPE_TO_CLASS = TrackerRegistry(
 )
 
 
-def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+def register_tracker_class(tracker_class: Any) -> None:
     """
     Let `log_with` know a class of one's own by its `name`, in this process and before the `Accelerator` is made.
 
-    The class is called with the project's name, then with the folder for logs if it `requires_logging_directory`, then with
-    its part of `init_kwargs`. In a function that is launched, call this inside the function.
+    The class is called with the project's name, then with the folder for logs if it `requires_logging_directory`, then with its part
+    of `init_kwargs`. One of the same name is replaced, with a warning. In a function that is launched, call this inside the function.
     """
-    LOGGER_TYPE_TO_CLASS.take_in(tracker_class)
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+        raise ConfigurationError(
+            f"{tracker_class!r} can't be a tracker: it is no subclass of `GeneralTracker`. Derive the class from it."
+        )
+    name = getattr(tracker_class, "name", None)
+    if not name:
+        raise ConfigurationError(
+            f"{tracker_class.__name__} has no `name`. Define one in the class: `log_with` takes it."
+        )
+    if not hasattr(tracker_class, "requires_logging_directory"):
+        raise ConfigurationError(
+            f"{tracker_class.__name__} has no `requires_logging_directory`. Define it in the class: true if it is to be "
+            "given the folder for logs after the project's name, false otherwise."
+        )
+    if (former := LOGGER_TYPE_TO_CLASS.get(name)) is not None:
+        warn_user(f"{tracker_class.__name__} replaces {former.__name__} as the tracker {name!r}.")
+    LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
 def get_available_trackers() -> list[LoggerType]:
