@@ -10,10 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from accelerate_nb.config.options.parallelism import DEGREES
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.mesh import AXES, Mesh
 
-# The order of the mesh's axes: neighbours on the last one have the fastest connection.
-_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
 
@@ -57,11 +55,9 @@ class TorchContextParallelConfig:
     cuts_batches: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.cp_comm_strategy is None:
-            self.cp_comm_strategy = DEGREES.read("cp_comm_strategy", os.environ)
-        if self.attention is None:
-            self.attention = DEGREES.read("cp_attention", os.environ)
         for name, key in {"cp_comm_strategy": "cp_comm_strategy", "attention": "cp_attention"}.items():
+            if getattr(self, name) is None:
+                setattr(self, name, DEGREES.read(key, os.environ))
             known = DEGREES.choices(key)
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"Invalid {name}: {getattr(self, name)}. Known ones are {', '.join(known)}.")
@@ -174,10 +170,10 @@ class ParallelismConfig:
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in (*(f"{axis}_size" for axis in _AXES), "cp_backend", "sp_backend"):
+        for name in (*(f"{axis}_size" for axis in AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, DEGREES.read(name, os.environ))
-        for axis in _AXES:
+        for axis in AXES:
             if self._size(axis) < 1:
                 raise ConfigurationError(
                     f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
@@ -196,12 +192,19 @@ class ParallelismConfig:
                 f"dp_replicate_size={self.dp_replicate_size} was requested with tp_size={self.tp_size} and "
                 f"cp_size={self.cp_size}, but copies of a split model have to be sharded too. Set dp_shard_size above 1."
             )
-        self._fill_handlers()
+        handlers: dict[str, Any] = {
+            "tp": TorchTensorParallelConfig,
+            "pp": TorchPipelineParallelConfig,
+            "cp": TorchContextParallelConfig,
+            "sp": DeepSpeedSequenceParallelConfig,
+        }
+        for axis in self._used(*handlers):
+            setattr(self, f"{axis}_handler", getattr(self, f"{axis}_handler") or handlers[axis]())
 
     @property
     def mesh(self) -> Mesh:
         """The same degrees as the mesh of a training."""
-        return Mesh(**{axis: self._size(axis) for axis in _AXES})
+        return Mesh(**{axis: self._size(axis) for axis in AXES})
 
     @property
     def dp_replicate_enabled(self) -> bool:
@@ -312,7 +315,7 @@ class ParallelismConfig:
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The names and sizes of the mesh's axes, those in use (Hugging Face's name, which others read)."""
-        used = self._used(*_AXES)
+        used = self._used(*AXES)
         return tuple(used), tuple(map(self._size, used))
 
     def _size(self, axis: str) -> int:
@@ -321,13 +324,3 @@ class ParallelismConfig:
 
     def _used(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self._size(axis) > 1]
-
-    def _fill_handlers(self) -> None:
-        if self.tp_enabled:
-            self.tp_handler = self.tp_handler or TorchTensorParallelConfig()
-        if self.pp_enabled:
-            self.pp_handler = self.pp_handler or TorchPipelineParallelConfig()
-        if self.cp_enabled:
-            self.cp_handler = self.cp_handler or TorchContextParallelConfig()
-        if self.sp_enabled:
-            self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()

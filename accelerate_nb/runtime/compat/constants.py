@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import nn
 
 STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -40,29 +40,9 @@ TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 
 # The names of `torch.distributed.run`'s settings.
 TORCH_LAUNCH_PARAMS = [
-    "nnodes",
-    "nproc_per_node",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "standalone",
-    "max_restarts",
-    "monitor_interval",
-    "start_method",
-    "role",
-    "module",
-    "m",
-    "no_python",
-    "run_path",
-    "log_dir",
-    "r",
-    "redirects",
-    "t",
-    "tee",
-    "node_rank",
-    "master_addr",
-    "master_port",
+    *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
+    *("max_restarts", "monitor_interval", "start_method", "role", "module", "m", "no_python", "run_path"),
+    *("log_dir", "r", "redirects", "t", "tee", "node_rank", "master_addr", "master_port"),
 ]
 
 # The names of `DistributedType` whose processes are connected by `torch.distributed`.
@@ -73,11 +53,6 @@ TORCH_DISTRIBUTED_OPERATION_TYPES = [
 ]
 
 SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
-    torch.nn.Conv1d,
-    torch.nn.Conv2d,
-    torch.nn.Conv3d,
-    torch.nn.ConvTranspose1d,
-    torch.nn.ConvTranspose2d,
-    torch.nn.ConvTranspose3d,
-    torch.nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    nn.Linear,
 )

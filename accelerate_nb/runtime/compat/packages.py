@@ -225,16 +225,8 @@ def is_habana_gaudi1() -> bool:
 
 def get_current_device_type() -> tuple[str, str]:
     """Torch's name for the accelerators of this machine, and the name of a run on several of them; no device is woken."""
-    others = {
-        "mlu": is_mlu_available,
-        "sdaa": is_sdaa_available,
-        "musa": is_musa_available,
-        "npu": is_npu_available,
-        "hpu": is_hpu_available,
-        "xpu": is_xpu_available,
-        "neuron": is_neuron_available,
-    }
-    found = next((device for device, is_available in others.items() if is_available()), "cuda")
+    others = ("mlu", "sdaa", "musa", "npu", "hpu", "xpu", "neuron")
+    found = next((device for device in others if _can_use(device)), "cuda")
     return found, DistributedType.of(2, found).value
 
 

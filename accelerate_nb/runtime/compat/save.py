@@ -20,11 +20,7 @@ from accelerate_nb.runtime.world.state import PartialState
 
 # What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
 TORCH_SAFE_GLOBALS: list[Any] = [
-    np.empty(0).__reduce__()[0],
-    np.ndarray,
-    codecs.encode,
-    np.dtype,
-    np.dtypes.UInt32DType,
+    *(np.empty(0).__reduce__()[0], np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType)
 ]
 _also_harmless = SharedSetting(
     lambda: torch.serialization.safe_globals([item for item in TORCH_SAFE_GLOBALS if item not in numpy_state()])

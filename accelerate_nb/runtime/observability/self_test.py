@@ -1,6 +1,6 @@
 """The worker's part of the self-test: it tries each thing that training needs, and compares with the expected result."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -154,8 +154,9 @@ def training(accelerator: Accelerator) -> str:
     tolerance = _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2)
     difference = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, expected_losses, strict=True))
     if difference > tolerance:
+        here, alone = (", ".join(f"{loss:.4f}" for loss in losses) for losses in (spread, expected_losses))
         raise StateError(
-            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(expected_losses)}. "
+            f"The losses should be those of one process to {tolerance:g}, but {here} stand against {alone}. "
             "Try mixed_precision='no' and one process to find what makes the difference."
         )
     if accelerator.num_processes == 1:
@@ -213,7 +214,3 @@ def _from_all(accelerator: Accelerator, value: T) -> list[T]:
 
 def _processes(accelerator: Accelerator) -> str:
     return f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
-
-
-def _short(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:.4f}" for number in numbers)

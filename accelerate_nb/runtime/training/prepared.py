@@ -1,6 +1,5 @@
 """The objects that one `Accelerator` has prepared."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +22,11 @@ class PreparedObjects:
 
 def add(entries: list[Any], prepared: Any, prepared_for: str = "") -> Any:
     """Keep an object once, and mark it as prepared."""
-    if not holds(entries, prepared):
+    if all(entry is not prepared for entry in entries):  # a user's class may define equality as it likes
         entries.append(prepared)
     prepared._is_accelerate_prepared = True
     prepared._is_prepared_for = prepared_for
     return prepared
-
-
-def holds(entries: Iterable[Any], item: Any) -> bool:
-    """Whether it is this very object: a user's class may define equality as it likes."""
-    return any(entry is item for entry in entries)
 
 
 def is_prepared(item: Any, prepared_for: str | None = None) -> bool:
