@@ -18,7 +18,7 @@ from accelerate_nb.tracking import (
 from accelerate_nb.utils import LoggerType
 from tests.peers import under_both
 from tests.ranks import run_on_ranks
-from tests.runtime.trackers.script import needs
+from tests.runtime.trackers.test_packages import needs
 
 
 class Own(GeneralTracker):
