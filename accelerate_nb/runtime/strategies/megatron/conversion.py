@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList, functional
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, StateError
+from accelerate_nb.runtime.strategies.megatron.train_steps import build_part, stages
 from accelerate_nb.runtime.training.unwrap import bare
 
 
@@ -353,7 +354,7 @@ def megatron_from_transformers(
         }
     )
     parts = stages(
-        lambda is_first, is_last, vp_stage=None: part(
+        lambda is_first, is_last, vp_stage=None: build_part(
             architecture.arguments, words, described, layer_spec, is_first, is_last, vp_stage
         ),
         described.virtual_pipeline_model_parallel_size,
@@ -414,52 +415,3 @@ def _check_installed() -> None:
         raise MissingExtraError(
             "A model was to be converted for Megatron, and megatron-core is not installed: pip install 'accelerate-nb[megatron]'"
         )
-
-
-def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
-    """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
-    from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
-
-    is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    if count is None:
-        return [provider(is_first, is_last)]
-    return [
-        provider(
-            is_first and is_vp_first_stage(stage, count), is_last and is_vp_last_stage(stage, count), vp_stage=stage
-        )
-        for stage in range(count)
-    ]
-
-
-def part(
-    arguments: Mapping[str, Any],
-    words: int,
-    config: Any,
-    layer_spec: Any,
-    is_first: bool,
-    is_last: bool,
-    vp_stage: int | None,
-) -> Module:
-    """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-
-    if layer_spec is None:
-        cut = {"sequence_parallel": config.sequence_parallel, "context_parallel_size": config.context_parallel_size > 1}
-        if names := [name for name, is_cut in cut.items() if is_cut]:
-            raise ConfigurationError(
-                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Pass layer_spec with "
-                "those of Transformer Engine, get_gpt_layer_with_transformer_engine_spec(...), to Accelerate's engine "
-                "other_megatron_args={'transformer_impl': 'transformer_engine'}, or leave it out."
-            )
-        layer_spec = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
-    return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
-        config=config,
-        transformer_layer_spec=layer_spec,
-        vocab_size=words,
-        pre_process=is_first,
-        post_process=is_last,
-        vp_stage=vp_stage,
-        **arguments,
-    )

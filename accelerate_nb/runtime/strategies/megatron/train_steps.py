@@ -14,7 +14,6 @@ from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.runtime.operations.nested import send_to_device, tensors_of, with_leaves
-from accelerate_nb.runtime.strategies.megatron.conversion import part, stages
 from accelerate_nb.runtime.world.registry import at_world_exit
 
 # What steps, models and schedules read where neither the plugin nor the model says it.
@@ -58,18 +57,20 @@ _NOT_FIELDS = frozenset(
 )
 
 
-# The arguments of this process's training, as functions of Megatron-LM's scripts ask for them.
-_CURRENT: list[Namespace] = []
+class _Current:
+    """The arguments of this process's training, as functions of Megatron-LM's scripts ask for them."""
+
+    arguments: Namespace | None = None
 
 
 def get_args() -> Namespace:
     """The arguments of the training; `StateError` before a model was prepared."""
-    if not _CURRENT:
+    if _Current.arguments is None:
         raise StateError(
             "The arguments of Megatron-LM were asked for before there are any. Give accelerator.prepare(...) a model of transformers "
             "with a MegatronLMPlugin first."
         )
-    return _CURRENT[-1]
+    return _Current.arguments
 
 
 def initialize(
@@ -106,9 +107,9 @@ def initialize(
             )
         parts = arguments.num_layers // (mesh.pp * layers)
         arguments.virtual_pipeline_model_parallel_size = parts if parts > 1 else None
-    _CURRENT[:] = [arguments]
+    _Current.arguments = arguments
     # the training is over
-    at_world_exit(_CURRENT.clear)
+    at_world_exit(lambda: setattr(_Current, "arguments", None))
 
 
 def finish_mpu_init() -> None:
@@ -117,6 +118,55 @@ def finish_mpu_init() -> None:
 
 
 # The model
+
+
+def stages(provider: Callable[..., Module], count: int | None) -> list[Module]:
+    """The parts of a model on this process, `count` where stages are interleaved: `provider(is_first, is_last)`, with `vp_stage=` then."""
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
+
+    is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    if count is None:
+        return [provider(is_first, is_last)]
+    return [
+        provider(
+            is_first and is_vp_first_stage(stage, count), is_last and is_vp_last_stage(stage, count), vp_stage=stage
+        )
+        for stage in range(count)
+    ]
+
+
+def build_part(
+    arguments: Mapping[str, Any],
+    words: int,
+    config: Any,
+    layer_spec: Any,
+    is_first: bool,
+    is_last: bool,
+    vp_stage: int | None,
+) -> Module:
+    """A part of a `GPTModel`, of megatron-core's own layers without a `layer_spec`."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    if layer_spec is None:
+        cut = {"sequence_parallel": config.sequence_parallel, "context_parallel_size": config.context_parallel_size > 1}
+        if names := [name for name, is_cut in cut.items() if is_cut]:
+            raise ConfigurationError(
+                f"{' and '.join(names)} was requested with megatron-core's own layers, which compute whole sequences. Pass layer_spec with "
+                "those of Transformer Engine, get_gpt_layer_with_transformer_engine_spec(...), to Accelerate's engine "
+                "other_megatron_args={'transformer_impl': 'transformer_engine'}, or leave it out."
+            )
+        layer_spec = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
+    return GPTModel(  # type: ignore[no-any-return]  # a module of a package without types
+        config=config,
+        transformer_layer_spec=layer_spec,
+        vocab_size=words,
+        pre_process=is_first,
+        post_process=is_last,
+        vp_stage=vp_stage,
+        **arguments,
+    )
 
 
 def model_provider_func(
@@ -144,7 +194,7 @@ def model_provider_func(
     if args.transformer_impl == "transformer_engine":
         layers = get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts)
     arguments = {name: getattr(args, name, value) for name, value in args.architecture.arguments.items()}
-    return part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
+    return build_part(arguments, args.padded_vocab_size, config, layers, pre_process, post_process, vp_stage)
 
 
 def chunks(provider: Callable[..., Module] | None) -> list[Module]:
