@@ -8,13 +8,7 @@ from accelerate_nb.errors import ExportError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """
-    Replace the text of a file at once, and keep the file's permissions.
-
-    A link goes on to lead to its file. Raises `OSError`, and leaves what was there.
-
-    >>> write_whole(Path("train.py"), "print(1)")
-    """
+    """Replace the text of a file at once, and keep its permissions and links; `OSError` leaves what was there."""
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:

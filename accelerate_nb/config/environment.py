@@ -20,12 +20,8 @@ TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1
 
 
 def already_launched(environment: Mapping[str, str]) -> bool:
-    """
-    Whether this process is one of a launcher's workers already: torchrun's, ours, or any that speaks their language.
-
-    A world of one process counts only if an elastic agent, or we, made it: notebooks often set `RANK=0` and
-    `WORLD_SIZE=1` by hand, to use a library that wants them, and mean to launch all the same.
-    """
+    """Whether this process is a launcher's worker already: torchrun's, ours, or any that speaks their language."""
+    # notebooks often set RANK=0 and WORLD_SIZE=1 by hand for a library that wants them, and mean to launch all the same
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     if not (rank.isdecimal() and size.isdecimal()):
         return False
@@ -54,11 +50,8 @@ def attempt_of(environment: Mapping[str, str]) -> tuple[Path, int] | None:
 
 
 def runs_folder(environment: Mapping[str, str], requested: str | None = None) -> Path:
-    """
-    The folder in which each run has its own, as an absolute path: the requested one, else one in the user's cache.
-
-    Where there is no cache to write to, it is a temporary one.
-    """
+    """The folder in which each run has its own, as an absolute path: the requested one, or one in the user's cache."""
+    # where there is no cache to write to, it is a temporary one
     import tempfile  # seldom needed, and slow to import
 
     cache = None if requested else _cache(environment)
@@ -101,11 +94,8 @@ def set_variables(values: Mapping[str, str], environment: MutableMapping[str, st
 
 
 def requests_tpu(environment: Mapping[str, str]) -> bool:
-    """
-    Whether the environment is that of a TPU's machine, or requests one; `PJRT_DEVICE` decides where it is set.
-
-    Colab sets `COLAB_TPU_1VM` on every machine, and leaves it empty where there is no TPU.
-    """
+    """Whether the environment is that of a TPU's machine, or requests one; `PJRT_DEVICE` decides where it is set."""
+    # Colab sets COLAB_TPU_1VM on every machine, and leaves it empty where there is no TPU
     if device := environment.get("PJRT_DEVICE"):
         return device.upper().startswith("TPU")
     return "TPU_NAME" in environment or any(environment.get(name) for name in TPU_VARIABLES)

@@ -22,11 +22,8 @@ SHORT = {"-n": "num_processes"}
 
 
 def explicit_settings(config: RunConfig, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """
-    The arguments that a call needs to get this configuration, where the environment and a file give `elsewhere`.
-
-    That is what differs from the defaults, or from what would win over a default.
-    """
+    """The arguments that a call needs to get this configuration where the environment and a file give `elsewhere`."""
+    # what differs from the defaults, or from what would win over a default
     other = elsewhere or {}
     explicit = differing(config)
     for name, value in values(config).items():
@@ -42,12 +39,7 @@ def inexpressible(config: RunConfig, elsewhere: Mapping[str, Any]) -> tuple[str,
 
 
 def call(settings: Mapping[str, Any], function: str = "train") -> str:
-    """
-    The cell that launches with these settings.
-
-    >>> call({"num_processes": 2, "mixed_precision": "bf16"})
-    'notebook_launcher(train, num_processes=2, mixed_precision="bf16")'
-    """
+    """The cell that launches with these settings."""
     parts = [function, *(f"{name}={literal(value)}" for name, value in settings.items())]
     line = f"notebook_launcher({', '.join(parts)})"
     if len(line) <= _WIDTH:
@@ -66,12 +58,7 @@ def command(settings: Mapping[str, Any], script: str = "train.py") -> str:
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """
-    The settings as arguments of a command line.
-
-    >>> flags({"num_processes": 2, "cpu": True, "debug": False})
-    ['--num-processes', '2', '--cpu', '--no-debug']
-    """
+    """The settings as arguments of a command line: `['--num-processes', '2', '--cpu', '--no-debug']`."""
     known = {setting.name: setting for setting in all_settings()}
     words: list[str] = []
     for name, value in settings.items():
@@ -85,25 +72,13 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """
-    The settings as variables of the environment.
-
-    >>> variables({"num_processes": 2, "cpu": True})
-    {'ACCELERATE_NB_NUM_PROCESSES': '2', 'ACCELERATE_NB_CPU': 'yes'}
-    """
+    """The settings as variables of the environment."""
     known = {setting.name: setting for setting in all_settings()}
     return {known[name].variables[0]: _text(value) for name, value in settings.items()}
 
 
 def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
-    """
-    The values of the flags among some words, by the names of their settings, and the words that are no flags.
-
-    Yes and no need no value: `--cpu`, `--no-cpu`. Raises `ConfigurationError`, which names the command `where` they stand.
-
-    >>> read_words(["x", "-n", "2"], all_settings(), "%accelerate")
-    ({'num_processes': 2}, ['x'])
-    """
+    """The values of the flags among some words, by the names of their settings, and the words that are no flags."""
     given: dict[str, Any] = {}
     others: list[str] = []
     rest = list(words)
@@ -116,12 +91,9 @@ def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tu
 
 
 def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
-    """
-    The configuration as the content of a file, under Accelerate's keys where it has them.
-
-    `distributed_type` is Accelerate's word for what the file leads to on this machine. Settings that have their default
-    are left out, but for those that Accelerate's own tools always write.
-    """
+    """The configuration as the content of a file, under Accelerate's keys where it has them."""
+    # `distributed_type` is Accelerate's word for what the file leads to on this machine. Settings that have their
+    # default are left out, but for those that Accelerate's own tools always write.
     found = values(config)
     changed = differing(config)
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
@@ -147,14 +119,7 @@ def extension_keys(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def text(content: Mapping[str, Any]) -> str:
-    """
-    The text of a configuration file, which Accelerate's own tools can read too.
-
-    >>> print(text({"num_processes": 2, "timeout": 600}), end="")
-    num_processes: 2
-    # What follows is read by accelerate_nb alone.
-    #| timeout: 600
-    """
+    """The text of a configuration file, which Accelerate's own tools can read too: what they don't know is a comment."""
     extensions = extension_keys(content)
     theirs = _dumped({name: value for name, value in content.items() if name not in extensions})
     lines = _dumped({name: content[name] for name in extensions}).splitlines()

@@ -32,12 +32,8 @@ _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 def find(environment: Mapping[str, str], given: str | Path | None = None) -> Path | None:
-    """
-    The configuration file: the `given` one, that of the variable `ACCELERATE_NB_CONFIG_FILE`, or Accelerate's default one.
-
-    `None` where there is none. A given file that does not exist is a `ConfigurationError`; one that is given as
-    empty text means that no file is read.
-    """
+    """The configuration file: the `given` one, that of `ACCELERATE_NB_CONFIG_FILE`, or Accelerate's default one, if any."""
+    # one that is given as empty text means that no file is read
     if given is None:
         given = environment.get("ACCELERATE_NB_CONFIG_FILE")
     if given is None:
@@ -60,12 +56,9 @@ def default_path(environment: Mapping[str, str]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """
-    The content of the file, for `resolve`: one key for each setting, as today's Accelerate spells it, without empty ones.
-
-    Files of all of Accelerate's releases since 0.11 are read, YAML and JSON; a requested feature that is not offered yet is in
-    the content too, and `resolve` raises for it. `ConfigurationError` gives line and column of what is broken or unknown.
-    """
+    """The content of the file, for `resolve`: today's key for each setting, without empty ones."""
+    # Files of all of Accelerate's releases since 0.11 are read, YAML and JSON. A requested feature that is not offered
+    # yet is in the content too, and `resolve` raises for it.
     content = apart(today(_content(path)))
     if content.get("num_processes") == -1:
         del content["num_processes"]  # Accelerate writes it where it leaves the number to others
@@ -88,12 +81,10 @@ def configured_runs_folder(environment: Mapping[str, str], requested: str | os.P
 
 @dataclass(frozen=True, slots=True)
 class ConfigDraft:
-    """
-    The content of a configuration file, not yet written.
+    """The content of a configuration file, not yet written."""
 
-    `replaces` is true where there is a file already. Of it `kept` are the keys that are no settings of this package and stay
-    as they are, `changed` those that get another value or go, and `comments` is whether it has comments, which are dropped.
-    """
+    # Of a file that it `replaces`, `kept` are the keys that are no settings of this package, `changed` those that get
+    # another value or go, and `comments` is whether it has comments, which are dropped.
 
     path: Path
     content: dict[str, Any]
@@ -123,12 +114,8 @@ class ConfigDraft:
 
 
 def draft(path: str | Path, content: Mapping[str, Any]) -> ConfigDraft:
-    """
-    A file with `content`, and with the other keys of the existing file.
-
-    Raises `ConfigurationError` where the existing file can't be read, with line and column, and `NotYetError` where it requests
-    a feature that is not offered here: neither is overwritten. Settings that only this package knows can't stand in a JSON file.
-    """
+    """A file with `content`, and with the other keys of the existing file."""
+    # neither a file that can't be read nor one that requests what is not offered here is overwritten
     target = Path(path).expanduser()
     if target.is_dir():
         raise ConfigurationError(
@@ -153,12 +140,8 @@ def draft(path: str | Path, content: Mapping[str, Any]) -> ConfigDraft:
 
 
 def renewed(path: Path, distributed_type: str) -> ConfigDraft:
-    """
-    The same file as today's Accelerate would write it: every key that means something now stays, whatever it requests.
-
-    `distributed_type` is for a file without it, which Accelerate's own tools refuse. Raises `ConfigurationError`
-    where the file can't be read.
-    """
+    """The same file as today's Accelerate would write it: every key that means something now stays."""
+    # `distributed_type` is for a file without it, which Accelerate's own tools refuse
     current = _content(path)
     spelled = {item: key(setting) for setting in all_settings() for item in setting.keys if item not in OF_ACCELERATE}
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
@@ -171,11 +154,7 @@ def renewed(path: Path, distributed_type: str) -> ConfigDraft:
 def write_basic(
     mixed_precision: str, file: str | os.PathLike[str] | None, *, distributed_type: str, num_processes: int, cpu: bool
 ) -> Path | None:
-    """
-    Write a configuration for one machine, in Accelerate's format; `None` where there is a file already, which stays as it is.
-
-    The default path is the one that Accelerate's tools and this package's launchers read.
-    """
+    """Write a configuration for one machine, as Accelerate does; `None` where there is a file already, which stays."""
     path = default_path(os.environ) if file is None else Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():

@@ -43,12 +43,7 @@ def together(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apart(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content with each setting under a key of its own, whether it stood under a common one or not.
-
-    >>> apart({"dynamo_config": {"dynamo_backend": "INDUCTOR", "mode": "default"}})
-    {'dynamo_backend': 'INDUCTOR', 'dynamo_mode': 'default'}
-    """
+    """The content with each setting under a key of its own, whether it stood under a common one or not."""
     found: dict[str, Any] = {}
     for name, value in content.items():
         if name in TOGETHER and isinstance(value, Mapping):
@@ -81,14 +76,11 @@ _USUAL_FUNCTION = "main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpusConfig:
-    """
-    The settings of a launch on TPUs.
+    """The settings of a launch on TPUs."""
 
-    `function` is the function that each core calls in an imported program; without it the program itself runs. `downcasts`
-    lets bf16 mean that float64 becomes float32, not bfloat16 like the rest. A pod, machines of TPUs that train together, has
-    a `name` and a `zone`; a launch on it runs on each of its machines, with `sudo` and with variables of the `environment`,
-    if set.
-    """
+    # `function`: what each core calls in an imported program, in place of running it. `downcasts`: bf16 means that
+    # float64 becomes float32, not bfloat16 like the rest. A pod, machines of TPUs that train together, has a `name` and
+    # a `zone`.
 
     function: str | None = None
     downcasts: bool = False
@@ -126,12 +118,7 @@ _TPU_KEYS: dict[str, tuple[str, ValueType]] = {
 
 
 def file_is_for_tpus(content: Mapping[str, Any]) -> bool:
-    """
-    Whether a configuration file is for TPUs.
-
-    >>> file_is_for_tpus({"distributed_type": "XLA"})
-    True
-    """
+    """Whether a configuration file is for TPUs."""
     return str(content.get("distributed_type")).upper() in TPU_WORDS
 
 
@@ -156,15 +143,9 @@ def tpus_of(content: Mapping[str, Any]) -> TpusConfig:
 
 
 def with_engine(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content of a file for TPUs, in settings: through torch_xla, on all cores.
-
-    Accelerate starts a process for every core whatever `num_processes` is there; a file with this package's own
-    `engine` means it.
-
-    >>> with_engine({"distributed_type": "XLA", "num_processes": 1})
-    {'distributed_type': 'XLA', 'engine': 'xla'}
-    """
+    """The content of a file for TPUs, in settings: through torch_xla, on all cores."""
+    # Accelerate starts a process for every core whatever `num_processes` is there; a file with this package's own
+    # `engine` means it
     if "engine" in content or not file_is_for_tpus(content):
         return dict(content)
     return {**{name: value for name, value in content.items() if name != "num_processes"}, "engine": "xla"}
@@ -191,12 +172,7 @@ _UNSUPPORTED = {
 
 
 def first_unsupported(content: Mapping[str, Any]) -> str | None:
-    """
-    The first feature of this file's content that is not supported yet, in words; `None` where there is none.
-
-    >>> first_unsupported({"distributed_type": "MULTI_NPU", "num_processes": 8})
-    'NPUs (distributed_type: MULTI_NPU)'
-    """
+    """The first feature of this file's content that is not supported yet, in words; `None` where there is none."""
     if (environment := content.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
         return f"a machine other than this one (compute_environment: {environment})"
     distributed_type = _distributed_type(content)
@@ -212,11 +188,8 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
 
 
 def refuse_unsupported(content: Mapping[str, Any], where: str = "The configuration file") -> None:
-    """
-    Raise `NotYetError` for a feature that is not supported yet, and `ConfigurationError` for an unknown `distributed_type`.
-
-    A launch does this; a file that requests it is read and kept all the same.
-    """
+    """Raise `NotYetError` for what is not supported yet, and `ConfigurationError` for an unknown `distributed_type`."""
+    # a launch does this; a file that requests it is read and kept all the same
     distributed_type = _distributed_type(content)
     if (what := first_unsupported(content)) is not None:
         raise NotYetError(
@@ -234,10 +207,9 @@ def _distributed_type(content: Mapping[str, Any]) -> str:
 
 
 def _split(degrees: Any, distributed_type: str) -> list[str]:
-    """
-    The degrees that no strategy has together: copies of what is split and not sharded, and sequences that are split by `sp_size`
-    without DeepSpeed, or by `cp_size` with it.
-    """
+    """The degrees that no strategy has together."""
+    # copies of what is split and not sharded, and sequences split by `sp_size` without DeepSpeed, or by `cp_size` with
+    # it
     if not isinstance(degrees, Mapping):
         return []
     used = {name: value for name, value in degrees.items() if type(value) is int and value > 1}

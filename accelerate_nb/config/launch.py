@@ -292,11 +292,7 @@ class LaunchingConfig:
         return self.num_nodes > 1 and not self.names_hosts and self.engine != "local"
 
     def of_this_node(self) -> LaunchingConfig:
-        """
-        The settings of this machine alone, which has its share of the processes of a launch on each of several machines.
-
-        Raises `ConfigurationError` where the processes can't be shared evenly.
-        """
+        """The settings of this machine alone, which has its share of the processes; an error where that can't be even."""
         if not self.is_on_each_node:
             return self
         if (self.num_processes or 0) % self.num_nodes:

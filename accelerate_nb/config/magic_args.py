@@ -105,12 +105,7 @@ def line_commands() -> tuple[LineCommand, ...]:
 
 
 def read_line(line: str) -> tuple[LineCommand, str]:
-    """
-    The command of an `%accelerate` line, and the text after its word; an empty line means `status`.
-
-    >>> read_line("push x y")[1]
-    'x y'
-    """
+    """The command of an `%accelerate` line, and the text after its word; an empty line means `status`."""
     word, _, rest = line.strip().partition(" ")
     known = {line_command.word: line_command for line_command in line_commands()}
     if word and word not in known:
@@ -120,14 +115,7 @@ def read_line(line: str) -> tuple[LineCommand, str]:
 
 
 def read_cell_line(line: str) -> tuple[CellOptions, dict[str, Any]]:
-    """
-    The options of a cell, and the settings of its session, from the cell's first line.
-
-    `ConfigurationError` names an unknown flag's nearest, and what a value should be.
-
-    >>> read_cell_line("-n 2 --restart")[1]
-    {'num_processes': 2}
-    """
+    """The options of a cell, and the settings of its session, from the cell's first line."""
     given, rest = read(line, cell_flags(), "%%accelerate")
     refuse(rest, "%%accelerate", "It takes flags only; the code begins on the next line.")
     option_names = CellOptions.__dataclass_fields__
@@ -152,12 +140,7 @@ def refuse(words: Sequence[str], where: str, advice: str) -> None:
 
 
 def names_of(text: str, where: str) -> list[str]:
-    """
-    The names of variables that a text holds.
-
-    >>> names_of("x, y", "%accelerate push")
-    ['x', 'y']
-    """
+    """The names of variables that a text holds: `x, y` or `x y`."""
     names = text.replace(",", " ").split()
     wrong = next((name for name in names if not name.isidentifier()), None)
     if not names or wrong is not None:
@@ -198,14 +181,7 @@ def evaluated_call(text: str, names: Mapping[str, Any], unknown: str) -> tuple[A
 
 
 def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:
-    """
-    The ranks that a text such as `0,2-3` names, in order; `None`, or `all`, means all.
-
-    `size` is how many ranks there are, where that is known.
-
-    >>> ranks_of("0,2-3", 4)
-    (0, 2, 3)
-    """
+    """The ranks, of `size` where that is known, that a text such as `0,2-3` names; `None`, or `all`, means all."""
     if text is None or text.strip().lower() == "all":
         return None
     found: set[int] = set()

@@ -4,12 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 
 
 def spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """
-    Ranks that follow each other as one: the first and the last of each row of them.
-
-    >>> spans([0, 2, 3])
-    [(0, 0), (2, 3)]
-    """
+    """Ranks that follow each other as one: the first and the last of each row of them."""
     found: list[tuple[int, int]] = []
     for rank in ranks:
         if found and found[-1][1] == rank - 1:
@@ -20,30 +15,15 @@ def spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """
-    Ranks as a person types them: `0,2-3`, which `ranks_of` reads.
-
-    >>> named([0, 2, 3])
-    '0,2-3'
-    """
+    """Ranks as a person types them: `0,2-3`, which `ranks_of` reads."""
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans(ranks))
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """
-    Every one of the ranks.
-
-    >>> listed([0, 2, 3])
-    '0, 2, 3'
-    """
+    """Every one of the ranks: `0, 2, 3`."""
     return ", ".join(map(str, ranks))
 
 
 def of_ranks(ranks: Collection[int], write: Callable[[Collection[int]], str] = named) -> str:
-    """
-    Ranks in a sentence, in the order in which they are given.
-
-    >>> of_ranks([2]), of_ranks([0, 1, 2]), of_ranks([0, 1, 2], listed)
-    ('rank 2', 'ranks 0-2', 'ranks 0, 1, 2')
-    """
+    """Ranks in a sentence, in the order in which they are given: `rank 2`, `ranks 0-2`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {write(ranks)}"

@@ -62,15 +62,9 @@ def grouped() -> dict[str, tuple[Setting, ...]]:
 def resolve(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """
-    The configuration of a run: an argument wins over an environment variable, that over the file, that over the default.
-
-    An argument that is `None`, or a default marked by `unset`, was not given. `ConfigurationError` names an invalid
-    value or an unknown argument; `NotYetError` a feature that is not offered yet, also one that the file requests.
-
-    >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
-    'bf16'
-    """
+    """The configuration: an argument wins over an environment variable, that over the file, that over the default."""
+    # An argument that is `None`, or a default marked by `unset`, was not given. `NotYetError` is for a feature that is
+    # not offered yet, also one that the file requests.
     arguments = with_current_names(arguments, all_settings())
     known = {setting.name for setting in all_settings()}
     for name in arguments:
@@ -99,12 +93,7 @@ class Origin:
 def origins(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
 ) -> dict[str, Origin]:
-    """
-    The source of each setting's value, by the same rules as in `resolve`, which raises for an invalid value.
-
-    >>> origins({}, {"ACCELERATE_USE_CPU": "1"})["cpu"]
-    Origin(value=True, source='the variable ACCELERATE_USE_CPU')
-    """
+    """The source of each setting's value, by the same rules as in `resolve`, which raises for an invalid value."""
     return {setting.name: origin(setting, arguments, environment, file) for setting in all_settings()}
 
 

@@ -38,28 +38,18 @@ class _SettingDetails:
     label: str = ""
     minimum: float | None = None
     maximum: float | None = None
-    also_as_text: bool = False
+    also_as_text: bool = False  # an argument may be a number written as a text
+    # more names, beside ACCELERATE_NB_<NAME> and <name>: in the environment, and in Hugging Face's configuration file
     variables: Sequence[str] = ()
     keys: Sequence[str] = ()
-    unsupported: tuple[str, ...] = ()
-    deprecated: Sequence[str] = ()
-    group: str = "more"
-    advanced: bool = False
+    unsupported: tuple[str, ...] = ()  # choices that are known and not offered yet
+    deprecated: Sequence[str] = ()  # former names, which work and warn
+    group: str = "more"  # the key in `GROUPS`
+    advanced: bool = False  # a form shows it behind the others of its group
 
 
 def setting(default: Any, **details: Any) -> Any:
-    """
-    A field of a settings class; `details` are the fields of `_SettingDetails`.
-
-    Its choices are those of its `Literal` type; an `Annotated` one brings its type.
-
-    `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
-    are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `unsupported` holds
-    choices that are known and not offered yet. `deprecated` are former names, which work and warn. `label` names it in a form, where its name in
-    words does not do. `group` is the key in `GROUPS` of the heading under which a form shows it; an `advanced` one stands behind the others there.
-
-    >>> num_processes: int | None = setting(None, minimum=1, help="Number of processes.")
-    """
+    """A field of a settings class; `details` are the fields of `_SettingDetails`, choices those of its `Literal` type."""
     return field(default=default, metadata={"details": _SettingDetails(**details)})
 
 
@@ -126,11 +116,7 @@ class Setting:
 
 
 def with_current_names(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
-    """
-    The values under the current names of their settings; a deprecated name warns.
-
-    Raises `ConfigurationError` where both names were given.
-    """
+    """The values under the current names of their settings; a deprecated name warns, and both are an error."""
     current = {former: setting.name for setting in settings for former in setting.deprecated}
     for former in current.keys() & values.keys():
         if current[former] in values:
@@ -206,11 +192,7 @@ def unknown_setting(name: str, known: Iterable[str]) -> UnknownSettingError:
 
 
 class Unset:
-    """
-    The mark of a default in a signature: the caller did not give it, so the environment or a file may.
-
-    `Setting`s whose default is `None` need no mark: `None` always means "not given".
-    """
+    """The mark of a default in a signature: the caller did not give it, so the environment or a file may."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # its class is made for it, and has no name by which another process finds it
@@ -218,11 +200,7 @@ class Unset:
 
 
 def unset(value: T) -> T:
-    """
-    A default that equals `value`, reads like it, and can be told apart from the same value given by a caller.
-
-    >>> def launcher(mixed_precision: str = unset("no")) -> None: ...
-    """
+    """A default that equals `value`, reads like it, and can be told apart from the same value given by a caller."""
     marked: T = type("Unset", (Unset, type(value)), {})(value)
     return marked
 

@@ -12,14 +12,8 @@ from accelerate_nb.errors import NotYetError
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
-    """
-    A question that names the known word nearest to an unknown one; `otherwise` where none is near.
-
-    `prefix` is put before the suggestion, and does not count in the comparison.
-
-    >>> did_you_mean("--num-proceses", ["--num-processes", "--cpu"]), did_you_mean("--xyz", ["--cpu"], "Leave it out.")
-    ('Did you mean --num-processes?', 'Leave it out.')
-    """
+    """A question that names the known word nearest to an unknown one; `otherwise` where none is near."""
+    # `prefix` is put before the suggestion, and does not count in the comparison
     import difflib  # seldom needed, and slow to import
 
     # no name is longer, and the comparison takes the square of the length
@@ -303,11 +297,7 @@ class NamedValues(ValueType):
 
 
 def parse_json(text: str) -> Any:
-    """
-    The content of a text of JSON that a person has written.
-
-    Raises `ValueError` where it is none, or longer or nested deeper than such a text is.
-    """
+    """The content of JSON that a person has written; `ValueError` where it is none, or longer or deeper than such a text."""
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"it has {len(text):,} characters, more than {LONGEST_TEXT:,}")
     too_deep = f"it is nested deeper than {DEEPEST_NESTING} levels"

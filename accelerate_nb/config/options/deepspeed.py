@@ -50,11 +50,6 @@ SAID_BY_FILE = frozenset(_KNOWN) - {_FILE, "zero3_init_flag", "deepspeed_moe_lay
 
 
 def conflicts(options: Mapping[str, Any] | None) -> list[str]:
-    """
-    The options that stand beside a `deepspeed_config_file`, which says them itself.
-
-    >>> conflicts({"deepspeed_config_file": "ds_config.json", "zero_stage": 3})
-    ['zero_stage']
-    """
+    """The options that stand beside a `deepspeed_config_file`, which says them itself."""
     found = options or {}
     return sorted(SAID_BY_FILE & set(found)) if _FILE in found else []

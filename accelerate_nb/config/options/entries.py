@@ -10,12 +10,10 @@ from accelerate_nb.errors import ConfigurationError, NotYetError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """
-    One key of the mapping: its type and its variable.
+    """One key of the mapping: its type and its variable."""
 
-    `launched` is the value that `accelerate launch` gives the variable where the key is left out, and `default` the one that a
-    training has without the variable.
-    """
+    # `launched`: what `accelerate launch` gives the variable where the key is left out; `default`: what a training has
+    # without the variable
 
     value_type: ValueType
     variable: str
@@ -49,11 +47,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Entries(NamedValues):
-    """
-    A mapping in Accelerate's words, with or without the prefix that its files write before each key.
+    """A mapping in Accelerate's words, with or without the prefix that its files write before each key."""
 
-    `ignored` are keys of earlier releases, which mean nothing any more.
-    """
+    # `ignored` are keys of earlier releases, which mean nothing any more
 
     PLACEHOLDER = "JSON"
     prefix: str
@@ -117,12 +113,10 @@ class Entries(NamedValues):
 
 @dataclass(frozen=True, slots=True)
 class StrategyOptions:
-    """
-    The options of a strategy, and how Accelerate spells it.
+    """The options of a strategy, and how Accelerate spells it."""
 
-    `name` is that of the setting `strategy`, `distributed_type` the word of files for it, `variable` turns it on in a worker, and
-    `key` is that of its options, as a setting and in files.
-    """
+    # `distributed_type` is the word of files for it, `variable` turns it on in a worker, `key` names its options, as a
+    # setting and in files
 
     name: str
     distributed_type: str
@@ -151,11 +145,8 @@ class StrategyOptions:
 def option(
     value_type: ValueType, default: Any = None, *, launched: Any = None, key: str = "", variable: str = ""
 ) -> Any:
-    """
-    A field of a plugin that is an entry of a setting, too: where it is `None`, its variable is read.
-
-    `key` and `variable` are their names, where these are not made of the field's by the prefixes of the others.
-    """
+    """A field of a plugin that is an entry of a setting, too: where it is `None`, its variable is read."""
+    # `key` and `variable` stand where these are not made of the field's name by the prefixes of the others
     return field(default=None, metadata={"entry": Entry(value_type, variable, launched, default), "key": key})
 
 

@@ -27,11 +27,7 @@ class _Sharding(BooleanOrWord):
 
 @dataclass
 class FsdpOptions:
-    """
-    The fields of FSDP's plugin, in Accelerate's order; most are keys of `fsdp_config`, too.
-
-    One that is `None` is read from its variable `FSDP_*`, which a launcher sets.
-    """
+    """The fields of FSDP's plugin, in Accelerate's order; one that is `None` is read from its variable `FSDP_*`."""
 
     fsdp_version: Any = option(Integer(1, 2), 1, launched=_OURS, key=_VERSION, variable="FSDP_VERSION")
     sharding_strategy: Any = option(_Sharding(), launched="FULL_SHARD")

@@ -14,11 +14,9 @@ _DEGREE, _NUMBER, _TEXT, _YES_NO = Integer(1), Number(), Text(), Boolean()
 
 @dataclass
 class MegatronOptions:
-    """
-    What a launcher can give to Megatron; what is `None` is read from the variables `MEGATRON_LM_*`.
+    """What a launcher can give to Megatron; what is `None` is read from the variables `MEGATRON_LM_*`."""
 
-    The defaults are Accelerate's, but for `context_parallel_size`, which is 2 there.
-    """
+    # the defaults are Accelerate's, but for `context_parallel_size`, which is 2 there
 
     tp_degree: int = option(_DEGREE, 1, launched=1)
     pp_degree: int = option(_DEGREE, 1, launched=1)
@@ -60,22 +58,12 @@ NOT_READ = (
 
 
 def not_offered(options: Mapping[str, Any]) -> list[str]:
-    """
-    The options that would change nothing about any training; with or without the prefix of files.
-
-    >>> not_offered({"megatron_lm_tp_degree": 2, "megatron_lm_no_save_optim": True, "use_custom_fsdp": False})
-    ['no_save_optim']
-    """
+    """The options that would change nothing about any training; with or without the prefix of files."""
     given = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
     return [name for name in NOT_READ if name in given and given[name] != OPTIONS.known[_PREFIX + name].default]
 
 
 def processes(options: Mapping[str, Any]) -> int:
-    """
-    By how many processes the number of processes has to be divisible.
-
-    >>> processes({"megatron_lm_tp_degree": 2, "megatron_lm_pp_degree": 4})
-    8
-    """
+    """By how many processes the number of processes has to be divisible."""
     tp, pp, cp = (int(options.get(_PREFIX + name) or 1) for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     return tp * pp * cp

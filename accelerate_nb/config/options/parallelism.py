@@ -41,24 +41,14 @@ _OF_A_SPLIT = ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementa
 
 
 def variables(degrees: Mapping[str, Any]) -> dict[str, str]:
-    """
-    The variables through which an `Accelerator` gets these degrees, as Accelerate's launcher sets them.
-
-    >>> variables({"parallelism_config_dp_shard_size": 4})["PARALLELISM_CONFIG_DP_SHARD_SIZE"]
-    '4'
-    """
+    """The variables through which an `Accelerator` gets these degrees, as Accelerate's launcher sets them."""
     unused = () if "sp" in sizes(degrees) else _OF_A_SPLIT
     used = {name: value for name, value in degrees.items() if name.removeprefix(_PREFIX) not in unused}
     return {VARIABLE: "true", **DEGREES.variables(used)}
 
 
 def sizes(degrees: Mapping[str, Any]) -> dict[str, int]:
-    """
-    The degrees above 1, by the names of their axes.
-
-    >>> sizes({"parallelism_config_dp_shard_size": 4, "parallelism_config_tp_size": 1})
-    {'dp_shard': 4}
-    """
+    """The degrees above 1, by the names of their axes: `{'dp_shard': 4}`."""
     found = {name.removeprefix(_PREFIX).removesuffix("_size"): degree for name, degree in degrees.items()}
     return {
         axis: found[axis] for axis in ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp") if found.get(axis, 1) > 1
