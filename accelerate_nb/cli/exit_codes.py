@@ -20,11 +20,8 @@ BROKEN_PIPE = BY_SIGNAL + 13
 
 
 def exit_code(error: WorkerError) -> int:
-    """
-    The exit code of the command: that of the program itself, where it exited by itself.
-
-    A process that exits with 0 by itself is no failure, even if its Python did not run to its end.
-    """
+    """The exit code of the command: that of the program itself, where it exited by itself."""
+    # a process that exits with 0 by itself is no failure, even if its Python did not run to its end
     first = next((failure for failure in error.failures if failure.rank == error.rank), None)
     if first is None:
         return 1

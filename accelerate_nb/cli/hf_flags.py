@@ -225,11 +225,7 @@ class HfFlagValues:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """
-    Make those flags known that are no settings and none of launch's own; the help has those of TPUs alone.
-
-    Gives the heading under which it has them.
-    """
+    """Make the flags known that are no settings and none of launch's own; gives the heading that the help has, of TPUs."""
     shown = parser.add_argument_group("TPUs")
     for flag in FLAGS:
         if flag.setting or flag.is_of_launch:
@@ -247,12 +243,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
-    """
-    The values of these flags of a command line, checked; `cpu` is whether it requests the CPU, too.
-
-    `ConfigurationError` names an invalid value, and flags that exclude each other; `NotYetError` a feature that is not
-    offered.
-    """
+    """The values of these flags of a command line, checked; `cpu` is whether it requests the CPU, too."""
     texts = {name.removeprefix(_PREFIX): text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
     known = {flag.name: flag for flag in FLAGS}
     # torchrun's flag for what happens anyway: lines are shown, and kept in files

@@ -50,12 +50,9 @@ class _DeprecatedFlag(argparse.Action):
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
-    """
-    Make each setting a flag, under the heading of its group: `--num-processes`, or `--num_processes` as in Accelerate.
-
-    A setting's other names in a configuration file (`--main_process_port`) are flags too, which the help leaves out. What
-    the user gave is read by `given_settings`; nothing has a default here.
-    """
+    """Make each setting a flag, under the heading of its group: `--num-processes`, or `--num_processes` as in Accelerate."""
+    # A setting's other names in a configuration file (`--main_process_port`) are flags too, which the help leaves out.
+    # Nothing has a default here: `given_settings` reads what the user gave.
     headings: dict[str, argparse._ArgumentGroup] = {}
     for setting in settings:
         if setting.group not in headings:

@@ -287,14 +287,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def prompt(
     current: Mapping[str, Any], devices: AvailableDevices, *, can_fork: bool, tpus: TpusConfig | None = None
 ) -> tuple[dict[str, Any], PreflightReport]:
-    """
-    The settings that a user chooses, starting from the `current` values, and a preview of a launch with them.
-
-    `tpus` holds the TPU settings of a launch on TPUs; there is no prompt for what follows from them.
-
-    Values that are impossible with these devices are reported, and prompted for again. Raises `KeyboardInterrupt` where the user
-    leaves, and `ConfigurationError` for what no setting can mend.
-    """
+    """The settings that a user chooses, starting from the `current` values, and a preview of a launch with them."""
+    # Values that are impossible with these devices are reported, and prompted for again; what follows from `tpus` is
+    # not. `KeyboardInterrupt` where the user leaves, `ConfigurationError` for what no setting can mend.
     from accelerate_nb.launching.planning.preflight import run_preflight
 
     known = {setting.name: setting for setting in all_settings()}

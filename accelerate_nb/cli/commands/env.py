@@ -159,12 +159,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(name: str, value: str) -> str:
-    """
-    A value that can be shown to strangers.
-
-    >>> masked("HF_TOKEN", "hf_abc"), masked("HTTPS_PROXY", "http://me:mine@proxy:80")
-    ('********', 'http://********@proxy:80')
-    """
+    """A value that can be shown to strangers: secrets, and the password in an address, are masked."""
     return _MASK if value and _SECRET.search(name) else _IN_ADDRESS.sub(_MASK, value)
 
 

@@ -144,12 +144,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _mesh(text: str, ranks: int | None) -> Mesh:
-    """
-    The mesh of degrees by their axes.
-
-    >>> str(_mesh("dp_shard=4,tp=2", None))
-    'dp_shard 4 x tp 2'
-    """
+    """The mesh of degrees by their axes: `dp_shard=4,tp=2`."""
     from accelerate_nb.runtime.world.mesh import Mesh
 
     try:

@@ -92,14 +92,8 @@ def _commands(arguments: argparse.Namespace, file: str | None, commands: list[st
 
 
 def line_for_a_pod(tpus: TpusConfig, command: str, *, is_alpha: bool = False) -> str:
-    """
-    The line that runs a command on each machine of a pod, at once; `ConfigurationError` where no name was given.
-
-    Without a zone it is in the one of `gcloud config`.
-
-    >>> line_for_a_pod(TpusConfig(name="mine", zone="us-central2-b"), "echo $HOSTNAME")
-    "gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command 'echo $HOSTNAME'"
-    """
+    """The line of gcloud that runs a command on each machine of a pod, at once; an error where no name was given."""
+    # without a zone it is in the one of `gcloud config`
     if not tpus.name:
         raise ConfigurationError(
             "A launch on a TPU pod was requested, but no pod was named. Name it with --tpu-name, and its zone with --tpu-zone, "
@@ -113,11 +107,8 @@ def line_for_a_pod(tpus: TpusConfig, command: str, *, is_alpha: bool = False) ->
 def command_of_a_machine(
     tpus: TpusConfig, settings: Mapping[str, Any], variables: Mapping[str, str], what: Sequence[str]
 ) -> str:
-    """
-    The command of each machine of a pod: the launch of `what`, with these settings, on its own cores.
-
-    A configuration file there is not read: the command has all settings.
-    """
+    """The command of each machine of a pod: the launch of `what`, with these settings, on its own cores."""
+    # a configuration file there is not read: the command has all settings
     environment = [*tpus.environment, *(f"{name}={value}" for name, value in variables.items())]
     words = [
         *(["sudo"] if tpus.sudo else []),

@@ -45,12 +45,9 @@ def request(
     *,
     quiet: bool = False,
 ) -> ExecuteRequest:
-    """
-    A request, checked before the kernel starts: a wrong parameter, or an output that can't be written, is an error now.
-
-    Without an output, the notebook itself is written. `words` hold its parameters, as for its script; `--help` among them
-    ends the command.
-    """
+    """A request, checked before the kernel starts: a wrong parameter, or output that can't be written, is an error now."""
+    # Without an output, the notebook itself is written. `words` hold its parameters; `--help` among them ends the
+    # command.
     notebook = read(Path(path).expanduser())
     target = notebook.path if output is None else output.expanduser()
     _check_output(target, notebook.path)
@@ -85,16 +82,7 @@ def parameter_values(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]
 
 
 def source_of(values: Mapping[str, Any]) -> str:
-    """
-    The cell that gives parameters these values.
-
-    >>> print(source_of({"lr": 0.1, "data": Path("mnist")}))
-    # Parameters
-    from pathlib import Path
-    <BLANKLINE>
-    lr = 0.1
-    data = Path('mnist')
-    """
+    """The cell that gives parameters these values."""
     lines = [f"{name} = {_literal(value)}" for name, value in values.items()]
     imports = ["from pathlib import Path", ""] if any("Path(" in line for line in lines) else []
     return "\n".join(["# Parameters", *imports, *lines])
@@ -103,12 +91,8 @@ def source_of(values: Mapping[str, Any]) -> str:
 def kernel_environment(
     settings: Mapping[str, Any], config_file: str | None, panel: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """
-    The variables of a kernel's environment for these settings, read by the launches of its notebook.
-
-    `panel` is the one that holds so far, and `environment` this process's environment. Paths are this folder's, and the kernel
-    works in another one.
-    """
+    """The variables of a kernel's environment for these settings, read by the launches of its notebook."""
+    # `panel` is the one that holds so far; paths are this folder's, and the kernel works in another one
     folder = {"folder": os.path.abspath(os.path.expanduser(settings["folder"]))} if settings.get("folder") else {}
     found = variables({**settings, **folder, **({"panel": _PANEL} if panel == "auto" else {})})
     file = environment.get("ACCELERATE_NB_CONFIG_FILE") if config_file is None else config_file

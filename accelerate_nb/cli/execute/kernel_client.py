@@ -52,12 +52,7 @@ class CellFailure:
     locations: tuple[tuple[int, int], ...] = ()  # of the traceback: a cell, and a line of it
 
     def location(self) -> str:
-        """
-        The location, for people: in the executed cell, and in the one that defines the failed function.
-
-        >>> CellFailure(3, "KeyError: 'x'", ((3, 1), (2, 5))).location()
-        'cell 3, line 1 (raised in cell 2, line 5)'
-        """
+        """The location, for people: `cell 3, line 1 (raised in cell 2, line 5)`, where a function of cell 2 failed."""
         line = next((line for cell, line in self.locations if cell == self.cell), None)
         where = f"cell {self.cell}" + ("" if line is None else f", line {line}")
         last = self.locations[-1] if self.locations else (self.cell, line)
@@ -73,11 +68,8 @@ class ExecutionResult:
 
 
 def kernel_for(content: Any) -> KernelChoice:
-    """
-    The kernel that the notebook names, where that is installed and Python's; else this very Python's.
-
-    Where the notebook names none, it is written into it.
-    """
+    """The kernel that the notebook names, where that is installed and Python's; else this very Python's."""
+    # where the notebook names none, it is written into it
     name = content.metadata.get("kernelspec", {}).get("name")
     spec: Any = None
     with suppress(NoSuchKernel, OSError, ValueError):
@@ -93,11 +85,9 @@ def kernel_for(content: Any) -> KernelChoice:
 def executed(
     content: Any, kernel: KernelChoice, folder: Path, environment: Mapping[str, str], progress: CellProgress
 ) -> ExecutionResult:
-    """
-    Execute all cells until one fails or a signal comes; outputs are in the notebook's cells then.
-
-    The first signal interrupts the cell, as a notebook's button does, and no other cell begins; the second kills the kernel.
-    """
+    """Execute all cells until one fails or a signal comes; outputs are in the notebook's cells then."""
+    # the first signal interrupts the cell, as a notebook's button does, and no other begins; the second kills the
+    # kernel
     return asyncio.run(_Execution(content, kernel, progress).conduct(folder, environment))
 
 
@@ -211,13 +201,7 @@ class _Execution:
 
 @dataclass(eq=False, kw_only=True)
 class CellProgress:
-    """
-    Prints the running cell to standard error, and passes on what it writes and shows, unless `quiet`.
-
-    >>> progress = CellProgress(quiet=False)
-    >>> progress.began(3, 12, "train()")
-    cell 3 of 12: train()
-    """
+    """Prints the running cell to standard error, and passes on what it writes and shows, unless `quiet`."""
 
     quiet: bool
     _at_line_start: bool = True

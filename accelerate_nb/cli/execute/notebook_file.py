@@ -17,11 +17,8 @@ _WITH_IDS = (4, 5)
 
 
 def sheet(notebook: Notebook, parameters: str | None = None) -> tuple[Any, tuple[str, ...]]:
-    """
-    A notebook in today's format, without outputs, and what a person should know of its file.
-
-    The source of `parameters` is in a cell after the one that sets them, in place of one from an earlier execution.
-    """
+    """A notebook in today's format, without outputs, and what a person should know of its file."""
+    # the source of `parameters` is in a cell after the one that sets them, in place of one from an earlier execution
     content, notes = _valid(notebook)
     for cell in content.cells:
         if cell.cell_type == "code":

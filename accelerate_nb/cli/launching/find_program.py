@@ -26,11 +26,7 @@ _PACKAGE = Path(__file__).parents[2]
 def program(
     name: str, arguments: Sequence[str], *, module: bool, executable: bool, function: str | None = None
 ) -> Program:
-    """
-    The named script, module or executable, with its arguments; of a script or a module that is imported, a function.
-
-    `ConfigurationError` names what does not exist, `LaunchError` the line where a script can't be read.
-    """
+    """The named script, module or executable, with its arguments; of a script or a module that is imported, a function."""
     if module and executable:
         raise ConfigurationError("-m and --no_python were both given: one is for modules, the other for executables.")
     if executable:

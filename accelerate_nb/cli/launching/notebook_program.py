@@ -27,11 +27,8 @@ class NotebookProgram:
         return sum(cell.number is not None for cell in self.notebook.cells)
 
     def program(self, arguments: Sequence[str], folder: Path) -> Program:
-        """
-        The program, whose file is written into a folder that lasts as long as it runs.
-
-        It works where the notebook lies, and imports what lies beside the notebook, as the notebook does.
-        """
+        """The program, whose file is written into a folder that lasts as long as it runs."""
+        # it works where the notebook lies, and imports what lies beside the notebook, as the notebook does
         path = self.notebook.path.absolute()
         file = folder / f"{path.stem}.py"
         file.write_text(self.script.text, encoding="utf-8")

@@ -57,11 +57,9 @@ fi
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """
-    The request of a job: its nodes, GPUs of each, time limit and partition, and more options of `sbatch` by their long names.
+    """The request of a job; `more` are options of `sbatch` by their long names."""
 
-    With `requeue` a job that its time limit stopped, and that has saved, goes into the queue again.
-    """
+    # with `requeue` a job that its time limit stopped, and that has saved, goes into the queue again
 
     nodes: int = 1
     gpus_per_node: int | None = None
@@ -73,11 +71,8 @@ class SlurmJob:
     def script(
         self, command: Sequence[str], what: Sequence[str], *, name: str, folder: Path, variables: Mapping[str, str]
     ) -> str:
-        """
-        The batch script that launches `what` by `command`, in this process's folder and with these variables.
-
-        The log of job 7 is `folder/slurm_7.log`, and the runs of that job are in `folder/slurm_7`.
-        """
+        """The batch script that launches `what` by `command`, in this process's folder and with these variables."""
+        # the log of job 7 is `folder/slurm_7.log`, and the runs of that job are in `folder/slurm_7`
         options = {
             "job-name": name,
             "nodes": str(self.nodes),
@@ -123,12 +118,7 @@ def submit(script: str) -> str:
 
 
 def notice(time: str | None) -> int:
-    """
-    The seconds before a time limit at which a job is told; raises `ConfigurationError` where a limit can't be read.
-
-    >>> notice("2:00:00"), notice("4")
-    (120, 60)
-    """
+    """The seconds before a time limit at which a job is told: 120 of `2:00:00`, 60 of `4`, which are minutes."""
     if time is None:
         return _LONGEST_NOTICE
     found = _TIME.fullmatch(time)
@@ -145,12 +135,7 @@ def notice(time: str | None) -> int:
 
 
 def more_options(entries: Sequence[str]) -> dict[str, str]:
-    """
-    Options of `sbatch` as they are given, `KEY=VALUE` or a `KEY` alone; raises `ConfigurationError` for those that are flags already.
-
-    >>> more_options(["account=lab", "exclusive"])
-    {'account': 'lab', 'exclusive': ''}
-    """
+    """Options of `sbatch` as they are given, `KEY=VALUE` or a `KEY` alone; an error for those that are flags already."""
     found: dict[str, str] = {}
     for entry in entries:
         key, _, value = entry.lstrip("-").partition("=")
