@@ -23,13 +23,11 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class PlainCell:
-    """
-    A cell without IPython's own syntax.
+    """A cell without IPython's own syntax."""
 
-    `source` has exactly as many lines as the cell, and calls `nb_shell`, `accelerate_nb.script.shell`. A problem keeps the notebook
-    from being exported, a note is a warning. A cell that is `left_out` is in the script as comments only. `on_ranks` are its
-    `%%accelerate` line and its `%accelerate` lines.
-    """
+    # `source` has exactly as many lines as the cell, and calls `nb_shell`, `accelerate_nb.script.shell`. A problem
+    # prevents the export, a note is a warning. `left_out`: the script has it as comments only. `on_ranks`: its
+    # %%accelerate line and its %accelerate lines.
 
     source: str
     notes: tuple[Remark, ...] = ()
@@ -129,11 +127,9 @@ _WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class SyntaxPiece:
-    """
-    One piece of IPython's syntax: it begins after `before` in line `first` and ends with line `last`; lines count from 1.
+    """One piece of IPython's syntax: it begins after `before` in line `first` and ends with line `last`, counted from 1."""
 
-    `name` is that of a magic, and `text` what follows it on its line, or a command.
-    """
+    # `name` is that of a magic, and `text` what follows it on its line, or a command
 
     first: int
     last: int
@@ -145,14 +141,9 @@ class SyntaxPiece:
 
 
 def plain(source: str, *, keep_installs: bool = False, on_ranks: bool = False) -> PlainCell:
-    """
-    A cell as Python with exactly as many lines, with notes for the user.
-
-    With `keep_installs` the script runs `%pip install` and its like too. A cell that is `on_ranks` is the text of one of %%accelerate.
-
-    >>> plain("files = !ls data").source
-    'files = nb_shell.capture("ls data")'
-    """
+    """A cell as Python with exactly as many lines, with notes for the user."""
+    # with `keep_installs` the script runs `%pip install` and its like too; `on_ranks` is the text of a %%accelerate
+    # cell
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     # before IPython parses it: on some Pythons each of its tokens holds a copy of the whole line
     if is_too_deep(source):
@@ -193,12 +184,7 @@ def _parsed(source: str) -> ast.Module:
 
 
 def is_too_deep(source: str) -> bool:
-    """
-    Whether a statement has more levels than Python can follow: what it can parse, it may not be able to compile.
-
-    >>> is_too_deep("x = " + "+".join("1" * 1000)), is_too_deep("x = [" + "1," * 1000 + "]")
-    (True, False)
-    """
+    """Whether a statement has more levels than Python can follow: what it can parse, it may not be able to compile."""
     try:
         level: list[ast.AST] = [_parsed(source)]
     except RecursionError:
@@ -213,12 +199,7 @@ def is_too_deep(source: str) -> bool:
 
 
 def cell_magic(lines: Sequence[str]) -> SyntaxPiece | None:
-    """
-    The cell magic of a cell, in its first line that is not empty; the cell's text follows it.
-
-    >>> cell_magic(["%%accelerate -n 2", "print(rank)"]).name
-    'accelerate'
-    """
+    """The cell magic of a cell, in its first line that is not empty; the cell's text follows it."""
     number, first = next(((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     magic = _CELL_MAGIC.fullmatch(first.rstrip())
     return SyntaxPiece(number, number, "", "cell", magic["name"], magic["rest"] or "") if magic else None
@@ -491,12 +472,7 @@ _OTHERWISE = "Tag the cell `skip-script`, or write it as Python."
 
 
 def _text_over_lines(text: str) -> tuple[str, str]:
-    r"""
-    A text as Python has it, on the same lines: what opens it on the line above them, and the lines with what closes it.
-
-    >>> _text_over_lines("a\nb") == ('""' + '"\\', 'a\nb""' + '"')
-    True
-    """
+    """A text as Python has it, on the same lines: what opens it on the line above them, and the lines with what closes it."""
     for mark in ('"""', "'''"):
         if mark not in text and not text.endswith((mark[0], "\\")):
             # a raw text can't leave its first line break out

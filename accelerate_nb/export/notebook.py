@@ -23,11 +23,9 @@ _OTHER_KERNELS = ("ir", "julia")
 
 @dataclass(frozen=True, slots=True)
 class NotebookCell:
-    r"""
-    One cell; `number` is that of `In [n]` after Run All: code cells that are not empty are counted from 1.
+    """One cell; `number` is that of `In [n]` after Run All: code cells that are not empty are counted from 1."""
 
-    Lines of `source` end in `\\n`, whatever the file's own line ends are.
-    """
+    # lines of `source` end in a line feed, whatever the file's own line ends are
 
     kind: CellKind
     source: str
@@ -44,14 +42,7 @@ class Notebook:
 
 
 def read(path: str | Path) -> Notebook:
-    """
-    The notebook in a file, in any version of Jupyter's format, whatever else is wrong with its metadata.
-
-    Raises `ExportError` for what is no notebook, and for a notebook in another language than Python.
-
-    >>> [cell.number for cell in read("train.ipynb").cells if cell.kind == "code"]
-    [1, 2, 3]
-    """
+    """The notebook in a file, in any version of Jupyter's format, whatever else is wrong with its metadata."""
     path = Path(path)
     content = _content(path)
     # Without nbformat, for two reasons: importing it takes more than a second (its validator imports jsonschema, which has

@@ -36,12 +36,7 @@ class Parameters:
 
 
 def parameters_of(source: str) -> Parameters:
-    """
-    The options that a cell's assignments are.
-
-    >>> parameters_of("epochs: int = 3  # how often").found
-    (Parameter(name='epochs', type='int', default='3', help='how often'),)
-    """
+    """The options that a cell's assignments are: `epochs: int = 3  # how often`."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     texts = {token.start[0]: token.string.lstrip("#: ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
     # Colab's `#@param {type: "number"}` describes a form field

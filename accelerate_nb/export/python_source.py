@@ -41,15 +41,10 @@ Definition: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
 
 
 class ModuleNames(ast.NodeVisitor):
-    """
-    The names of the module that statements use while they run, without what runs only when a function of theirs is called.
+    """The module's names that statements use while they run, without what runs only when a function of theirs is called."""
 
-    `bound` are those that they give a value to, or take away, `read` those that they look up, and `called` those of `read` that
-    they call or decorate with.
-
-    >>> sorted(ModuleNames(ast.parse("import os.path; x, y = 1, [z for z in ()]").body).bound)
-    ['os', 'x', 'y']
-    """
+    # `bound`: given a value, or taken away; `read`: looked up; `called`: those of `read` that they call or decorate
+    # with
 
     def __init__(self, nodes: Iterable[ast.AST]) -> None:
         self.bound: set[str] = set()
@@ -151,11 +146,8 @@ _SILENT_CELLS = frozenset({"accelerate", "bash", "capture", "file", "script", "s
 
 
 def result_of(source: str, cell: str = "") -> ast.Expr | None:
-    """
-    The expression whose value a notebook shows: the last statement, unless a semicolon follows it.
-
-    `cell` is what the source was made of, line by line: an expression that came before a magic shows nothing.
-    """
+    """The expression whose value a notebook shows: the last statement, unless a semicolon follows it."""
+    # `cell` is what the source was made of, line by line: an expression that came before a magic shows nothing
     body = ast.parse(source).body
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr) or (isinstance(last.value, ast.Constant) and last.value.value is None):
@@ -179,12 +171,7 @@ def around(node: ast.expr | ast.stmt, opening: str, closing: str) -> list[Edit]:
 
 
 def hoisted(source: str) -> tuple[str, tuple[str, ...]]:
-    """
-    A cell without its imports from the future, on as many lines, and the names that it imports from there.
-
-    >>> hoisted("from __future__ import annotations")
-    ('pass', ('annotations',))
-    """
+    """A cell without its imports from the future, on as many lines, and the names that it imports from there."""
     imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
     found = [node for node in imports if node.module == "__future__"]
     names = tuple(alias.name for node in found for alias in node.names)
@@ -219,12 +206,10 @@ _WORK = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.ListComp, ast.S
 
 @dataclass
 class DefinitionFinder:
-    """
-    Decides, for one statement after the other, whether it only defines.
+    """Decides, for one statement after the other, whether it only defines."""
 
-    A definition that needs what only a guarded statement computes (`class Net(Base): size = len(vocabulary)`) can't be
-    run by a process that merely imports the script, so it is guarded as well.
-    """
+    # a definition that needs what only a guarded statement computes (`class Net(Base): size = len(vocabulary)`) can't
+    # be run by a process that merely imports the script, so it is guarded as well
 
     guarded: set[str] = field(default_factory=set)
     _inside: dict[str, set[str]] = field(default_factory=dict)
@@ -293,12 +278,7 @@ _NEEDS_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})
 
 
 def is_async(nodes: Sequence[ast.stmt]) -> bool:
-    """
-    Whether these statements can only run where a loop does.
-
-    >>> is_async(ast.parse("results = [result async for result in stream()]").body)
-    True
-    """
+    """Whether these statements can only run where a loop does."""
     code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     now = (part for node in nodes if not isinstance(node, _LATER) for part in ast.walk(node))
     called = (ast.unparse(part.func).rpartition(".")[2] for part in now if isinstance(part, ast.Call))
@@ -306,12 +286,8 @@ def is_async(nodes: Sequence[ast.stmt]) -> bool:
 
 
 def with_global_annotations(source: str) -> str:
-    """
-    An asynchronous cell with parentheses around annotated names: a function can't annotate what it declares global otherwise.
-
-    >>> with_global_annotations("x: int = await f()")
-    '(x): int = await f()'
-    """
+    """An asynchronous cell with parentheses around annotated names: `(x): int = await f()`."""
+    # a function can't annotate what it declares global otherwise
     body = ast.parse(source).body
     if not any(is_async([node]) for node in body):
         return source
@@ -332,14 +308,7 @@ INDENT = "    "
 
 
 def guarded(source: str, number: int, definitions: DefinitionFinder, *, shown: bool = False) -> list[str]:
-    r"""
-    The lines of a script for a cell's source.
-
-    `shown` means that the cell's last statement shows something, even if it is a constant.
-
-    >>> guarded("x = 1\\nprint(x)", 1, DefinitionFinder())
-    ['x = 1', 'if __name__ == "__main__":  # +', '    print(x)']
-    """
+    """The lines of a script for a cell's source; `shown` means that its last statement shows something, even a constant."""
     layout = _ScriptLayout(source, number)
     body = layout.tree.body
     last = body[-1] if shown and body else None

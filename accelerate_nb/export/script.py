@@ -41,13 +41,8 @@ class ExportedScript:
 
 
 def as_script(notebook: Notebook, *, keep_installs: bool = False) -> ExportedScript:
-    """
-    The notebook as a script; `ExportError` names every cell and line that can't be in one.
-
-    With `keep_installs` the script runs `%pip install` and its like too.
-
-    >>> as_script(read("train.ipynb")).text
-    """
+    """The notebook as a script; `ExportError` names every cell and line that can't be in one."""
+    # with `keep_installs` the script runs `%pip install` and its like too
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
         name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
@@ -93,11 +88,9 @@ class TranslatedCell:
 
 
 class NotebookTranslation:
-    """
-    The cells of a notebook as a script.
+    """The cells of a notebook as a script."""
 
-    `cells` are the code cells by number, `session` the settings of `%%accelerate` cells; `None` where there are none.
-    """
+    # `cells` are the code cells by number, `session` the settings of %%accelerate cells; `None` where there are none
 
     def __init__(self, name: str, cells: Sequence[NotebookCell], *, keep_installs: bool = False) -> None:
         self._name = name
