@@ -63,13 +63,9 @@ def _run_here(command: str) -> None:
 
 
 def once_on_machine(frame: FrameType, work: Callable[[], object]) -> None:
-    """
-    Do some work for the line of a frame in one process of this machine; in a cell of %%accelerate, every process does it.
-
-    It is the first process that reaches the line, so the others never wait for one that does not. The others wait until the
-    work is done, and `ScriptError` is raised in them if the process that did it failed or is gone. A process that was not
-    launched beside others does it itself.
-    """
+    """Do some work for the line of a frame in one process of this machine; in a %%accelerate cell every process does it."""
+    # It is the first process that reaches the line, so the others never wait for one that does not. They wait until the
+    # work is done, and `ScriptError` is raised in them if the process that did it failed or is gone.
     local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks_on_machine = int(local_size) if local_size.isdigit() and "LOCAL_RANK" in os.environ else 1
     if ranks_on_machine < 2 or current_ranks() is not None:

@@ -9,22 +9,14 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def shown(value: Any) -> None:
-    """
-    Show the value of a cell's last line, as a notebook does: nothing for None.
-
-    >>> shown(1 + 1)
-    2
-    """
+    """Show the value of a cell's last line, as a notebook does: nothing for None."""
     if value is not None:
         display(value)
 
 
 def display(*objects: Any, **options: Any) -> Any:
-    """
-    Show objects: in a notebook, or in the panel of a run, where this script runs in one, and as text anywhere else.
-
-    Takes what IPython's `display` takes. With `display_id`, gives an object whose `update` shows something else.
-    """
+    """Show objects: in a notebook, or in the panel of a run, where this script runs in one, and as text anywhere else."""
+    # takes what IPython's `display` takes; with `display_id`, gives an object whose `update` shows something else
     other = getattr(builtins, "display", None)
     if other is not None:
         return other(*objects, **options)

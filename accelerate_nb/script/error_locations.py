@@ -24,11 +24,8 @@ _RUNNERS = {
 
 
 def name_in_tracebacks(file: str) -> None:
-    """
-    From now on, let warnings, and an exception that ends the script at `file`, name the notebook's cells and lines.
-
-    As in a notebook's ranks, loader workers and pools that start anew get functions without a name, too.
-    """
+    """From now on, warnings, and an exception that ends the script at `file`, name the notebook's cells and lines."""
+    # as in a notebook's ranks, loader workers and pools that start anew get functions without a name, too
     send_main_by_value()
     name_in_warnings()
     before = sys.excepthook

@@ -22,16 +22,10 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 
 def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, str]) -> OptionValues:
-    """
-    Read the command line: `--learning-rate 0.1` gives `learning_rate` another value.
-
-    `name` is the script's `__name__`; each option is its type, as an annotation spells it (`float`, `list[int]`,
-    `str | None`), its default and its help, as the help shows them. What can't be understood ends the script with exit
-    code 2, and `--help` with 0. In a module that is imported, nothing is read.
-
-    >>> options = parameters(__name__, __file__, "Train a model", epochs=("int", "3", "how often"))
-    >>> (epochs,) = options.instead_of(3)
-    """
+    """Read the command line: `--learning-rate 0.1` gives `learning_rate` another value."""
+    # `name` is the script's `__name__`; each option is its type, as an annotation spells it (`list[int]`,
+    # `str | None`), its default and its help. What can't be understood ends the script with exit code 2. In an imported
+    # module, nothing is read.
     if name == "__main__":
         os.environ[_WORDS] = json.dumps(sys.argv[1:])
     words = json.loads(os.environ.get(_WORDS, "[]")) if name in {"__main__", "__mp_main__"} else []
@@ -39,12 +33,7 @@ def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, s
 
 
 def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tuple[str, str, str]]) -> OptionValues:
-    """
-    The values of options in `words`; a help names the program by `name`.
-
-    >>> read(["--epochs", "5"], "train.py", "Train a model", {"epochs": ("int", "3", "how often")}).values
-    {'epochs': 5}
-    """
+    """The values of options in `words`; a help names the program by `name`."""
     parser = _OptionParser(prog=name, description=title, allow_abbrev=False)
     # argparse knows -1 and -0.5 as values; a learning rate may be -1e-3
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")

@@ -46,15 +46,10 @@ _END = timedelta(seconds=10)
 
 
 def begin(file: str, **settings: Any) -> None:
-    """
-    Continue as one of the processes that these settings request: the first with the script, the others with the cells that it sends.
-
-    Under plain `python` that is a launch of this very file, with which this process ends. In a launched process the
-    settings reach its `Accelerator`, where the launcher and the environment set nothing else. A file that was
-    imported does neither.
-
-    >>> begin(__file__, num_processes=2)
-    """
+    """Continue as one of the processes that these settings request: the first with the script, others with its cells."""
+    # Under plain `python` that is a launch of this very file, with which this process ends. In a launched process the
+    # settings reach its `Accelerator`, where the launcher and the environment set nothing else. A file that was
+    # imported does neither.
     frame: FrameType | None = sys._getframe(1)
     assert frame is not None
     # the children of a data loader import the script under another name
@@ -96,12 +91,7 @@ def begin(file: str, **settings: Any) -> None:
 
 
 def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -> list[str]:
-    """
-    The arguments after `python` to launch a script with its own arguments.
-
-    >>> launch_words("/train.py", ["--epochs", "3"], {"num_processes": 2})
-    ['-m', 'accelerate_nb', 'launch', '--num-processes', '2', '/train.py', '--epochs', '3']
-    """
+    """The arguments after `python` to launch a script with its own arguments."""
     return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
 
 
@@ -113,12 +103,10 @@ def _count(number: Any) -> str:
 
 
 class ScriptRanks:
-    """
-    The ranks of a script, seen from one of its processes.
+    """The ranks of a script, seen from one of its processes."""
 
-    Each has a module for the names of its cells; the first has that of the script too. A message is the name of a method and its
-    arguments, which every process calls.
-    """
+    # Each has a module for the names of its cells; the first has that of the script too. A message is the name of a
+    # method and its arguments, which every process calls.
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

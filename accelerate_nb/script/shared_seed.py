@@ -22,20 +22,12 @@ _begun = threading.Event()
 
 
 def alike(file: str) -> None:
-    """
-    Give this process the random numbers of the others of its launch, and their order of sets of texts.
-
-    Python's, numpy's and torch's generators begin with a number that is new for each launch; a seed that the script sets
-    later wins. numpy and torch are seeded when they are imported, which stays where the script does it: what a cell puts into
-    the environment before is read then. `numpy.random.default_rng()` and other sources of the system's entropy differ.
-
-    A Python that was started with hashes of its own starts once more, in place, with the same words and with the hashes of
-    all. Where it runs below a debugger, or anything else that could not go on, the orders of sets differ.
-
-    A process that was not launched beside others is left alone.
-
-    >>> alike("train.py")
-    """
+    """Give this process the random numbers of the others of its launch, and their order of sets of texts."""
+    # Python's, numpy's and torch's generators begin with a number that is new for each launch; a seed that the script
+    # sets later wins. numpy and torch are seeded when they are imported: what a cell puts into the environment before
+    # is read then. `numpy.random.default_rng()` and other sources of the system's entropy differ. A Python that was
+    # started with hashes of its own starts once more, in place, with the same words and the hashes of all; below a
+    # debugger, or anything else that could not go on, the orders of sets differ.
     if not already_launched(os.environ) or os.environ["WORLD_SIZE"] == "1" or _begun.is_set():
         return
     number = number_of(os.environ)

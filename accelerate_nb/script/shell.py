@@ -29,37 +29,21 @@ _KEEPS_OUTPUT = re.compile(r"--(out|err|proc)\b")
 
 
 def start(file: str) -> None:
-    """
-    Let a script's errors name the notebook's cells, and its random numbers be those of the other processes of its launch.
-
-    >>> start(__file__)
-    """
+    """Let a script's errors name the notebook's cells, and its random numbers be those of its launch's other processes."""
     name_in_tracebacks(file)
     alike(file)
 
 
 def run(command: str) -> None:
-    """
-    Run a command in a shell, as `!command` does: whatever it prints is shown, and a failure is no error.
-
-    In a launched script one process of each machine runs it while the others wait. In a cell of %%accelerate each process runs its
-    own.
-
-    >>> run("mkdir -p data")
-    """
+    """Run a command in a shell, as `!command` does: whatever it prints is shown, and a failure is no error."""
+    # in a launched script one process of each machine runs it while the others wait, in a %%accelerate cell each its
+    # own
     frame = sys._getframe(1)
     system(expanded(command, {**frame.f_globals, **frame.f_locals}), frame)
 
 
 def capture(command: str) -> SList:
-    """
-    Run a command in a shell, as `x = !command` does: gives the lines that it prints, as a list with `.n`, `.s` and `.l`.
-
-    Every process runs its own.
-
-    >>> capture("echo a; echo b").s
-    'a b'
-    """
+    """Run a command as `x = !command` does, in every process: gives the lines that it prints, with `.n`, `.s` and `.l`."""
     from IPython.utils.process import getoutput  # type: ignore[attr-defined] # IPython passes it on
     from IPython.utils.text import SList
 
@@ -68,11 +52,7 @@ def capture(command: str) -> SList:
 
 
 def line(name: str, text: str) -> Any:
-    """
-    Run a line magic as a notebook does.
-
-    >>> line("alias", "hello echo hello")
-    """
+    """Run a line magic as a notebook does."""
     frame, ranks = sys._getframe(1), current_ranks()
     if name == "accelerate" and ranks is not None:
         return ranks.line(text, frame.f_globals)
@@ -81,14 +61,9 @@ def line(name: str, text: str) -> Any:
 
 
 def cell(name: str, text: str, cell: str) -> Any:
-    """
-    Run a cell magic, with the text of its own line and the lines below it.
-
-    What gives a text to a program or a file is done by one process of each machine while the others wait, and in a cell of
-    %%accelerate by every process.
-
-    >>> cell("timeit", "-n 1 -r 1 -q", "sum(range(10))")
-    """
+    """Run a cell magic, with the text of its own line and the lines below it."""
+    # what gives a text to a program or a file is done by one process of each machine, and in a %%accelerate cell by
+    # each
     frame, ranks = sys._getframe(1), current_ranks()
     if name == "accelerate" and ranks is not None:
         ranks.cell(text, cell, frame)

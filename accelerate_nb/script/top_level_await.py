@@ -21,13 +21,7 @@ _loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("accelerate_nb_
 
 
 def wait(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """
-    Run a coroutine to its end, on the same loop each time: tasks that one cell began go on while a later one waits.
-
-    >>> import asyncio
-    >>> wait(asyncio.sleep(0, "done"))
-    'done'
-    """
+    """Run a coroutine to its end, always on the same loop: tasks that one cell began go on while a later one waits."""
     import asyncio
 
     loop = _loop.get()
