@@ -103,7 +103,6 @@ class FrameReader:
         return not self._data
 
     def feed(self, data: bytes) -> None:
-        """Take in what has come."""
         self._data += data
 
     def next(self) -> tuple[Message, int] | None:
@@ -156,12 +155,11 @@ class StreamPair:
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         """At most so many bytes, none at the end of the stream; raises `BlockingIOError` with `MSG_DONTWAIT` where there are none yet."""
-        if flags & socket.MSG_DONTWAIT and not is_readable(self._reader, 0):
+        if flags & socket.MSG_DONTWAIT and not is_ready(self._reader, 0):
             raise BlockingIOError
         return os.read(self._reader, size)
 
     def sendmsg(self, buffers: Iterable[memoryview], _: Iterable[Any] = (), /) -> int:
-        """Send some of the bytes; returns how many."""
         return os.writev(self._writer, list(buffers))
 
     def shutdown(self, _: int = socket.SHUT_RDWR, /) -> None:
@@ -169,17 +167,16 @@ class StreamPair:
         self.close()
 
     def close(self) -> None:
-        """Close both descriptors."""
         if self._reader >= 0:
             os.close(self._reader)
             os.close(self._writer)
             self._reader = self._writer = -1
 
 
-def is_readable(descriptor: int, timeout: float) -> bool:
-    """Whether a descriptor becomes readable, or ends, within so many seconds."""
+def is_ready(descriptor: int, timeout: float, event: int = select.POLLIN) -> bool:
+    """Whether a descriptor can be read, or has the other event, or ends, within so many seconds."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(descriptor, event)
     return bool(poll.poll(timeout * 1000))
 
 
@@ -225,7 +222,6 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this end was closed."""
         return self._socket.fileno() < 0
 
     @property
@@ -273,16 +269,13 @@ class Channel:
             text = f"{type(message).__name__} was to take along a pipe, a lock or a socket, which can't leave their machine"
             raise ProtocolError("descriptors", text)
         for descriptor in descriptors:
-            size, offset = os.fstat(descriptor).st_size, 0
-            while True:
+            size, offset, is_last = os.fstat(descriptor).st_size, 0, False
+            while not is_last:
                 data = os.pread(descriptor, _FILE_PART, offset)
                 offset += len(data)
                 is_last = not data or offset >= size
                 self._send_whole(memoryview(frame(FilePart(len(data), is_last))))
-                if data:
-                    self._send_whole(memoryview(data), has_begun=True)
-                if is_last:
-                    break
+                self._send_whole(memoryview(data), has_begun=True)
 
     def _send_whole(self, data: memoryview, batch: Sequence[int] = (), *, has_begun: bool = False) -> None:
         sent = self._send_part(data, batch, has_begun=has_begun)
@@ -302,11 +295,9 @@ class Channel:
         """Send a short message over a socket, unless it would have to wait: for another one, or until the other end reads."""
         if self._lock.acquire(blocking=False):
             try:
-                poll = select.poll()
-                poll.register(self.fileno(), select.POLLOUT)
                 # who reads finds an error
                 with suppress(OSError):
-                    if poll.poll(0):
+                    if is_ready(self.fileno(), 0, select.POLLOUT):
                         self._send_whole(memoryview(frame(message)))
             finally:
                 self._lock.release()
@@ -321,7 +312,7 @@ class Channel:
                 # half a message would make the next ones unreadable
                 if not has_begun or time.monotonic() > deadline:
                     raise
-                select.select((), (self._socket,), (), _SEND_TIMEOUT)
+                is_ready(self.fileno(), _SEND_TIMEOUT, select.POLLOUT)
 
     # ---------------------------------------------------------------------------------------------------- receiving
 
@@ -330,7 +321,7 @@ class Channel:
         while (received := self._next()) is None:
             if self.is_ended:
                 return None
-            if silence_limit is not None and not is_readable(self._socket.fileno(), silence_limit):
+            if silence_limit is not None and not is_ready(self._socket.fileno(), silence_limit):
                 raise TimeoutError(f"nothing came for {silence_limit:g} s")
             self._read(0)
         return received

@@ -10,7 +10,7 @@ from accelerate_nb.rank.step_hold import StopPoint
 from accelerate_nb.transport.worker_spec import LocalWorker, NetworkAddress, WorkerSpec
 
 # The version of the messages: to be raised when a message changes in what it means or holds.
-VERSION = 10
+VERSION = 11
 # How often each end of an agent's channel says that it is there while workers run, in seconds.
 HEARTBEAT_INTERVAL = 1.0
 
@@ -199,7 +199,6 @@ class StartWorkers(Message, frozen=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of all workers."""
         return tuple(spec.rank_info.rank for spec in self.specs)
 
 

@@ -3,8 +3,7 @@
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
@@ -16,7 +15,6 @@ from accelerate_nb.sources.cells import CellSources, current_sources, name_in_wa
 from accelerate_nb.transport.logging_state import current_logging
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
 from accelerate_nb.transport.serializer import dump, explain, install_main, load
-from accelerate_nb.transport.worker_spec import PayloadReference
 
 
 class TransferredFd:
@@ -34,10 +32,10 @@ class TransferredFd:
 
 
 class FdCollector:
-    """A stand-in for multiprocessing's process being spawned: it collects the descriptors that the process will need."""
+    """A stand-in for multiprocessing's process being spawned: it collects the descriptors that it will need, `file` first."""
 
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
+    def __init__(self, file: int) -> None:
+        self.descriptors = [file]
 
     def duplicate_for_child(self, descriptor: int) -> int:
         """Take a descriptor along; returns its index."""
@@ -47,26 +45,6 @@ class FdCollector:
     def DupFd(self, index: int) -> TransferredFd:  # noqa: N802 - the name that multiprocessing calls
         """The object that is pickled in place of a descriptor."""
         return TransferredFd(index)
-
-    def close(self) -> None:
-        """Close the copies that were taken along."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
-
-
-@contextmanager
-def collect_descriptors() -> Iterator[FdCollector]:
-    """While something is pickled for workers, multiprocessing's objects see a process being spawned."""
-    before = get_spawning_popen()
-    collector = FdCollector()
-    set_spawning_popen(collector)  # type: ignore[arg-type]  # it has the methods that are called
-    try:
-        yield collector
-    except BaseException:
-        collector.close()
-        raise
-    finally:
-        set_spawning_popen(before)
 
 
 def check_function(function: Any) -> None:
@@ -125,10 +103,8 @@ class InheritedCall:
     sources: CellSources
     states: RandomStates
     descriptors: tuple[int, ...] = ()
-    reference: PayloadReference | None = None
 
     def unpack(self) -> Callable[[], Any]:
-        """The call itself."""
         # Python gives its `random` a new seed in every forked process
         self.states.install()
         name_in_warnings(self.sources.numbers)
@@ -142,25 +118,15 @@ class InheritedCall:
 class PackedCall:
     """A call in a memory file, of which each worker maps its own view: one copy for any number of workers."""
 
-    descriptor: int
-    more: tuple[int, ...]
+    # the memory file, and those of multiprocessing's that travel along
+    descriptors: tuple[int, ...]
     sources: CellSources
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """The memory file, and those of multiprocessing's that travel along."""
-        return (self.descriptor, *self.more)
-
-    @property
-    def reference(self) -> PayloadReference:
-        """The payload without its content."""
-        return PayloadReference(os.fstat(self.descriptor).st_size, len(self.more))
 
     def unpack(self) -> Callable[[], Any]:
         """The call, its arrays and tensors in the file's own memory."""
-        _, *pickled = map_entries(self.descriptor)
+        _, *pickled = map_entries(self.descriptors[0])
         self.sources.install()
-        TransferredFd.descriptors = self.more
+        TransferredFd.descriptors = self.descriptors
         states, logging_state, call, names = load(pickled)
         install_main(names)
         states.install()
@@ -169,7 +135,6 @@ class PackedCall:
         return unpacked
 
     def close(self) -> None:
-        """Close the memory file and the descriptors that travel along."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -181,7 +146,7 @@ Payload: TypeAlias = InheritedCall | PackedCall
 def received_payload(descriptor: int, more: Sequence[int]) -> PackedCall:
     """The payload behind a worker's descriptors."""
     head = map_entries(descriptor)[0]
-    return PackedCall(descriptor, tuple(more), CellSources(**json.loads(bytes(head))))
+    return PackedCall((descriptor, *more), CellSources(**json.loads(bytes(head))))
 
 
 def inherit(call: FunctionCall) -> InheritedCall:
@@ -192,18 +157,22 @@ def inherit(call: FunctionCall) -> InheritedCall:
 def pack(call: FunctionCall) -> PackedCall:
     """A call as one memory file; raises `PayloadError`, which names what can't travel, its type and what captures it."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    sources = current_sources()
-    with collect_descriptors() as collector:
+    sources, before = current_sources(), get_spawning_popen()
+    collector = FdCollector(memory_file("accelerate_nb_payload"))
+    # while something is pickled for workers, multiprocessing's objects see a process being spawned
+    set_spawning_popen(collector)  # type: ignore[arg-type]  # it has the methods that are called
+    try:
+        names: dict[str, Any] = {}
         try:
-            names: dict[str, Any] = {}
             entries = dump((current_random_states(), current_logging(), call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
-        descriptor = memory_file("accelerate_nb_payload")
-        try:
-            head = {"lines": dict(sources.lines), "numbers": dict(sources.numbers)}
-            write_entries(descriptor, [json.dumps(head).encode(), *entries])
-        except BaseException:
+        head = {"lines": dict(sources.lines), "numbers": dict(sources.numbers)}
+        write_entries(collector.descriptors[0], [json.dumps(head).encode(), *entries])
+    except BaseException:
+        for descriptor in collector.descriptors:
             os.close(descriptor)
-            raise
-        return PackedCall(descriptor, tuple(collector.descriptors), sources)
+        raise
+    finally:
+        set_spawning_popen(before)
+    return PackedCall(tuple(collector.descriptors), sources)

@@ -27,11 +27,8 @@ _MAIN = "__main__"
 def dump(value: Any, names: dict[str, Any] | None = None, *, main_by_name: bool = False) -> list[Bytes]:
     """A value as a pickle, followed by views of the memory of its arrays and tensors; `load` keeps shared storages shared."""
     # `names` gets the functions and classes of `__main__`, which travel by value, as they come by; it may be the value's last part
-    buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
     found = {} if names is None else names
-    _PayloadPickler(file, buffers, None if main_by_name else found).dump(value)
-    return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    return _PayloadPickler(None if main_by_name else found).entries(value)
 
 
 def dump_homeward(
@@ -43,36 +40,36 @@ def dump_homeward(
     """The same for a value on its way to the notebook, where tensors are on the CPU and models as before they were prepared."""
     # The notebook's functions and classes go by name (a forked worker's copy would be another class): all, or those in `known`.
     # What `reference` returns for a part, if anything, stands in its place (see `load`), and what `whole` does for a sharded tensor.
-    buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    pickler = _HomewardPickler(file, buffers, known, whole)
+    pickler = _HomewardPickler(known, whole)
     if reference is not None:
         pickler.persistent_id = reference
-    pickler.dump(value)
-    return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    return pickler.entries(value)
 
 
 def load(entries: Sequence[Bytes], referred: Callable[[Any], Any] | None = None) -> Any:
     """The value that `dump` was given; its arrays and tensors use the entries' own memory. `referred` resolves references."""
     if referred is None:
         return pickle.loads(entries[0], buffers=entries[1:])
-    return _PayloadUnpickler(io.BytesIO(entries[0]), entries[1:], referred).load()
+    resolve = referred
 
+    class Unpickler(pickle.Unpickler):
+        # a method, since Python 3.13 refuses one that is set on an Unpickler
+        def persistent_load(self, reference: Any) -> Any:
+            return resolve(reference)
 
-class _PayloadUnpickler(pickle.Unpickler):
-    # a method, since Python 3.13 refuses one that is set on an Unpickler
-    def __init__(self, file: io.BytesIO, buffers: Sequence[Bytes], referred: Callable[[Any], Any]) -> None:
-        super().__init__(file, buffers=buffers)
-        self._referred = referred
-
-    def persistent_load(self, reference: Any) -> Any:
-        return self._referred(reference)
+    return Unpickler(io.BytesIO(entries[0]), buffers=entries[1:]).load()
 
 
 class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any] | None) -> None:
-        super().__init__(file, protocol=PROTOCOL, buffer_callback=buffers.append)
-        self._names = names
+    def __init__(self, names: dict[str, Any] | None) -> None:
+        self._names, self._file = names, io.BytesIO()
+        self._buffers: list[pickle.PickleBuffer] = []
+        super().__init__(self._file, protocol=PROTOCOL, buffer_callback=self._buffers.append)
+
+    def entries(self, value: Any) -> list[Bytes]:
+        """A value's pickle, and the buffers that it refers to."""
+        self.dump(value)
+        return [self._file.getbuffer(), *(buffer.raw() for buffer in self._buffers)]
 
     def reducer_override(self, obj: Any) -> Any:
         if is_of_main(obj):
@@ -102,14 +99,8 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
 
 class _HomewardPickler(_PayloadPickler):
-    def __init__(
-        self,
-        file: io.BytesIO,
-        buffers: list[pickle.PickleBuffer],
-        known: frozenset[str] | None,
-        whole: Callable[[Any], Any] | None,
-    ) -> None:
-        super().__init__(file, buffers, {})
+    def __init__(self, known: frozenset[str] | None, whole: Callable[[Any], Any] | None) -> None:
+        super().__init__({})
         self._known, self._whole = known, whole
 
     def reducer_override(self, obj: Any) -> Any:
@@ -129,13 +120,11 @@ class _HomewardPickler(_PayloadPickler):
     def _reduce_tensor(self, tensor: Any) -> Any:
         torch: Any = sys.modules["torch"]
         parameter = torch.nn.Parameter
-        if hasattr(tensor, "device_mesh") and hasattr(
-            tensor, "full_tensor"
-        ):  # torch's DTensor, whose module may not be loaded
+        # torch's DTensor, whose module may not be loaded
+        if hasattr(tensor, "device_mesh") and hasattr(tensor, "full_tensor"):
             if self._whole is None:
-                raise PayloadError(
-                    "It is sharded over ranks, each of which has a part. Take accelerator.get_state_dict(model)."
-                )
+                text = "It is sharded over ranks, each of which has a part. Take accelerator.get_state_dict(model)."
+                raise PayloadError(text)
             found = self._whole(tensor)
             return (parameter, (found, tensor.requires_grad)) if isinstance(tensor, parameter) else (_itself, (found,))
         if type(tensor) is torch.Tensor and (tensor.requires_grad or tensor.device.type not in ("cpu", "meta")):
@@ -358,7 +347,6 @@ def _refuses(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """The parts of a value, each with its name."""
     match value:
         case types.FunctionType():
             return _captured(value)

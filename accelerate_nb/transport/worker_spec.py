@@ -78,7 +78,6 @@ class ProcessEnvironment:
     threads: int | None
 
     def take_over(self) -> None:
-        """Give this process the same environment."""
         os.environ.clear()
         os.environ.update(self.environ)
         if os.path.isdir(self.folder):
@@ -112,24 +111,19 @@ def current_environment(more: Mapping[str, str], threads: int | None) -> Process
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadReference:
-    """A payload without its content: the bytes of its memory file, and how many of multiprocessing's descriptors it needs."""
-
-    size: int
-    handles: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """All that a worker needs to begin, as values that mean the same on every machine; a forked one inherits its payload."""
 
     rank_info: RankInfo
     process_environment: ProcessEnvironment
-    payload: PayloadReference | None = None
     # what ranks compute on, in torch's word ("cpu", "cuda", "xla"): the environment alone does not show it, since a launch on the
     # CPU may be requested where it names TPUs
     kind: str = "cpu"
     is_result_wanted: bool = True
+
+
+# The descriptors of a worker of which there is one each, in the order in which they travel.
+_FIXED = ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +140,7 @@ class WorkerDescriptors:
     more: tuple[int, ...] = ()
 
     def all(self) -> tuple[int, ...]:
-        """Every descriptor that is there."""
-        fixed = (self.stdout, self.stderr, self.events, self.outcome, self.stacks, self.payload, self.store)
-        return (*(descriptor for descriptor in fixed if descriptor >= 0), *self.more)
+        return (*(number for name in _FIXED if (number := getattr(self, name)) >= 0), *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +152,10 @@ class LocalWorker:
 
     @property
     def rank(self) -> int:
-        """Its rank."""
         return self.spec.rank_info.rank
 
     def with_descriptors(self, received: Iterable[int]) -> LocalWorker:
         """The worker with the numbers that its descriptors have in this process; they come in the order of `WorkerDescriptors.all()`."""
         rest = list(received)
-        fixed = {
-            name: rest.pop(0) if getattr(self.descriptors, name) >= 0 else -1
-            for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
-        }
+        fixed = {name: rest.pop(0) if getattr(self.descriptors, name) >= 0 else -1 for name in _FIXED}
         return replace(self, descriptors=WorkerDescriptors(**fixed, more=tuple(rest)))

@@ -24,7 +24,6 @@ def worker(rank: int = 0, text: str = "") -> worker_spec.LocalWorker:
                 rank, 4, rank % 2, 2, worker_spec.NetworkAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2
             ),
             worker_spec.ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
-            worker_spec.PayloadReference(4096, 1) if rank else None,
         ),
         worker_spec.WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10)),
     )

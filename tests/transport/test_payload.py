@@ -9,7 +9,7 @@ import torch
 
 from accelerate_nb import launch
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.transport.payload import FunctionCall, collect_descriptors, pack, received_payload
+from accelerate_nb.transport.payload import FunctionCall, pack, received_payload
 from tests.waiting import until
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -23,7 +23,7 @@ def test_shared_tensors_are_the_same_memory_after_their_way():
     before = open_descriptors()
     shared, private = torch.zeros(4).share_memory_(), torch.zeros(4)
     packed = pack(FunctionCall(list, ((shared, shared[1:], private),)))
-    found = received_payload(packed.descriptor, packed.more).unpack()()
+    found = received_payload(packed.descriptors[0], packed.descriptors[1:]).unpack()()
     found[0][2] = 5
     found[2][2] = 5
     assert shared[2] == 5
@@ -35,18 +35,12 @@ def test_shared_tensors_are_the_same_memory_after_their_way():
     until(lambda: open_descriptors() <= before + 1)
 
 
-def test_nothing_is_collected_outside_of_the_block():
-    assert get_spawning_popen() is None
-    with pytest.raises(KeyError), collect_descriptors():
-        assert get_spawning_popen() is not None
-        raise KeyError
-    assert get_spawning_popen() is None
-
-
 def test_what_only_a_fork_can_inherit_is_an_error():
     with pytest.raises(NeedsForkError, match="Lock made by multiprocessing's 'fork' context") as caught:
         pack(FunctionCall(print, (multiprocessing.get_context("fork").Lock(),)))
     assert "get_context('spawn')" in str(caught.value)
+    # nothing else is taken for a process being spawned afterwards
+    assert get_spawning_popen() is None
 
 
 def adds(queue, lock, event, counter, connection, shared):

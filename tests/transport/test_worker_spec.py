@@ -10,7 +10,6 @@ from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import (
     LocalWorker,
     NetworkAddress,
-    PayloadReference,
     ProcessEnvironment,
     RankInfo,
     WorkerDescriptors,
@@ -30,7 +29,6 @@ SPEC = WorkerSpec(
         max_restarts=3,
     ),
     process_environment=current_environment({"MORE": "grüße \udcff\n"}, threads=3),
-    payload=PayloadReference(4096, 2),
 )
 WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1, more=(9, 10)))
 

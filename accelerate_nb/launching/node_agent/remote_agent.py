@@ -20,7 +20,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.launching.node_agent.agent import Agent, AgentLoop, Report
 from accelerate_nb.launching.node_agent.node_logs import with_gap
 from accelerate_nb.transport import messages
-from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_readable
+from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_ready
 
 # More channels than so many are read at most every `_BETWEEN_READS` seconds: to wake for each of their messages costs more than they do.
 _FEW = 8
@@ -126,7 +126,7 @@ class ChannelReader:
         for reading in list(self._readings):
             if reading.channel.is_closed:
                 self._end(loop, reading, "its connection was closed")
-            elif reading.heard_at + reading.silence_limit > now or is_readable(reading.channel.fileno(), 0):
+            elif reading.heard_at + reading.silence_limit > now or is_ready(reading.channel.fileno(), 0):
                 reading.channel.send_at_once(messages.Heartbeat())
                 due = min(due, max(reading.heard_at + reading.silence_limit, now + _BETWEEN_READS))
             else:

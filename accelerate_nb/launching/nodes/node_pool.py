@@ -16,7 +16,7 @@ from accelerate_nb.events.terminal_lines import plain
 from accelerate_nb.launching.node_agent.node_network import REPLY_TIMEOUT, check_reach, endpoint_of, of_all
 from accelerate_nb.launching.node_agent.remote_agent import ChannelReader, RemoteAgent
 from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
-from accelerate_nb.transport.channel import Reply, is_readable
+from accelerate_nb.transport.channel import Reply, is_ready
 from accelerate_nb.transport.messages import ListenToPeers, Message, NodeFacts, PeerEndpoint, QueryNode
 from accelerate_nb.transport.worker_spec import NetworkAddress
 
@@ -53,7 +53,7 @@ class NodeConnection:
     @property
     def is_ending(self) -> bool:
         """Whether something comes from an agent without workers: it says nothing by itself, so that is its end."""
-        return is_readable(self.channel.fileno(), 0)
+        return is_ready(self.channel.fileno(), 0)
 
     @property
     def facts(self) -> NodeFacts:

@@ -85,7 +85,7 @@ class RunNodes(Nodes):
 
     def check_payload(self, payload: Payload) -> None:
         """Raise `PayloadError` where it can't be sent."""
-        if self.inherits_environment and payload.reference is not None and payload.reference.handles:
+        if self.inherits_environment and len(payload.descriptors) > 1:
             raise PayloadError(
                 "A run on other machines was requested, and the function or its arguments hold a pipe, a socket, a queue or "
                 "shared memory of multiprocessing, which is of this machine. Make it inside of the function."

@@ -457,7 +457,6 @@ class LaunchPlan:
                         max_restarts=self.max_restarts,
                     ),
                     process_environment=self.process_environment,
-                    payload=self.payload.reference,
                     kind=self.kind,
                     is_result_wanted=self.wants_all_results or rank in (0, first),
                 )
