@@ -1,12 +1,12 @@
 """Equal output of several ranks, folded into one."""
 
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from accelerate_nb.events.event_types import WIDGET_VIEW, Display, LogLine
-from accelerate_nb.events.run_state import Shown
+from accelerate_nb.events.event_types import WIDGET_VIEW, Display, LogLine, Shown
 
 # For so many seconds an item waits for the same of other ranks: too short to be noticed.
 WINDOW = 0.25
@@ -60,8 +60,7 @@ class OutputCollapser:
 
     def rest(self) -> Iterator[CollapsedOutput]:
         """All that is still there: no more will come."""
-        while heads := self._heads():
-            yield self._pop(heads)
+        return self.ready(math.inf)
 
     def _heads(self) -> dict[int, _PendingOutput]:
         return {rank: queue[0] for rank, queue in self._queues.items() if queue}

@@ -332,30 +332,12 @@ class StepProfile(BaseEvent, frozen=True, tag="step_profile"):
     problem: str = ""
 
 
-Event: TypeAlias = (
-    LogLine
-    | Metric
-    | Progress
-    | Display
-    | DeviceSample
-    | HostSample
-    | StateChange
-    | IdleWarning
-    | Failure
-    | Hang
-    | TaskDone
-    | FirstStep
-    | Restart
-    | NodeRanks
-    | MeshCoordinates
-    | PrecisionChoice
-    | StepBreakdown
-    | MemoryUse
-    | KnobValue
-    | HeldAt
-    | ProfileRequested
-    | StepProfile
-)
+# What a rank puts out, and what it says of itself, of which the newest counts.
+Shown: TypeAlias = LogLine | Display
+_StepFact: TypeAlias = StepBreakdown | ProfileRequested | StepProfile
+RankFact: TypeAlias = Progress | DeviceSample | MemoryUse | MeshCoordinates | Failure | _StepFact
+_OfRank: TypeAlias = Shown | RankFact | Metric | KnobValue | PrecisionChoice | FirstStep | HeldAt | TaskDone
+Event: TypeAlias = _OfRank | HostSample | StateChange | IdleWarning | Hang | Restart | NodeRanks
 
 
 # ------------------------------------------------------------------------------------------------ displays of a type of their own

@@ -59,7 +59,6 @@ class LineClassifier:
         self._is_in_traceback = self._is_under_warning = False
 
     def of(self, text: str) -> Meaning:
-        """The meaning of the next line."""
         if not self._is_in_traceback and not self._is_under_warning and not any(sign in text for sign in _SIGNS):
             return ""
         text = _RANK.sub("", _COLOUR.sub("", text) if "\x1b" in text else text, count=1)

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
@@ -42,7 +42,6 @@ class BoundedLog(Generic[T]):
         self.count = 0
 
     def append(self, item: T, size: int) -> None:
-        """Add an item of a size."""
         self.count += 1
         self._items.append(item)
         self._sizes.append(size)
@@ -77,7 +76,6 @@ class MetricSeries:
         self.newest: event_types.Metric | None = None
 
     def append(self, metric: event_types.Metric) -> None:
-        """Add a value."""
         if self._came % self._every == 0:
             self._kept.append(metric)
         self._came += 1
@@ -96,17 +94,6 @@ class MetricSeries:
         return kept if self.newest is None or kept[-1] is self.newest else (*kept, self.newest)
 
 
-# What a rank says of itself, of which the newest counts.
-Fact: TypeAlias = (
-    event_types.DeviceSample
-    | event_types.KnobValue
-    | event_types.MemoryUse
-    | event_types.MeshCoordinates
-    | event_types.StepBreakdown
-    | event_types.ProfileRequested
-    | event_types.StepProfile
-    | event_types.Failure
-)
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
 # Shorter windows of steps say more about the moment than about the rank.
@@ -142,16 +129,13 @@ class RankSummary:
 
 def mean_steps(steps: Sequence[event_types.StepBreakdown], weights: Sequence[float]) -> event_types.StepBreakdown:
     """The mean of these steps, as the newest of them."""
-    total = sum(weights)
-    parts = ("data", "forward", "backward", "communication", "optimizer", "idle")
+    parts = ["data", "forward", "backward", "communication", "optimizer", "idle"]
+    if all(step.preempted is not None for step in steps):
+        parts.append("preempted")
     means: dict[str, Any] = {
-        part: sum(weight * getattr(step, part) for step, weight in zip(steps, weights, strict=True)) / total
+        part: sum(weight * getattr(step, part) for step, weight in zip(steps, weights, strict=True)) / sum(weights)
         for part in parts
     }
-    if all(step.preempted is not None for step in steps):
-        means["preempted"] = (
-            sum(weight * (step.preempted or 0.0) for step, weight in zip(steps, weights, strict=True)) / total
-        )
     return structs.replace(steps[-1], **means)
 
 
@@ -161,6 +145,13 @@ class RankState(RankSummary):
 
     lines: tuple[event_types.LogLine, ...]
     series: dict[str, tuple[event_types.Metric, ...]]
+
+
+# What a summary has as the rank's state has it.
+_SAME = (
+    *("state", "detail", "coordinates", "knobs", "memory", "first_step", "steps", "requested_profile", "profile"),
+    "failure",
+)
 
 
 @dataclass(slots=True)
@@ -196,12 +187,12 @@ class RankFold:
             self.requested_profile = None
         self.state, self.detail = change.state, change.detail
 
-    def take_fact(self, fact: Fact) -> None:
+    def take_fact(self, fact: event_types.RankFact) -> None:
         match fact:
+            case event_types.Progress():
+                self._take_progress(fact)
             case event_types.DeviceSample():
                 self.devices[fact.device] = fact
-            case event_types.KnobValue():
-                self.knobs = {**self.knobs, fact.name: fact}
             case event_types.MemoryUse():
                 self.memory = fact
             case event_types.MeshCoordinates():
@@ -229,7 +220,7 @@ class RankFold:
             self.windows.append(mean_steps(means, counts))
             self.window.clear()
 
-    def take_progress(self, progress: event_types.Progress) -> None:
+    def _take_progress(self, progress: event_types.Progress) -> None:
         # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
         name = progress.bar or progress.label
         before = self.progress.get(name)
@@ -243,23 +234,14 @@ class RankFold:
     def summary(self, rank: int) -> dict[str, Any]:
         """The values of `RankSummary`."""
         return {
+            **{name: getattr(self, name) for name in _SAME},
             "rank": rank,
-            "state": self.state,
-            "detail": self.detail,
             "line_count": self.lines.count,
             "open_lines": tuple(self.open_lines.values()),
             "metrics": {name: series.newest for name, series in self.series.items() if series.newest is not None},
             "progress": dict(self.progress),
             "devices": dict(self.devices),
-            "coordinates": self.coordinates,
-            "knobs": self.knobs,
-            "memory": self.memory,
-            "first_step": self.first_step,
-            "steps": self.steps,
             "windows": tuple(self.windows),
-            "requested_profile": self.requested_profile,
-            "profile": self.profile,
-            "failure": self.failure,
         }
 
 

@@ -143,7 +143,6 @@ class RunRecorder:
                 file.flush()
 
     def close(self) -> None:
-        """Close all files."""
         for file in self._files.values():
             with self._as_far_as_possible():
                 file.close()

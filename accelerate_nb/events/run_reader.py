@@ -73,7 +73,6 @@ class SavedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run goes on no more."""
         return self.state in event_types.OVER
 
 
@@ -199,7 +198,7 @@ class RunFollower:
                 found = from_line(line)
                 event = found if _is_sound(found) else None
             if event is None:
-                self.view.note_unread()
+                self.view.unread += 1
             else:
                 self.view.apply(event)
         logs = (rank_logs(folder) for folder in (*former_attempts(self._folder), self._folder))
@@ -323,12 +322,10 @@ def rank_logs(folder: Path) -> dict[int, Path]:
 def _from_name(folder: Path) -> tuple[float, str]:
     """The start and the name of a run, from the name of its folder."""
     parts = _NAMED.fullmatch(folder.name)
-    if parts is None:
-        return _changed(folder) or 0.0, plain_name(folder.name)
-    try:
-        return time.mktime(time.strptime(parts[1], "%Y-%m-%d_%H%M%S")), plain_name(parts[2])
-    except (ValueError, OverflowError):
-        return _changed(folder) or 0.0, plain_name(parts[2])
+    with suppress(ValueError, OverflowError):
+        if parts is not None:
+            return time.mktime(time.strptime(parts[1], "%Y-%m-%d_%H%M%S")), plain_name(parts[2])
+    return _changed(folder) or 0.0, plain_name(folder.name if parts is None else parts[2])
 
 
 def _changed(folder: Path) -> float | None:

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from accelerate_nb.events import event_types
 from accelerate_nb.events.event_codec import harmless
 from accelerate_nb.events.rank_state import BoundedLog, MetricSeries, NewItems, RankFold, RankState, RankSummary
-
-Shown: TypeAlias = event_types.LogLine | event_types.Display
 
 _MILLION = 1_000_000
 # Of a run that restarts again and again, the newest restarts are kept.
@@ -32,7 +30,7 @@ class RunState:
         self._tail = tail
         self._points = points
         self._ranks: dict[int, RankFold] = {rank: self._new_rank() for rank in range(size)}
-        self._shown: BoundedLog[Shown] = BoundedLog(backlog, 32 * _MILLION)
+        self._shown: BoundedLog[event_types.Shown] = BoundedLog(backlog, 32 * _MILLION)
         self._metrics: BoundedLog[event_types.Metric] = BoundedLog(backlog, backlog)
         # the state of the whole run, with the message that people were shown; its end in seconds since 1970
         self.state: event_types.State = "starting"
@@ -72,26 +70,20 @@ class RunState:
                 case event_types.Metric():
                     self._metrics.append(event, 1)
                     self._rank(event.rank).series[event.name].append(event)
-                case event_types.Progress():
-                    self._rank(event.rank).take_progress(event)
                 case event_types.Display():
                     characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
                     self._shown.append(event, sum(characters))
-                case (
-                    event_types.DeviceSample()
-                    | event_types.MemoryUse()
-                    | event_types.MeshCoordinates()
-                    | event_types.StepBreakdown()
-                    | event_types.ProfileRequested()
-                    | event_types.StepProfile()
-                    | event_types.Failure()
-                ):
-                    self._rank(event.rank).take_fact(event)
                 case event_types.KnobValue():
                     self._take_knob(event)
+                case _ if isinstance(event, event_types.RankFact):
+                    self._rank(event.rank).take_fact(event)
                 case _:
                     self._take_of_run(event)
-            self._hand_on(event)
+            # whoever made a slice says when it begins and ends
+            if self._slices and not isinstance(event, event_types.StateChange):
+                rank = getattr(event, "rank", None)
+                for part in [part for ranks, part in self._slices if rank is None or rank in ranks]:
+                    part.apply(event)
 
     def apply_lines(self, lines: Sequence[event_types.LogLine]) -> None:
         """Take lines in, which come by the thousand, at once."""
@@ -117,14 +109,6 @@ class RunState:
             self._slices.append((chosen, part))
         return part
 
-    def _hand_on(self, event: event_types.Event) -> None:
-        # whoever made a slice says when it begins and ends
-        if self._slices and not isinstance(event, event_types.StateChange):
-            rank = getattr(event, "rank", None)
-            for ranks, part in self._slices:
-                if rank is None or rank in ranks:
-                    part.apply(event)
-
     def end_slice(self, part: RunState) -> int:
         """Have a slice take in no more; the cursor for what comes after its last output."""
         with self._lock:
@@ -137,11 +121,6 @@ class RunState:
             self._rank(rank).lines.count += lines
             self._shown.count += lines
             self.line_count += lines
-
-    def note_unread(self) -> None:
-        """An event of the run could not be read, and is left out; for a run that is read back."""
-        with self._lock:
-            self.unread += 1
 
     def replace_open_lines(self, lines: Iterable[event_types.LogLine]) -> None:
         """Have these open lines and no others; for a run that another process conducts."""
@@ -205,7 +184,8 @@ class RunState:
             rank.progress.clear()
 
     def _take_knob(self, knob: event_types.KnobValue) -> None:
-        self._rank(knob.rank).take_fact(knob)
+        rank = self._rank(knob.rank)
+        rank.knobs = {**rank.knobs, knob.name: knob}
         # all ranks make the same change: the first that says so counts
         known = {(change.name, change.step, change.value) for change in self.knob_changes}
         if knob.changed and (knob.name, knob.step, knob.value) not in known:
@@ -235,7 +215,6 @@ class RunState:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are known, in order."""
         with self._lock:
             return tuple(sorted(self._ranks))
 
@@ -245,7 +224,7 @@ class RunState:
         with self._lock:
             return tuple(rank.failure for _, rank in sorted(self._ranks.items()) if rank.failure is not None)
 
-    def since(self, cursor: int) -> NewItems[Shown]:
+    def since(self, cursor: int) -> NewItems[event_types.Shown]:
         """The output of ranks after `cursor`, over all ranks in the order in which it came; start with 0."""
         with self._lock:
             return self._shown.since(cursor)
@@ -270,7 +249,6 @@ class RunState:
             return tuple(line for _, rank in sorted(self._ranks.items()) for line in rank.open_lines.values())
 
     def tail(self, rank: int, lines: int) -> tuple[event_types.LogLine, ...]:
-        """The last whole lines of a rank, oldest first."""
         with self._lock:
             return self._ranks[rank].lines.last(lines) if rank in self._ranks else ()
 
@@ -290,22 +268,18 @@ class RunState:
 class RunInfo(Protocol):
     """A run that goes on or has ended, or what it left in its folder."""
 
+    # the shown name of the function that runs
     @property
-    def name(self) -> str:
-        """The shown name of the function that runs."""
-
+    def name(self) -> str: ...
+    # the number of workers, what placed them, and why
     @property
-    def why(self) -> str:
-        """The number of workers, what placed them, and why."""
-
+    def why(self) -> str: ...
+    # of every rank's output
     @property
-    def folder(self) -> Path:
-        """The folder of every rank's output."""
-
+    def folder(self) -> Path: ...
+    # everything that has happened so far
     @property
-    def view(self) -> RunState:
-        """Everything that has happened so far."""
-
+    def view(self) -> RunState: ...
+    # in seconds since 1970
     @property
-    def started(self) -> float:
-        """The start of the run, in seconds since 1970."""
+    def started(self) -> float: ...
