@@ -36,7 +36,6 @@ class GpuGauge(DeviceGauge):
         self._handles = [] if self._nvml is None else self._seen(environment.get("CUDA_VISIBLE_DEVICES"))
 
     def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
-        """The load of the ranks' GPUs."""
         return (known for rank in range(ranks.size) if (known := self.sample(rank, now)) is not None)
 
     def sample(self, rank: int, now: float) -> DeviceSample | None:
@@ -114,14 +113,11 @@ def driver() -> Driver | None:
     nvml = opened_library()
     if nvml is None:
         return None
-    cuda, count = ctypes.c_int(0), ctypes.c_uint(0)
+    cuda, gpus = ctypes.c_int(0), []
     nvml.nvmlSystemGetCudaDriverVersion(ctypes.byref(cuda))
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    gpus = []
-    for index in range(count.value):
-        handle, memory = ctypes.c_void_p(), _NvmlMemory()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-            continue  # one that this container was not given
+    # a container has no handle of a GPU that it was not given
+    for handle in (handle for handle in GpuGauge({}, nvml)._handles if handle is not None):
+        memory = _NvmlMemory()
         nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
         gpus.append((_text(partial(nvml.nvmlDeviceGetName, handle)), int(memory.total)))
     return Driver(

@@ -78,7 +78,6 @@ class XlaDevices:
 
     @property
     def label(self) -> str:
-        """The word for one of the devices."""
         return _LABELS.get(self.device, f"{self.device} device")
 
 
@@ -310,7 +309,6 @@ def _no_number(environment: Mapping[str, str], name: str) -> str:
 
 
 def _asking(environment: Mapping[str, str]) -> str:
-    """The variable that requests a TPU."""
     return next((f"{name}={environment[name]}" for name in TPU_VARIABLES if name in environment), "The environment")
 
 

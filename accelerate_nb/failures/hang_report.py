@@ -153,7 +153,6 @@ def _line(rank_position: RankPosition, ranks: Sequence[int], every: Collection[R
 
 
 def _conclusion(rank_positions: Mapping[int, RankPosition], snapshot: StackSnapshot) -> list[str]:
-    """The conclusion from the positions, where there is one."""
     if (differs := _mismatch(snapshot.collectives)) is not None:
         return [differs]
     waiting = [rank for rank, rank_position in rank_positions.items() if rank_position.waits_in]

@@ -38,7 +38,6 @@ class ProcessLimit:
     remedy: str
 
     def is_short_of(self, needed: int) -> bool:
-        """Whether less is left than needed."""
         return self.limit - self.used < needed
 
 
@@ -146,7 +145,6 @@ def soft_limit(name: str) -> int | None:
 
 
 def _control_groups() -> Iterator[Path]:
-    """The folders of this process's control group and those above it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)

@@ -185,7 +185,6 @@ def _difference(first: float, last: float) -> str:
 
 
 def _diff_title(label: str, lines: Sequence[str]) -> str:
-    """The heading of the source of a later run."""
     return f"The source of {label} {'differs from that of A:' if lines else 'is that of A.'}"
 
 

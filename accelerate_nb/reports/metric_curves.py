@@ -1,12 +1,14 @@
 """The metrics of a run as curves, one for each rank or one band for many; in a line of text, and as pictures legible on light and on dark."""
 
+from __future__ import annotations
+
 import html
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from msgspec import structs
@@ -25,14 +27,18 @@ _MOST_KEPT = 50
 MOST_LINES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class CurveBin:
+class CurveBin(NamedTuple):
     """The values that fell into one part of a curve's width."""
 
     x: float
     mean: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, xs: Sequence[float], means: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> CurveBin:
+        """These values, or bins of them, in one."""
+        return cls(sum(xs) / len(xs), sum(mean / len(means) for mean in means), min(lows), max(highs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +194,7 @@ def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> 
     found = {}
     for index in sorted(bins):
         xs, values = zip(*bins[index], strict=True)
-        count = len(values)
-        mean = sum(value / count for value in values)
-        found[index] = CurveBin(x=sum(xs) / count, mean=mean, low=min(values), high=max(values))
+        found[index] = CurveBin.of(xs, values, values, values)
     return found
 
 
@@ -203,15 +207,8 @@ def _together(every: Sequence[Mapping[int, CurveBin]]) -> tuple[CurveBin, ...]:
         x = sum(bin_.x / len(own) for bin_ in own)
         missing = (value_at(points, x) for points, bins in zip(means, every, strict=True) if index not in bins)
         others = [value for value in missing if value is not None]
-        count = len(own) + len(others)
-        found.append(
-            CurveBin(
-                x=x,
-                mean=sum(value / count for value in [*(bin_.mean for bin_ in own), *others]),
-                low=min([*(bin_.low for bin_ in own), *others]),
-                high=max([*(bin_.high for bin_ in own), *others]),
-            )
-        )
+        means_, lows, highs = ([getattr(bin_, part) for bin_ in own] + others for part in ("mean", "low", "high"))
+        found.append(CurveBin.of([x], means_, lows, highs))
     return tuple(found)
 
 
@@ -232,15 +229,7 @@ def coarsened(curve: MetricCurve) -> MetricCurve:
 
     def halved(bins: Sequence[CurveBin]) -> tuple[CurveBin, ...]:
         pairs = (bins[index : index + 2] for index in range(0, len(bins), 2))
-        return tuple(
-            CurveBin(
-                x=sum(bin_.x for bin_ in pair) / len(pair),
-                mean=sum(bin_.mean / len(pair) for bin_ in pair),
-                low=min(bin_.low for bin_ in pair),
-                high=max(bin_.high for bin_ in pair),
-            )
-            for pair in pairs
-        )
+        return tuple(CurveBin.of(*zip(*pair, strict=True)) for pair in pairs)
 
     return replace(curve, whole=halved(curve.whole), lines={rank: halved(bins) for rank, bins in curve.lines.items()})
 

@@ -176,8 +176,6 @@ def _tails(ranks: Sequence[RankState], most: int) -> Iterator[tuple[RankState, S
 
 
 class _ReportPart(NamedTuple):
-    """A part of a report, as HTML and as text."""
-
     html: str
     text: str
 

@@ -115,7 +115,6 @@ def _slower(window: Mapping[int, StepBreakdown], rank: int) -> float:
 
 
 def _longer_phase(window: Mapping[int, StepBreakdown], rank: int) -> str:
-    """The phase that is longest on this rank, beyond what is usual."""
     phases = [phase for phase in PHASES if phase != "communication"]
     usual = {phase: median_low(getattr(steps, phase) for steps in window.values()) for phase in phases}
     return max(phases, key=lambda phase: getattr(window[rank], phase) - usual[phase])

@@ -93,8 +93,6 @@ def name_in_warnings(numbers: Mapping[str, int] | None = None) -> None:
 
 
 class _WarningFormatter:
-    """Formats a warning, with the line of the notebook in it."""
-
     def __init__(self, formatted: Any) -> None:
         self._formatted = formatted
         self.numbers: dict[str, int] = {}
