@@ -1,6 +1,6 @@
 // One metric as a chart of uPlot, with the values where its crosshair stands, in words too.
 
-import { button, div, h, saveBlob, set, setText, show, span } from "./elements.js";
+import { button, div, h, saveFile, set, setText, show, span } from "./elements.js";
 import { count, marks, number } from "./format.js";
 import { bandOf, columns, newestOf, notFiniteText, smoothed, spread } from "./series.js";
 import { uPlot } from "./uplot.js";
@@ -38,7 +38,7 @@ export class Chart {
     };
     this.log = button("anb-mini", "log", toggleLog, { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
     this.size = button("anb-mini", "⤢", toggleSize, { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
-    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.plotted.ctx.canvas, this.charts.palette, this.charts.axis.kind, this.legend), { "aria-label": `${name}: save as PNG` });
+    const png = button("anb-mini anb-only-large", "PNG", () => this.savePicture(), { "aria-label": `${name}: save as PNG` });
     this.plot = h("div", {
       class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
       onkeydown: (event) => this.key(event), onblur: () => this.charts.moveCross(null),
@@ -47,16 +47,11 @@ export class Chart {
       "div",
       { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
       // the heading of its group has the prefix
-      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name.slice(groupName(name) ? groupName(name).length + 1 : 0)), this.value, this.how, this.note, this.log, this.size, this.png),
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name.slice(groupName(name) ? groupName(name).length + 1 : 0)), this.value, this.how, this.note, this.log, this.size, png),
       this.plot,
       this.tip,
     );
     show(this.tip, false);
-  }
-
-  close() {
-    this.plotted?.destroy();
-    this.element.remove();
   }
 
   get series() {
@@ -71,13 +66,6 @@ export class Chart {
   /** Whether ranks are shown as one band rather than as a line each. */
   get banded() {
     return this.charts.band && this.series.size > 1;
-  }
-
-  /** What the lines are: `[[colour, text], …]`. */
-  get legend() {
-    const { palette } = this.charts;
-    if (this.banded) return [[palette.accent, `mean and range of ${this.series.size} ranks`]];
-    return [...this.series.keys()].map((rank) => [palette.ranks[rank % 8], this.lineName(rank, `rank ${rank}`)]);
   }
 
   lineName(rank, otherwise) {
@@ -101,23 +89,12 @@ export class Chart {
     const { width, height, charts } = this;
     let points = 0;
     for (const curve of this.series.values()) points += curve.pointCount;
-    const state = [width, height, charts.band, charts.look, this.logarithmic, charts.palette.key, points, charts.store.knobChanges.length].join();
+    const state = [width, height, charts.band, charts.axis.kind, charts.zoom, charts.smoothing, this.logarithmic, charts.view.palette.key, points, charts.store.knobChanges.length].join();
     if (!width || this.isNumber || (!force && state === this.drawn)) return;
     this.drawn = state;
-    this.paint();
-  }
-
-  // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
-  measure() {
-    this.width = this.plot.clientWidth;
-    this.height = this.plot.clientHeight;
-  }
-
-  paint() {
-    const { width, height, charts } = this;
     this.range = this.seenRange();
     const lines = this.banded ? this.band() : this.lines();
-    const structure = [charts.palette.key, charts.axis.kind, this.logarithmic, this.banded, ...lines.map(({ label, dash = "" }) => `${label}${dash}`)].join();
+    const structure = [charts.view.palette.key, charts.axis.kind, this.logarithmic, this.banded, ...lines.map(({ label, dash = "" }) => `${label}${dash}`)].join();
     if (structure !== this.structure) {
       this.plotted?.destroy();
       this.plotted = new uPlot({ ...this.options(lines), width, height }, [[]], this.plot);
@@ -125,6 +102,12 @@ export class Chart {
     }
     if (this.plotted.width !== width || this.plotted.height !== height) this.plotted.setSize({ width, height });
     this.plotted.setData([this.places, ...lines.map(({ values }) => values)]);
+  }
+
+  // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
+  measure() {
+    this.width = this.plot.clientWidth;
+    this.height = this.plot.clientHeight;
   }
 
   /** The part of the axis, and the least and most of the values in it. */
@@ -162,7 +145,7 @@ export class Chart {
 
   /** The lines of all ranks, the first on top; one that lies on another is dashed, so that both colours are seen. */
   lines() {
-    const { palette, smoothing } = this.charts;
+    const { view: { palette }, smoothing } = this.charts;
     const [found, painted] = [[], []];
     for (const [rank, curve] of [...this.series].reverse()) {
       const ofRank = Array.from(this.columnsOf(curve)); // without holes
@@ -183,7 +166,7 @@ export class Chart {
   }
 
   band() {
-    const { palette, smoothing } = this.charts;
+    const { view: { palette }, smoothing } = this.charts;
     const all = [...this.series.values()].map((curve) => this.columnsOf(curve));
     const byColumn = new Array(this.places.length / 2).fill(undefined);
     for (const column of bandOf(all)) byColumn[column.x] = column;
@@ -207,7 +190,7 @@ export class Chart {
   }
 
   options(lines) {
-    const { palette, axis } = this.charts;
+    const { view: { palette }, axis } = this.charts;
     const text = { stroke: palette.dim, font: `10px ${palette.font}`, ticks: { show: false }, grid: { stroke: palette.grid, width: 1 } };
     const increments = { step: ROUND, time: CLOCK }[axis.kind];
     return {
@@ -252,7 +235,7 @@ export class Chart {
   /** Behind the lines: where values are no numbers, and where knobs were changed. */
   paintMarks(plotted) {
     const { ctx: pen, bbox: { left, top, width, height } } = plotted;
-    const { axis, palette, store } = this.charts;
+    const { axis, view: { palette }, store } = this.charts;
     const across = (place) => plotted.valToPos(place, "x", true);
     const isSeen = (x) => x >= left && x <= left + width;
     pen.save();
@@ -318,15 +301,9 @@ export class Chart {
 
   /** The nearest values of every rank: the place along the axis that they belong to, and `[[rank, value]]`. */
   values(x) {
-    let step = null;
-    const near = [];
-    for (const [rank, curve] of this.series) {
-      const point = this.charts.axis.nearest(curve, x);
-      if (!point) continue;
-      near.push([rank, ...point]);
-      if (step === null || Math.abs(point[0] - x) < Math.abs(step - x)) step = point[0];
-    }
-    return { step, values: near.map(([rank, , value]) => [rank, value]) };
+    const near = [...this.series].map(([rank, curve]) => [rank, this.charts.axis.nearest(curve, x)]).filter(([, point]) => point);
+    const step = near.reduce((best, [, [at]]) => (best === null || Math.abs(at - x) < Math.abs(best - x) ? at : best), null);
+    return { step, values: near.map(([rank, [, value]]) => [rank, value]) };
   }
 
   /** The crosshair stands where values are. */
@@ -363,7 +340,7 @@ export class Chart {
     else if (factor) this.charts.setZoom([at - (to - from) * factor, at + (to - from) * factor]);
     else {
       this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
-      this.charts.announce(this.reading(), true);
+      this.charts.view.announce(this.reading(), true);
     }
   }
 
@@ -401,31 +378,30 @@ export class Chart {
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
     this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
   }
-}
 
-/** Saves a chart's canvas as a picture with its title, the name of its axis and a legend, on the ground that it has in the panel. */
-function savePicture(name, canvas, { ground, dim, font }, axis, legend) {
-  const ratio = window.devicePixelRatio || 1;
-  const [width, under] = [canvas.width / ratio, canvas.height / ratio + 26];
-  const inRow = legend.length > 1 ? Math.max(1, Math.floor(width / 80)) : 1;
-  const whole = Object.assign(document.createElement("canvas"), { width: canvas.width, height: (under + 20 + 16 * Math.ceil(legend.length / inRow)) * ratio });
-  const pen = whole.getContext("2d");
-  pen.fillStyle = ground;
-  pen.fillRect(0, 0, whole.width, whole.height);
-  pen.drawImage(canvas, 0, 26 * ratio);
-  pen.scale(ratio, ratio);
-  const write = (text, x, y, size = 11) => {
-    pen.fillStyle = dim;
-    pen.font = `${size}px ${font}`;
-    pen.fillText(text, x, y);
-  };
-  write(name, 8, 18, 14);
-  write(axis, width / 2, under - 3);
-  legend.forEach(([colour, text], i) => {
-    const [x, y] = [8 + (i % inRow) * 80, under + 16 + 16 * Math.floor(i / inRow)];
-    pen.fillStyle = colour;
-    pen.fillRect(x, y - 6, 14, 4);
-    write(text, x + 20, y);
-  });
-  whole.toBlob((blob) => saveBlob(`${name.replace(/[^\w.-]+/g, "_")}.png`, blob));
+  /** Saves the canvas as a picture with its title, the name of its axis and a legend, on the ground that it has in the panel. */
+  savePicture() {
+    const { ground, dim, font, accent, ranks } = this.charts.view.palette;
+    const { canvas } = this.plotted.ctx;
+    const [width, under] = [canvas.width / devicePixelRatio, canvas.height / devicePixelRatio + 26];
+    const ofRanks = [...this.series.keys()].map((rank) => [ranks[rank % 8], this.lineName(rank, `rank ${rank}`)]);
+    const legend = this.banded ? [[accent, `mean and range of ${this.series.size} ranks`]] : ofRanks;
+    const inRow = legend.length > 1 ? Math.max(1, Math.floor(width / 80)) : 1;
+    const whole = Object.assign(document.createElement("canvas"), { width: canvas.width, height: (under + 20 + 16 * Math.ceil(legend.length / inRow)) * devicePixelRatio });
+    const pen = whole.getContext("2d");
+    pen.fillStyle = ground;
+    pen.fillRect(0, 0, whole.width, whole.height);
+    pen.drawImage(canvas, 0, 26 * devicePixelRatio);
+    pen.scale(devicePixelRatio, devicePixelRatio);
+    const write = (text, x, y, size = 11) => Object.assign(pen, { fillStyle: dim, font: `${size}px ${font}` }).fillText(text, x, y);
+    write(this.name, 8, 18, 14);
+    write(this.charts.axis.kind, width / 2, under - 3);
+    legend.forEach(([colour, text], i) => {
+      const [x, y] = [8 + (i % inRow) * 80, under + 16 + 16 * Math.floor(i / inRow)];
+      pen.fillStyle = colour;
+      pen.fillRect(x, y - 6, 14, 4);
+      write(text, x + 20, y);
+    });
+    whole.toBlob((blob) => saveFile(`${this.name.replace(/[^\w.-]+/g, "_")}.png`, blob));
+  }
 }

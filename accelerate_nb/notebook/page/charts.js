@@ -1,7 +1,7 @@
 // All charts together: which there are, painted in turn, with one crosshair and one zoom; or their numbers as a table.
 
 import { Chart, groupName } from "./chart.js";
-import { button, copyButton, div, foldButton, h, saveFile, section, set, setStyle, setText, show } from "./elements.js";
+import { button, copyButton, div, foldButton, h, saveFile, section, set, setStyle, show } from "./elements.js";
 import { count, number } from "./format.js";
 import { Axis, epochsOf, inOrder, isAutomatic, newestOf, SUMMED, Total } from "./series.js";
 
@@ -15,23 +15,18 @@ export class Charts {
     this.store = view.store;
     this.charts = new Map(); // name -> Chart
     this.lineNames = view.lineNames ?? null; // where lines are other things than ranks, and never a band
-    this.band = this.lineNames ? false : null; // until ranks are known
-    this.bandChosen = this.lineNames !== null;
+    this.bandChosen = this.lineNames ? false : null; // null until a person chooses
     this.cross = null;
     this.pointed = null;
     this.turn = 0;
     this.axis = new Axis("step", this.store);
     this.zoom = null; // the part of the axis that is shown: [from, to]
     this.smoothing = 0; // the weight of what came before in the averages that are drawn; 0 draws none
-    this.look = ""; // changes with axis, zoom and smoothing
     this.groups = new Map(); // prefix of names -> ChartGroup
     this.totals = new Map(); // name -> Total, of what all ranks have the sum of
-    this.tools = new ChartTools(this);
     this.grid = div("anb-chart-groups");
-    this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts" });
-    show(this.numbers, false);
-    this.element = section("metrics", "Metrics", this.tools.element, this.grid, this.numbers);
-    show(this.element, false);
+    this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts", hidden: true });
+    this.element = section("metrics", "Metrics", this.buildTools(), this.grid, this.numbers);
     this.sight = new IntersectionObserver((entries) => {
       for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
       view.draw();
@@ -43,32 +38,58 @@ export class Charts {
     this.sized.observe(this.grid);
   }
 
-  get palette() {
-    return this.view.palette;
+  /** What can be done with all charts at once: which are shown, over what, how smooth, as what else. */
+  buildTools() {
+    const filter = () => {
+      for (const [name, chart] of this.charts) show(chart.element, this.fits(name));
+      for (const group of this.groups.values()) group.fit();
+    };
+    const smooth = ({ target }) => {
+      this.smoothing = Number(target.value);
+      this.redraw();
+    };
+    const chooseAxis = () => {
+      this.axis = new Axis(this.axes.value, this.store);
+      this.setZoom(null);
+    };
+    const toggleBand = () => {
+      this.bandChosen = !this.band;
+      this.redraw();
+    };
+    const toggleTable = () => {
+      [this.grid.hidden, this.numbers.hidden] = [this.numbers.hidden, this.grid.hidden];
+      this.view.draw();
+    };
+    const smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: smooth });
+    const csv = button("anb-plain-btn", "CSV", () => saveFile(`${this.store.run.name || "run"}.csv`, asCsv(this.store)), { title: "save the values that the page has" });
+    // also those that the page thins out
+    const dataFrame = () => `import pandas as pd\n\nmetrics = pd.read_json(${JSON.stringify(`${this.store.run.folder}/metrics.jsonl`)}, lines=True)\n`;
+    this.search = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: filter });
+    this.axes = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: chooseAxis });
+    this.showAll = button("anb-plain-btn", "Show all", () => this.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
+    this.bandButton = button("anb-plain-btn", "Band", toggleBand, { title: "mean and range of all ranks, instead of a line for each" });
+    this.tableButton = button("anb-plain-btn", "Table", toggleTable, { title: "the numbers as a table" });
+    this.frameButton = copyButton("Copy as DataFrame", dataFrame, (text) => this.view.announce(text));
+    set(this.frameButton, "title", "copy a line of code that reads all values with pandas");
+    return div("anb-tools", this.search, h("label", { class: "anb-smoothing" }, "smooth", smoothing), this.axes, this.showAll, this.bandButton, this.tableButton, csv, this.frameButton);
   }
 
-  announce(text, again) {
-    this.view.announce(text, again);
-  }
-
-  close() {
-    this.sight.disconnect();
-    this.sized.disconnect();
-    for (const chart of this.charts.values()) chart.plotted?.destroy();
+  /** Whether a chart of this name is shown: its name holds what is searched, in any case. */
+  fits(name) {
+    return name.toLowerCase().includes(this.search.value.toLowerCase());
   }
 
   forget() {
-    for (const chart of this.charts.values()) {
-      this.sight.unobserve(chart.plot);
-      this.sized.unobserve(chart.plot);
-      chart.close();
-    }
-    this.charts.clear();
-    this.totals.clear();
-    for (const group of this.groups.values()) group.element.remove();
-    this.groups.clear();
+    for (const chart of this.charts.values()) chart.plotted?.destroy();
+    for (const items of [this.charts, this.totals, this.groups]) items.clear();
+    this.grid.replaceChildren();
     this.axis = new Axis(this.axis.kind, this.store);
-    this.setZoom(null);
+    this.zoom = this.cross = null;
+  }
+
+  /** Whether ranks are shown as one band rather than as a line each. */
+  get band() {
+    return this.bandChosen ?? this.store.ranks.size > FEW_LINES_IN_A_CHART;
   }
 
   /** The lines of a metric: of each rank, or of all of them together. */
@@ -92,18 +113,13 @@ export class Charts {
   setZoom(zoom) {
     this.zoom = zoom;
     this.redraw();
-    this.tools.draw();
-    if (zoom) this.announce(`from ${this.axis.marks(zoom).join(" to ")}`, true);
+    if (zoom) this.view.announce(`from ${this.axis.marks(zoom).join(" to ")}`, true);
   }
 
   redraw() {
     this.cross = null;
-    this.look = [this.axis.kind, this.zoom, this.smoothing].join();
     for (const chart of this.charts.values()) if (chart.visible) chart.draw(true);
-  }
-
-  themed() {
-    for (const chart of this.charts.values()) chart.draw();
+    this.view.draw();
   }
 
   moveCross(x, chart = null) {
@@ -113,43 +129,48 @@ export class Charts {
   }
 
   draw() {
-    const { metrics, ranks } = this.store;
-    show(this.element, inOrder(metrics.keys()).length > 0);
-    if (!this.bandChosen) this.band = ranks.size > FEW_LINES_IN_A_CHART;
+    const names = inOrder(this.store.metrics.keys());
+    show(this.element, names.length > 0);
+    const hasEpochs = epochsOf(this.store) !== null;
     if (this.axis.kind === "epoch" && this.axis.epochs === null) this.axis = new Axis("epoch", this.store);
-    this.tools.draw();
-    for (const name of inOrder(metrics.keys())) if (!this.charts.has(name)) this.add(name);
-    if (!this.numbers.hidden) this.drawNumbers();
-    else {
-      for (const chart of this.charts.values()) {
-        this.groups.get(groupName(chart.name)).place(chart);
-        if (chart.isNumber || (chart.visible && chart.drawn)) chart.drawValues();
-        else if (chart.visible) chart.draw();
-      }
+    const kinds = hasEpochs ? ["step", "time", "epoch"] : ["step", "time"];
+    if (this.axes.options.length !== kinds.length) {
+      this.axes.replaceChildren(...kinds.map((kind) => h("option", { value: kind }, kind)));
+      this.axes.value = this.axis.kind;
+    }
+    show(this.search, this.charts.size >= MANY_CHARTS || this.search.value !== "");
+    show(this.showAll, this.zoom !== null);
+    show(this.bandButton, this.store.ranks.size > 1 && !this.lineNames);
+    show(this.frameButton, this.store.run.folder !== "");
+    set(this.bandButton, "aria-pressed", this.band);
+    set(this.tableButton, "aria-pressed", !this.numbers.hidden);
+    for (const name of names) if (!this.charts.has(name)) this.add(name);
+    if (!this.numbers.hidden) {
+      this.drawNumbers(names);
+      return;
+    }
+    for (const chart of this.charts.values()) {
+      this.groups.get(groupName(chart.name)).place(chart);
+      if (chart.isNumber || (chart.visible && chart.drawn)) chart.drawValues();
+      else if (chart.visible) chart.draw();
     }
   }
 
+  /** A chart, in the group of its prefix: names without one come first, what ranks report by themselves last. */
   add(name) {
     const chart = new Chart(name, this);
     chart.plot.anbChart = chart;
-    this.sight.observe(chart.plot);
-    this.sized.observe(chart.plot);
+    for (const watch of [this.sight, this.sized]) watch.observe(chart.plot);
     this.charts.set(name, chart);
-    const prefix = groupName(name);
-    if (!this.groups.has(prefix)) this.addGroup(prefix, isAutomatic(name));
-    this.groups.get(prefix).add(chart);
-    show(chart.element, this.tools.fits(name));
-  }
-
-  /** A group for names with a prefix: those without one come first, what ranks report by themselves last. */
-  addGroup(prefix, automatic) {
-    const group = new ChartGroup(prefix, automatic);
-    const groups = [...this.groups.values()];
-    const next = prefix === "" ? groups[0] : automatic ? undefined : groups.find((other) => other.automatic);
-    this.grid.insertBefore(group.element, next?.element ?? null);
-    const at = next ? groups.indexOf(next) : groups.length;
-    groups.splice(at, 0, group);
-    this.groups = new Map(groups.map((item) => [item.prefix, item]));
+    show(chart.element, this.fits(name));
+    const [prefix, automatic] = [groupName(name), isAutomatic(name)];
+    if (!this.groups.has(prefix)) {
+      const group = new ChartGroup(prefix, automatic);
+      const next = prefix === "" ? this.grid.firstChild : automatic ? null : [...this.groups.values()].find((other) => other.automatic)?.element;
+      this.grid.insertBefore(group.element, next ?? null);
+      this.groups.set(prefix, group);
+    }
+    this.groups.get(prefix).charts.push(chart);
   }
 
   /** In turn, and only for so long at a time: whether all had theirs; the others wait a little rather than the person. */
@@ -165,13 +186,12 @@ export class Charts {
   }
 
   /** The table that says what the charts show. */
-  drawNumbers() {
+  drawNumbers(names) {
     const cell = (role, text, name = "anb-num") => h("div", { class: `anb-cell ${name}`, role }, text);
     const row = (...cells) => h("div", { class: "anb-row", role: "row" }, ...cells);
     const head = row(...["metric", this.lineNames ? "run" : "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
     head.classList.add("anb-header");
-    const { metrics } = this.store;
-    const body = inOrder(metrics.keys()).flatMap((name) => {
+    const body = names.flatMap((name) => {
       const [lines, how] = [this.linesOf(name), this.howOf(name)];
       const rows = [...lines].map(([rank, curve]) => [this.lineNames?.[rank] ?? (this.isTotal(name) ? how : String(rank)), curve.least, curve.most, curve.last?.[1], curve.last?.[0], curve.pointCount]);
       const { value, step } = newestOf(lines);
@@ -180,65 +200,6 @@ export class Charts {
     });
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);
     if (table.textContent !== this.numbers.textContent) this.numbers.replaceChildren(table);
-  }
-}
-
-/** What can be done with all charts at once: which are shown, over what, how smooth, as what else. */
-class ChartTools {
-  constructor(charts) {
-    this.charts = charts;
-    const filter = () => {
-      for (const [name, chart] of charts.charts) show(chart.element, this.fits(name));
-      for (const group of charts.groups.values()) group.fit();
-    };
-    const smooth = () => {
-      charts.smoothing = Number(this.smoothing.value);
-      charts.redraw();
-    };
-    const chooseAxis = () => {
-      charts.axis = new Axis(this.axis.value, charts.store);
-      charts.setZoom(null);
-    };
-    const toggleBand = () => {
-      Object.assign(charts, { band: !charts.band, bandChosen: true });
-      for (const chart of charts.charts.values()) chart.draw(true);
-      this.draw();
-    };
-    const toggleTable = () => {
-      [charts.grid.hidden, charts.numbers.hidden] = [charts.numbers.hidden, charts.grid.hidden];
-      charts.view.draw();
-    };
-    this.filter = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: filter });
-    this.smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: smooth });
-    this.axis = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: chooseAxis });
-    this.all = button("anb-plain-btn", "Show all", () => charts.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
-    this.band = button("anb-plain-btn", "Band", toggleBand, { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
-    this.table = button("anb-plain-btn", "Table", toggleTable, { "aria-pressed": "false", title: "the numbers as a table" });
-    this.csv = button("anb-plain-btn", "CSV", () => saveFile({ name: `${charts.store.run.name || "run"}.csv`, text: asCsv(charts.store) }), { title: "save the values that the page has" });
-    this.frame = copyButton("Copy as DataFrame", () => asDataFrame(charts.store), (text) => charts.announce(text));
-    set(this.frame, "title", "copy a line of code that reads all values with pandas");
-    this.element = div("anb-tools", this.filter, h("label", { class: "anb-smoothing" }, "smooth", this.smoothing), this.axis, this.all, this.band, this.table, this.csv, this.frame);
-  }
-
-  /** Whether a chart of this name is shown: its name holds what is searched, in any case. */
-  fits(name) {
-    return name.toLowerCase().includes(this.filter.value.toLowerCase());
-  }
-
-  draw() {
-    const { charts } = this;
-    const axes = epochsOf(charts.store) ? ["step", "time", "epoch"] : ["step", "time"];
-    if (this.axis.options.length !== axes.length) {
-      this.axis.replaceChildren(...axes.map((kind) => h("option", { value: kind }, kind)));
-      this.axis.value = charts.axis.kind;
-    }
-    show(this.filter, charts.charts.size >= MANY_CHARTS || this.filter.value !== "");
-    show(this.all, charts.zoom !== null);
-    show(this.band, charts.store.ranks.size > 1 && !charts.lineNames);
-    show(this.frame, charts.store.run.folder !== "");
-    set(this.band, "aria-pressed", Boolean(charts.band));
-    set(this.table, "aria-pressed", !charts.numbers.hidden);
-    if (this.frame.textContent !== "Copied") setText(this.frame, "Copy as DataFrame");
   }
 }
 
@@ -253,11 +214,6 @@ class ChartGroup {
     this.head = foldButton("anb-unfold anb-group-head", prefix, true, this.numbers, this.grid);
     show(this.head, prefix !== "");
     this.element = div("anb-chart-group", this.head, this.numbers, this.grid);
-  }
-
-  add(chart) {
-    this.charts.push(chart);
-    this.place(chart);
   }
 
   /** A number that has come once stands in a row with others; with the second it is a chart. */
@@ -288,9 +244,4 @@ function asCsv({ metrics }) {
     for (const [rank, { x, y, t, length }] of series) for (let i = 0; i < length; i++) lines.push([quoted(name), rank, x[i], t[i], y[i]].join());
   }
   return `${lines.join("\n")}\n`;
-}
-
-/** Python that reads every value of the run, also those that the page thins out. */
-function asDataFrame({ run }) {
-  return `import pandas as pd\n\nmetrics = pd.read_json(${JSON.stringify(`${run.folder}/metrics.jsonl`)}, lines=True)\n`;
 }

@@ -1,7 +1,7 @@
 // The curves of several runs over each other: the panel's charts, in which each line is a run.
 
 import { Charts } from "./charts.js";
-import { announcer, div, h, keepFromNotebook, readTheme, span, watchTheme } from "./elements.js";
+import { buildRoot, div, readTheme, span, watchTheme } from "./elements.js";
 import { observeReport } from "./notebook.js";
 import { feed, makeStore } from "./store.js";
 
@@ -11,16 +11,9 @@ class ComparisonView {
     this.store = store;
     this.lineNames = lineNames;
     this.palette = { key: "" };
-    const { element, announce } = announcer();
-    this.announce = announce;
     this.charts = new Charts(this);
     const legend = lineNames.map((name, run) => span(`anb-rank anb-r${run % 8}`, name));
-    this.root = h(
-      "div",
-      { class: "anb", role: "region", "aria-label": "Curves of the runs", "data-lm-suppress-shortcuts": "true" },
-      div("anb-inner", div("anb-tools", ...legend), this.charts.element, element),
-    );
-    keepFromNotebook(this.root);
+    buildRoot(this, "Curves of the runs", div("anb-tools", ...legend), this.charts.element);
     watchTheme(() => readTheme(this));
   }
 

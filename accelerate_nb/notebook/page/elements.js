@@ -2,13 +2,11 @@
 
 import { SYMBOLS } from "./store.js";
 
-const listeners = /^on[a-z]/;
-
 /** An element: `on…` are listeners, other properties attributes (absent when null or false), text goes in as text. */
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (listeners.test(name)) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -36,14 +34,19 @@ export function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
 
-/** What is said to those who hear the page: an element, and what speaks through it. */
-export function announcer() {
-  const element = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
-  const announce = (text, again = false) => {
-    if (again) element.textContent = "";
-    setText(element, text);
+/** Gives a view its `root` in the page, which keeps keys from the notebook, and `announce`, which speaks to those who hear the page. */
+export function buildRoot(view, label, ...content) {
+  const live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
+  view.announce = (text, again = false) => {
+    if (again) live.textContent = "";
+    setText(live, text);
   };
-  return { element, announce };
+  view.root = h(
+    "div",
+    { class: "anb", role: "region", "aria-label": label, "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
+    div("anb-inner", ...content, live),
+  );
+  keepFromNotebook(view.root);
 }
 
 /** The place that an arrow, Home or End leads to from one of so many places in a row, or null for another key. */
@@ -63,7 +66,6 @@ export function setRanks(select, ranks) {
   if (ranks.some((rank) => String(rank) === value)) select.value = value;
 }
 
-/** A text as HTML. */
 export const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 
 /** A button that folds parts of the page away, and back. */
@@ -135,13 +137,14 @@ export function meter(label) {
 export function readTheme(view) {
   const { root } = view;
   if (!root.isConnected) return;
-  const [red, green, blue] = pixel(resolved(root, "--anb-bg"));
-  set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
   const style = getComputedStyle(root);
-  const ranks = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--anb-c${i}`).trim());
-  const [accent, dim, grid, ground, bad] = ["--anb-accent", "--anb-dim", "--anb-line", "--anb-bg", "--anb-bad"].map((name) => resolved(root, name));
+  const colour = (name) => style.getPropertyValue(`--anb-${name}`).trim();
+  const [red, green, blue] = pixel(colour("bg"));
+  set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
+  const ranks = Array.from({ length: 8 }, (_, i) => colour(`c${i}`));
+  const [accent, dim, grid, ground, bad] = ["accent", "dim", "line", "bg", "bad"].map(colour);
   view.palette = { ranks, accent, band: `color-mix(in srgb, ${accent} 22%, transparent)`, dim, grid, ground, bad, font: style.fontFamily, key: [accent, dim, grid, ranks[0]].join() };
-  view.charts.themed();
+  for (const chart of view.charts.charts.values()) chart.draw();
 }
 
 /** Calls `changed` when the colours of the notebook or of the system may be others; returns what ends that. */
@@ -156,15 +159,7 @@ export function watchTheme(changed) {
   };
 }
 
-function resolved(root, name) {
-  const probe = h("span", { style: `color:var(${name})` });
-  root.append(probe);
-  const colour = getComputedStyle(probe).color;
-  probe.remove();
-  return colour;
-}
-
-/** Red, green and blue of a computed colour, however it is written. */
+/** Red, green and blue of a colour, however it is written. */
 function pixel(colour) {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
@@ -174,26 +169,20 @@ function pixel(colour) {
   return pen.getImageData(0, 0, 1, 1).data;
 }
 
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // no clipboard on a page served over plain http: the old way
-    const area = h("textarea", { "aria-hidden": "true", style: "position:fixed;opacity:0" });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-}
-
 /** A button that copies what `text` returns, and says so. */
 export function copyButton(label, text, announce) {
   const copy = button("anb-plain-btn", label, async () => {
-    const was = document.activeElement;
-    await copyText(text());
-    was?.focus?.();
+    try {
+      await navigator.clipboard.writeText(text());
+    } catch {
+      // no clipboard on a page served over plain http: the old way
+      const area = h("textarea", { "aria-hidden": "true", style: "position:fixed;opacity:0" }, text());
+      copy.after(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      copy.focus();
+    }
     setText(copy, "Copied");
     announce("Copied");
     setTimeout(() => setText(copy, label), 1200);
@@ -201,14 +190,9 @@ export function copyButton(label, text, announce) {
   return copy;
 }
 
-export function saveFile({ name, text }, buffers) {
-  saveBlob(name, new Blob([buffers?.[0] ?? text ?? ""], { type: "text/plain" }));
-}
-
-export function saveBlob(name, blob) {
-  const link = h("a", { href: URL.createObjectURL(blob), download: name });
-  document.body.append(link);
+/** Saves a text, bytes or a blob as a file of the person's. */
+export function saveFile(name, content) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([content])), download: name });
   link.click();
-  link.remove();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

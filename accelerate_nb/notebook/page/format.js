@@ -1,4 +1,4 @@
-// Numbers, times and sizes as a person reads them.
+// Numbers, times and sizes as a person reads them, and terminal colours as pieces of styled text.
 
 /** A number as a person reads it: four digits that matter, or so many. */
 export function number(value, digits = 4) {
@@ -92,4 +92,99 @@ export function spans(numbers) {
     else found.push([number, number]);
   }
   return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
+}
+
+// as SEQUENCE of events/terminal_lines.py
+const ESCAPES = /\x1b\[([0-9;:]*)m|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const CUBE = [0, 95, 135, 175, 215, 255];
+// the sixteen named colours on a ground that is named, too
+const FIXED = [
+  "0,0,0", "178,24,24", "24,140,50", "176,128,0", "20,80,200", "160,40,160", "0,130,140", "229,229,229",
+  "102,102,102", "224,60,60", "60,190,90", "230,200,60", "80,140,255", "214,112,214", "50,190,210", "255,255,255",
+];
+
+// what the codes that stand alone do
+const RENDITIONS = {
+  1: { bold: true }, 2: { faint: true }, 3: { italic: true }, 4: { underline: true }, 7: { inverse: true }, 9: { through: true },
+  22: { bold: false, faint: false }, 23: { italic: false }, 24: { underline: false }, 27: { inverse: false }, 29: { through: false },
+  39: { fg: null }, 49: { bg: null },
+};
+
+function colourOf256(n) {
+  if (n < 16) return `var(--anb-a${n})`;
+  if (n >= 232) return `rgb(${Array(3).fill(8 + 10 * (n - 232))})`;
+  return `rgb(${[36, 6, 1].map((place) => CUBE[Math.floor((n - 16) / place) % 6])})`;
+}
+
+/** Takes the codes of one `ESC[…m` into `style`, and returns the style that follows. */
+function graphicRendition(style, codes) {
+  let next = { ...style };
+  for (let i = 0; i < codes.length; i++) {
+    const code = codes[i];
+    if (code === 0) next = {};
+    else if (code in RENDITIONS) Object.assign(next, RENDITIONS[code]);
+    else if (code >= 30 && code <= 37) next.fg = colourOf256(code - 30);
+    else if (code >= 90 && code <= 97) next.fg = colourOf256(code - 82);
+    else if (code >= 40 && code <= 47) next.bg = colourOf256(code - 40);
+    else if (code >= 100 && code <= 107) next.bg = colourOf256(code - 92);
+    else if (code === 38 || code === 48) {
+      const place = code === 38 ? "fg" : "bg";
+      if (codes[i + 1] === 5) {
+        next[place] = colourOf256(codes[i + 2] & 255);
+        i += 2;
+      } else if (codes[i + 1] === 2) {
+        next[place] = `rgb(${codes.slice(i + 2, i + 5).map((part) => part & 255)})`;
+        i += 4;
+      }
+    }
+  }
+  return next;
+}
+
+/** A foreground and a background given together are a terminal's own: mixed to a theme, each fits that and not the other. */
+function coloursOf(style) {
+  const pair = style.inverse ? [style.bg ?? "var(--anb-bg)", style.fg ?? "var(--anb-fg)"] : [style.fg, style.bg];
+  if (!style.bg) return pair;
+  const [fg, bg] = pair.map((colour) => colour?.replace(/^var\(--anb-a(\d+)\)$/, (_, n) => `rgb(${FIXED[n]})`));
+  if (!style.inverse && !fg) return [isLight(bg) ? "#000" : "#fff", bg];
+  if (style.inverse && !style.fg) return [fg, isLight(fg) ? "#000" : "#fff"];
+  return [fg, bg];
+}
+
+function isLight(colour) {
+  const [red, green, blue] = colour.match(/\d+/g).map(Number);
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 128;
+}
+
+function cssOf(style) {
+  const [fg, bg] = coloursOf(style);
+  const lines = [style.underline && "underline", style.through && "line-through"].filter(Boolean).join(" ");
+  return [
+    fg && `color:${fg}`,
+    bg && `background:${bg}`,
+    style.bold && "font-weight:700",
+    style.faint && "opacity:.75",
+    style.italic && "font-style:italic",
+    lines && `text-decoration:${lines}`,
+  ].filter(Boolean).join(";");
+}
+
+/** The pieces of a line: `[{text, css}]`, without a control character left in it. */
+export function ansi(text) {
+  const pieces = [];
+  let style = {};
+  let end = 0;
+  const emit = (piece) => piece && pieces.push({ text: piece, css: cssOf(style) });
+  for (const found of text.matchAll(ESCAPES)) {
+    emit(text.slice(end, found.index));
+    end = found.index + found[0].length;
+    if (found[1] !== undefined) style = graphicRendition(style, found[1].split(/[;:]/).map(Number));
+  }
+  emit(text.slice(end));
+  return pieces;
+}
+
+/** A line without its colours: what is searched and copied. */
+export function plain(text) {
+  return text.replace(ESCAPES, "");
 }

@@ -1,9 +1,8 @@
-// The head of the panel, and the line of it that stays in sight while a person scrolls.
+// The head of the panel, the line of it that stays in sight while a person scrolls, and what a person should notice.
 
-import { button, chip, div, h, keepFromNotebook, set, setStyle, setText, show, span } from "./elements.js";
-import { clockOfDay, count, duration, timeLeft } from "./format.js";
-import { runProgress, silence } from "./progress.js";
-import { elapsed, END_STATES, kernelNow } from "./store.js";
+import { button, chip, copyButton, div, folded, h, keepFromNotebook, set, setStyle, setText, show, span } from "./elements.js";
+import { clockOfDay, count, duration, plain, timeLeft } from "./format.js";
+import { elapsed, END_STATES, kernelNow, runProgress, silence } from "./store.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
 
@@ -27,7 +26,7 @@ export class Head {
   }
 
   draw() {
-    const { run, state, ranks, lineCount, lostAt, restarts } = this.store;
+    const { run, state, ranks, lineCount, lostAt } = this.store;
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
     set(this.name, "title", run.name || "run");
@@ -45,17 +44,13 @@ export class Head {
 
   /** What moves on though nothing comes. */
   drawClock() {
-    this.drawFacts();
+    const { run, ranks, restarts, precision, idleWarning, state, gaps, skipped, following, lostAt } = this.store;
+    const over = END_STATES.has(state.state);
     setText(this.time, duration(elapsed(this.store)));
-    this.drawNotes();
-  }
-
-  /** 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s) */
-  drawFacts() {
-    const { run, ranks, restarts, precision, idleWarning } = this.store;
+    // 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s)
     const facts = [ranksOnDevices(ranks.size || run.size, ranks), ...(precision ? [precision] : [])];
     if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
-    if (!END_STATES.has(this.store.state.state)) {
+    if (!over) {
       const { texts, left } = runProgress(this.store);
       const silent = silence(this.store);
       facts.push(...texts, ...(silent ? [`no step for ${timeLeft(silent)}`] : []));
@@ -63,11 +58,6 @@ export class Head {
       if (left !== null && !idleWarning) facts.push(`ends ${clockOfDay(kernelNow(this.store) + left)} (in ${timeLeft(left)})`);
     }
     setText(this.facts, facts.join(" · "));
-  }
-
-  drawNotes() {
-    const { state, gaps, skipped, following, lostAt } = this.store;
-    const over = END_STATES.has(state.state);
     const notes = [];
     if (state.detail && state.state !== "running") notes.push(state.detail);
     if (skipped) notes.push(`${count(skipped)} lines are only in the files`);
@@ -89,13 +79,10 @@ function ranksOnDevices(size, ranks) {
 
 const deviceNames = (ranks) => [...new Set([...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]))];
 
-const BETWEEN = 1000; // ms between two drawings: the panel itself is not drawn while it is out of sight
-
 /** The bar, at the top of what scrolls; a run in the background has it, others by the button in the panel's head. */
 export class RunBar {
   constructor(view) {
     this.view = view;
-    this.element = null;
     // `pinned` is whether a person wants it, `shown` the line that stands there: another view goes on with it when the run ends
     this.shared = view.store.bar ??= { pinned: null, shown: null };
     this.isAway = null; // whether the panel's head is out of sight, once that is known
@@ -104,7 +91,11 @@ export class RunBar {
     view.head.buttons.prepend(this.pin);
     this.chip = chip();
     [this.name, this.facts] = [span("anb-run-name"), span("anb-run-facts")];
-    this.stop = button("anb-stop", "Stop", () => this.pressStop());
+    const pressStop = () => {
+      view.controls.pressStop();
+      this.drawTab();
+    };
+    this.stop = button("anb-stop", "Stop", pressStop);
     this.fill = div("anb-fill");
     this.bar = h(
       "div",
@@ -119,10 +110,9 @@ export class RunBar {
     keepFromNotebook(this.bar, "mousedown");
     this.sight = new IntersectionObserver((entries) => {
       this.isAway = !entries.at(-1).isIntersecting;
-      this.update();
+      this.drawTab();
     });
     this.sight.observe(view.head.element);
-    this.timer = setInterval(() => document.hidden || this.update(), BETWEEN);
   }
 
   get isPinned() {
@@ -131,12 +121,7 @@ export class RunBar {
 
   choose(pinned) {
     this.shared.pinned = pinned;
-    this.update();
-  }
-
-  pressStop() {
-    this.view.controls.pressStop();
-    this.update();
+    this.drawTab();
   }
 
   /** Whether the panel has a place in the page: the notebook takes cells that are far away out of it, or hides them. */
@@ -144,7 +129,7 @@ export class RunBar {
     return this.view.root.getClientRects().length > 0;
   }
 
-  takeAway() {
+  close() {
     const bars = this.bar.parentElement;
     this.bar.remove();
     if (bars && !bars.hasChildNodes()) bars.remove();
@@ -156,8 +141,10 @@ export class RunBar {
     set(this.pin, "aria-pressed", this.isPinned);
   }
 
-  update() {
+  /** Draws the line, also while the panel itself is out of sight, and not drawn. */
+  drawTab() {
     const { head, controls, store, canAct, root } = this.view;
+    if (document.hidden) return;
     if (this.hasPlace) {
       // what scrolls, and where in it the panel is
       const notebook = root.closest(".jp-Notebook");
@@ -173,10 +160,10 @@ export class RunBar {
     const { shown } = this.shared;
     const isNeeded = isOver ? shown : !shown || shown === this;
     if (!this.isPinned || !this.isAway || !isNeeded) {
-      this.takeAway();
+      this.close();
       return;
     }
-    if (this.shared.shown !== this) this.shared.shown?.takeAway();
+    if (this.shared.shown !== this) this.shared.shown?.close();
     this.shared.shown = this;
     if (!this.bar.isConnected) {
       let bars = this.scroller.querySelector(":scope > .anb-bars");
@@ -213,10 +200,154 @@ export class RunBar {
       this.pin.focus({ preventScroll: true });
     }, 50); // until the notebook has put the cell into the page
   }
+}
 
-  close() {
-    clearInterval(this.timer);
-    this.sight.disconnect();
-    this.takeAway();
+/** Restarts, a stop, and the error that leads. */
+export class Notices {
+  constructor(view) {
+    this.view = view;
+    this.store = view.store;
+    this.shown = { failure: null, attempt: 0 };
+    this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts" });
+    this.stopped = h("div", { class: "anb-stopped", role: "note" });
+    this.failure = h("div", { class: "anb-failure-place", hidden: true });
+    this.element = div("anb-notices", this.restarts, this.stopped, this.failure);
+  }
+
+  draw() {
+    const { failure, gone, restarts, state } = this.store;
+    const attempt = restarts.at(-1)?.[0] ?? 0;
+    show(this.restarts, attempt > 0);
+    if (attempt !== this.shown.attempt) {
+      this.shown.attempt = attempt;
+      this.restarts.replaceChildren(...restarts.map(([, , text]) => div("anb-restart", text)));
+      if (attempt) this.view.announce(restarts.at(-1)[2]);
+    }
+    // that ranks end with an interrupt is what a stop does: no error
+    const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
+    show(this.stopped, stopped);
+    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
+    if (failure !== this.shown.failure) {
+      this.shown.failure = failure;
+      const announce = (text) => this.view.announce(text);
+      show(this.failure, Boolean(failure));
+      this.failure.replaceChildren(...(failure ? [failureView(failure, announce)] : []));
+      if (failure) announce(`${failure.rank === null ? "The run" : `Rank ${failure.rank}`} failed: ${failure.type}: ${failure.message}`);
+    }
+  }
+}
+
+/** The error that leads: its sentence, the person's own lines, what to do, and what the others said. */
+function failureView(failure, announce) {
+  const traceback = h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "traceback" }, plain(failure.traceback || ""));
+  const ofRun = failure.rank === null; // its time was over, and no rank's fault
+  const others = failure.others ?? [];
+  const lines = failure.last_lines ?? [];
+  return h(
+    "div",
+    { class: "anb-failure", role: "region", "aria-label": "The error" },
+    div(
+      "anb-failure-head",
+      ofRun ? null : span(`anb-rank anb-r${failure.rank % 8}`, `rank ${failure.rank}`),
+      span("anb-failure-type", failure.type),
+      span("anb-failure-message", failure.message),
+    ),
+    failure.advice ? div("anb-advice", h("span", { class: "anb-advice-mark", "aria-hidden": "true" }, "→"), span("", failure.advice)) : null,
+    ...frameRuns(failure.frames ?? []),
+    lines.length ? div("anb-last", div("anb-caption", "Its last lines"), h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "last lines" }, lines.map(plain).join("\n"))) : null,
+    others.length ? div("anb-others", div("anb-caption", "The other ranks"), ...others.map((text) => div("anb-other", text))) : null,
+    failure.traceback ? folded(ofRun ? "Every rank's stack" : "Whole traceback", traceback, copyButton("Copy", () => plain(failure.traceback), announce)) : null,
+  );
+}
+
+/** Own frames stand open; frames of others that follow each other are folded into one line. */
+function frameRuns(frames) {
+  const parts = [];
+  let strange = [];
+  const guilty = [...frames].reverse().find((frame) => frame[3]);
+  const fold = () => {
+    if (strange.length) parts.push(folded(`${strange.length} ${strange.length === 1 ? "call" : "calls"} in other code`, ...strange.map(frameView)));
+    strange = [];
+  };
+  for (const frame of frames) {
+    if (!frame[3]) strange.push(frame);
+    else {
+      fold();
+      parts.push(frameView(frame));
+      parts.at(-1).classList.toggle("anb-guilty", frame === guilty);
+    }
+  }
+  fold();
+  return parts;
+}
+
+function frameView([place, name, source, own]) {
+  return div(
+    own ? "anb-frame anb-own" : "anb-frame",
+    div("anb-frame-place", span("anb-place", place), name ? span("anb-in", ` in ${name}`) : null),
+    source ? h("code", { class: "anb-source" }, source) : null,
+  );
+}
+
+/** The ranks' stacks; those that are elsewhere than the others stand out. */
+function stackBlocks(text) {
+  const blocks = [];
+  for (const line of text.split("\n")) {
+    if (/^rank \d+/.test(line) || !blocks.length) blocks.push({ odd: line.includes("◀"), lines: [] });
+    blocks.at(-1).lines.push(line);
+  }
+  return blocks;
+}
+
+/** The warning of ranks that stand still, and the stacks that were requested. */
+export class Stacks {
+  constructor(view) {
+    this.view = view;
+    this.store = view.store;
+    this.shown = view.store.stacks;
+    view.requestStacks = () => this.request();
+    this.idleText = span("anb-idle-text");
+    this.idleButton = button("", "Stacks", () => this.request());
+    this.idle = h("div", { class: "anb-idle", role: "region", "aria-label": "No output for a while" }, h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleButton);
+    this.text = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });
+    this.stacks = h(
+      "div",
+      { class: "anb-stacks", role: "region", "aria-label": "Stacks", hidden: true, onkeydown: (event) => event.key === "Escape" && this.putAway(event) },
+      div(
+        "anb-section-head",
+        span("anb-caption", "Stacks of all ranks"), span("anb-space"),
+        copyButton("Copy", () => this.store.stacks?.text ?? "", (text) => view.announce(text)),
+        button("anb-plain-btn", "Close", (event) => this.putAway(event)),
+      ),
+      this.text,
+    );
+    this.element = div("anb-notices", this.idle, this.stacks);
+  }
+
+  request() {
+    this.store.stacksRequested = true;
+    this.opener = document.activeElement;
+    this.view.send({ do: "stacks" });
+    this.view.announce("Requested the stacks of all ranks");
+    this.view.draw();
+  }
+
+  /** Puts the stacks away; the keyboard goes back to where they were asked from. */
+  putAway(event) {
+    event.stopPropagation();
+    show(this.stacks, false);
+    (this.opener?.isConnected ? this.opener : this.view.controls.stacks).focus();
+  }
+
+  draw() {
+    const { idleWarning, stacks } = this.store;
+    show(this.idle, Boolean(idleWarning));
+    show(this.idleButton, this.view.canAct);
+    if (idleWarning) setText(this.idleText, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
+    if (stacks === this.shown) return;
+    this.shown = stacks;
+    show(this.stacks, Boolean(stacks));
+    if (stacks) this.text.replaceChildren(...stackBlocks(stacks.text).map(({ odd, lines }) => div(odd ? "anb-stack anb-odd" : "anb-stack", div("anb-stack-head", lines[0]), lines.length > 1 ? h("div", { class: "anb-stack-lines" }, lines.slice(1).join("\n")) : null)));
+    this.view.announce("The stacks have arrived");
   }
 }

@@ -1,8 +1,7 @@
 // A log that scrolls, of which only the rows in sight exist.
 
-import { ansi, plain } from "./ansi.js";
 import { button, div, h, setStyle, setText, show, span } from "./elements.js";
-import { clockTime, count } from "./format.js";
+import { ansi, clockTime, count, plain } from "./format.js";
 import { lastUpTo } from "./series.js";
 
 /** Height of a row in pixels, as the style sheet has it. */
@@ -48,11 +47,6 @@ export class LogView {
   constructor({ ring, open, showRank, label, changed, isOver }) {
     Object.assign(this, { ring, open, showRank, changed, isOver });
     this.follow = true;
-    this.query = "";
-    this.only = false;
-    this.errors = false;
-    this.times = false;
-    this.wrap = false;
     this.current = null; // number of the line that the search stands at
     this.rows = new Map(); // number of the line -> {row, line}
     this.layout = new RowLayout(0, null, Infinity);
@@ -63,8 +57,7 @@ export class LogView {
       { class: "anb-log", role: "log", "aria-live": "off", "aria-label": label, tabindex: "0", onscroll: () => this.scrolled() },
       this.inner,
     );
-    this.jump = button("anb-jump", "", () => this.toNewest());
-    show(this.jump, false); // a log without a line is never painted
+    this.jump = button("anb-jump", "", () => this.toNewest(), { hidden: true }); // a log without a line is never painted
     this.empty = div("anb-empty", "No output yet");
     this.element = div("anb-logbox", this.scroller, this.jump, this.empty);
     this.forget();
@@ -72,29 +65,25 @@ export class LogView {
 
   forget() {
     this.source = this.ring();
-    this.startSearch();
     this.seen = this.source.dropped;
     this.newestSeen = this.source.dropped + this.source.length;
-    this.clearRows();
+    this.startAnew();
   }
 
-  startSearch() {
+  startAnew() {
     this.matches = []; // numbers of the lines that hold what is searched
     this.filteredLines = []; // numbers of the lines that a filter leaves
     this.searched = 0; // number of the first line that was not searched yet
-  }
-
-  clearRows() {
     this.rows.clear();
     this.inner.replaceChildren();
   }
 
-  configure({ query = this.query, only = this.only, errors = this.errors, times = this.times, wrap = this.wrap }) {
-    if (query !== this.query) this.current = null;
-    Object.assign(this, { query, only, errors, times, wrap });
-    this.startSearch();
-    this.scroller.classList.toggle("anb-wrap", wrap);
-    this.clearRows();
+  /** Takes what the tools say: `query` in lower case, and whether `only` its matches or `errors` are shown, with `times`, and lines that `wrap`. */
+  configure(settings) {
+    if (settings.query !== this.query) this.current = null;
+    Object.assign(this, settings);
+    this.startAnew();
+    this.scroller.classList.toggle("anb-wrap", this.wrap);
     this.measure();
     this.draw();
   }
@@ -294,41 +283,23 @@ function fillRow(row, line, { showRank, times, query }) {
   row.replaceChildren(...gutter, span("anb-text", ...pieces(line.text, query), "\n"));
 }
 
+/** A line in its colours, as elements; a match may lie across several of them. */
 function pieces(text, query) {
-  const parts = ansi(text);
-  const hits = query ? places(parts.map((part) => part.text).join(""), query) : [];
-  const nodes = [];
-  let at = 0;
-  for (const part of parts) {
-    for (const [piece, hit] of cut(part.text, at, hits, query?.length ?? 0)) {
-      if (!hit && !part.css) nodes.push(document.createTextNode(piece));
-      else nodes.push(h(hit ? "mark" : "span", { class: hit ? "anb-hit" : null, style: part.css || null }, piece));
+  const low = plain(text).toLowerCase();
+  const edges = []; // where matches begin and end, in turn; nowhere where lower case has another length than the text
+  const isSearched = query && low.length === plain(text).length;
+  for (let i = isSearched ? low.indexOf(query) : -1; i >= 0 && edges.length < 1000; i = low.indexOf(query, i + query.length)) edges.push(i, i + query.length);
+  let [at, passed] = [0, 0]; // letters, and edges, that are behind
+  return ansi(text).flatMap((part) => {
+    const nodes = [];
+    for (let from = 0; from < part.text.length;) {
+      while (edges[passed] <= at) passed++;
+      const isMatch = passed % 2 === 1;
+      const piece = part.text.slice(from, from + (edges[passed] ?? Infinity) - at);
+      nodes.push(isMatch || part.css ? h(isMatch ? "mark" : "span", { class: isMatch ? "anb-hit" : null, style: part.css || null }, piece) : piece);
+      from += piece.length;
+      at += piece.length;
     }
-    at += part.text.length;
-  }
-  return nodes;
-}
-
-/** Where `query` (lower case) occurs; nowhere where lower case has another length than the text. */
-function places(text, query) {
-  const low = text.toLowerCase();
-  const found = [];
-  if (low.length !== text.length) return found;
-  for (let i = low.indexOf(query); i >= 0 && found.length < 500; i = low.indexOf(query, i + query.length)) found.push(i);
-  return found;
-}
-
-/** A piece of text that begins at `at`, cut where hits of a length begin and end: `[[piece, isHit]]`. */
-function cut(text, at, hits, length) {
-  const out = [];
-  let from = 0;
-  for (const hit of hits) {
-    const [start, end] = [Math.max(0, hit - at), Math.min(text.length, hit + length - at)];
-    if (end <= 0 || start >= text.length) continue;
-    if (start > from) out.push([text.slice(from, start), false]);
-    out.push([text.slice(start, end), true]);
-    from = end;
-  }
-  if (from < text.length) out.push([text.slice(from), false]);
-  return out;
+    return nodes;
+  });
 }

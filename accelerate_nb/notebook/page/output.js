@@ -20,11 +20,10 @@ export class Output {
     this.path = span("anb-path");
     this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, (text) => this.view.announce(text)));
     this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel, this.folder);
-    this.sized = new ResizeObserver(() => {
+    new ResizeObserver(() => {
       for (const log of this.shown()) log.measure();
       view.draw();
-    });
-    this.sized.observe(this.panel);
+    }).observe(this.panel);
   }
 
   buildTools() {
@@ -55,10 +54,6 @@ export class Output {
       div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only, this.toggles.errors,
       span("anb-space"), this.toggles.wrap, this.toggles.times, this.sideButton, this.followButton, copy, this.file,
     );
-  }
-
-  close() {
-    this.sized.disconnect();
   }
 
   forget() {
@@ -135,18 +130,17 @@ export class Output {
 
   arrange() {
     const ranks = [...this.store.ranks.keys()];
+    const sideBox = (log, rank) => {
+      const file = button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" });
+      return div("anb-side-box", div("anb-side-head", span(`anb-rank anb-r${rank % 8}`, String(rank)), `rank ${rank}`, span("anb-space"), file), log.element);
+    };
     this.panel.classList.toggle("anb-side", this.side);
-    this.panel.replaceChildren(...this.shown().map((log, i) => (this.side ? this.sideBox(log, ranks[i]) : log.element)));
+    this.panel.replaceChildren(...this.shown().map((log, i) => (this.side ? sideBox(log, ranks[i]) : log.element)));
     this.drawTabs();
     // a log that was taken out of the page and put back has forgotten where it stood
     for (const log of this.shown()) if (!log.follow) log.scroller.scrollTop = log.top;
     this.drawLogs();
     this.drawTools();
-  }
-
-  sideBox(log, rank) {
-    const file = button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" });
-    return div("anb-side-box", div("anb-side-head", span(`anb-rank anb-r${rank % 8}`, String(rank)), `rank ${rank}`, span("anb-space"), file), log.element);
   }
 
   requestLog(rank) {
@@ -165,36 +159,24 @@ export class Output {
     const { many } = this.view;
     show(this.tabs, !many && choices.length > 2);
     show(this.select, many);
+    const nameOf = (choice) => (choice === "all" ? "all ranks" : `rank ${choice}`);
+    const tab = (choice) => h(
+      "button",
+      { type: "button", role: "tab", class: choice === "all" ? "anb-tab" : `anb-tab anb-r${choice % 8}`, "aria-controls": this.panel.id, "aria-label": nameOf(choice), onclick: () => this.pick(choice) },
+      choice === "all" ? "All ranks" : String(choice),
+    );
     if (choices.join() !== this.select.dataset.ranks) {
       setRanks(this.select, choices);
-      this.tabs.replaceChildren(...(many ? [] : choices.map((choice) => this.tab(choice))));
+      this.tabs.replaceChildren(...(many ? [] : choices.map(tab)));
     }
     this.select.value = String(this.chosen);
     [...this.tabs.children].forEach((tab, i) => {
       set(tab, "aria-selected", choices[i] === this.chosen && !this.side);
       tab.tabIndex = choices[i] === this.chosen ? 0 : -1;
     });
-    const named = this.tabs.hidden ? null : this.tabs.children[choices.indexOf(this.chosen)];
-    if (named && !this.side) {
-      set(this.panel, "role", "tabpanel");
-      set(this.panel, "aria-labelledby", named.id);
-      this.panel.removeAttribute("aria-label");
-    } else {
-      set(this.panel, "role", "group");
-      this.panel.removeAttribute("aria-labelledby");
-      set(this.panel, "aria-label", "output");
-    }
-  }
-
-  tab(which) {
-    return h(
-      "button",
-      {
-        type: "button", role: "tab", class: which === "all" ? "anb-tab" : `anb-tab anb-r${which % 8}`, id: `anb-${this.view.id}-tab-${which}`,
-        "aria-controls": this.panel.id, "aria-label": which === "all" ? "all ranks" : `rank ${which}`, onclick: () => this.pick(which),
-      },
-      which === "all" ? "All ranks" : String(which),
-    );
+    const isTab = !this.tabs.hidden && !this.side;
+    set(this.panel, "role", isTab ? "tabpanel" : "group");
+    set(this.panel, "aria-label", isTab ? nameOf(this.chosen) : "output");
   }
 
   tabKey(event) {
@@ -238,7 +220,7 @@ export class Output {
 
   drawTools() {
     const logs = this.shown();
-    setText(this.found, this.settings.query ? this.foundText(logs) + this.searchedText(logs) : "");
+    setText(this.found, this.settings.query ? this.foundText(logs) : "");
     setText(this.path, this.store.run.folder);
     show(this.folder, this.store.run.folder !== "");
     this.previous.disabled = this.next.disabled = !logs.some((log) => log.matches.length);
@@ -248,22 +230,15 @@ export class Output {
     show(this.file, this.view.canAct && !this.side && this.singleRank !== null);
   }
 
-  /** What was searched, where the page does not hold all lines. */
-  searchedText(logs) {
+  /** "3 of 12" where the search stands at a match, else how many there are; and what was searched, where the page does not hold all lines. */
+  foundText(logs) {
+    const matches = (some) => some.reduce((sum, log) => sum + log.matches.length, 0);
+    const total = matches(logs);
+    const at = logs.indexOf(this.foundIn);
+    const index = at < 0 || this.foundIn.current === null ? -1 : this.foundIn.matches.indexOf(this.foundIn.current);
+    const found = index >= 0 ? `${count(matches(logs.slice(0, at)) + index + 1)} of ${count(total)}` : total === 1 ? "1 match" : `${count(total)} matches`;
     const held = logs.reduce((sum, log) => sum + log.source.length, 0);
     const written = this.side || this.chosen === "all" ? this.store.lineCount : (this.store.ranks.get(this.chosen)?.lineCount ?? held);
-    return written > held ? ` in the last ${count(held)} of ${count(written)} lines` : "";
-  }
-
-  /** "3 of 12" where the search stands at a match, else how many there are. */
-  foundText(logs) {
-    const total = logs.reduce((sum, log) => sum + log.matches.length, 0);
-    let before = 0;
-    for (const log of logs) {
-      const index = log === this.foundIn && log.current !== null ? log.matches.indexOf(log.current) : -1;
-      if (index >= 0) return `${count(before + index + 1)} of ${count(total)}`;
-      before += log.matches.length;
-    }
-    return total === 1 ? "1 match" : `${count(total)} matches`;
+    return written > held ? `${found} in the last ${count(held)} of ${count(written)} lines` : found;
   }
 }

@@ -3,19 +3,15 @@
 // The store belongs to the widget's model, so that every view of it shows the same; a view belongs to one place in the page: that
 // of the widget while the run goes on, then that of the run's report, wherever the page shows it.
 
-import { plain } from "./ansi.js";
 import { Charts } from "./charts.js";
-import { announcer, div, escaped, h, keepFromNotebook, readTheme, saveFile, set, watchTheme } from "./elements.js";
-import { count, duration, failureText, number } from "./format.js";
-import { Head, RunBar } from "./head.js";
+import { buildRoot, div, escaped, readTheme, saveFile, set, watchTheme } from "./elements.js";
+import { count, duration, failureText, number, plain } from "./format.js";
+import { Head, Notices, RunBar, Stacks } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel } from "./notebook.js";
-import { Notices, Stacks } from "./notices.js";
 import { Output } from "./output.js";
-import { Profile, profileText } from "./profile.js";
-import { progressOf, progressText, silence } from "./progress.js";
 import { nodeState, Ranks, ranksName, ranksOfNodes } from "./ranks.js";
-import { Bell, Knobs, notifyOfEnd, Profiling, RunControls } from "./run_controls.js";
-import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, SYMBOLS } from "./store.js";
+import { Bell, Knobs, notifyOfEnd, Profile, profileText, Profiling, RunControls } from "./run_controls.js";
+import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, progressOf, progressText, silence, SYMBOLS } from "./store.js";
 
 const PAINT = 200; // ms between two paintings
 const TICKS_OF_TAB = 5; // between two writings of the tab's title
@@ -24,8 +20,7 @@ const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 /** Shows what a store knows, in a place of the page. */
 export class View {
   constructor(store, place, send) {
-    const { element, announce } = announcer();
-    Object.assign(this, { store, send, live: element, announce });
+    Object.assign(this, { store, send });
     this.id = Math.random().toString(36).slice(2, 10);
     this.palette = { key: "" };
     this.restUntil = 0;
@@ -40,18 +35,13 @@ export class View {
     this.profile = new Profile(this);
     this.output = new Output(this);
     this.extras = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar].map((Part) => new Part(this));
-    this.root = h(
-      "div",
-      { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
-      div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.profile.element, this.output.element, this.live),
-    );
-    keepFromNotebook(this.root);
+    const top = div("anb-top", this.ranks.element, this.charts.element);
+    const extras = this.extras.flatMap(({ element }) => element ?? []);
+    buildRoot(this, "Distributed run", this.head.element, this.notices.element, ...extras, top, this.profile.element, this.output.element);
     this.root.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
-      // it gives the keyboard back to the notebook
-      const notebook = this.root.closest(".jp-Notebook");
-      if (notebook) notebook.focus();
-      else document.activeElement?.blur?.();
+      document.activeElement?.blur?.();
+      this.root.closest(".jp-Notebook")?.focus(); // which has the keyboard again
     });
     this.visible = true;
     this.sight = new IntersectionObserver((entries) => {
@@ -70,7 +60,8 @@ export class View {
     clearInterval(this.timer);
     this.unwatchTheme();
     this.sight.disconnect();
-    for (const part of [this.ranks, this.charts, this.output, ...this.extras]) part.close?.();
+    for (const part of this.extras) part.close?.();
+    this.charts.forget();
     this.store.views.delete(this);
     this.root.remove();
   }
@@ -164,7 +155,7 @@ export default () => {
       return send({ do: "hello", seq: 0 });
     });
     const onMessage = (message, buffers) => {
-      if (message.file) saveFile(message.file, buffers);
+      if (message.file) saveFile(message.file.name, buffers[0]);
       if (message.report) replacePanel(message.report, notebook);
       const [hadEnded, wasKnown] = [isOver(), store.epoch > 0];
       feed(store, message);
@@ -236,10 +227,7 @@ export default () => {
     send({ do: "hello", view: view.id, seq: store.epoch ? store.seq : 0 });
     return () => {
       if (view.root.isConnected && view.hasMoved) return; // it goes on in the report
-      if (!isOver()) {
-        view.close();
-        return;
-      }
+      if (!isOver()) return void view.close();
       closingViews.add(view);
       setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);
     };
@@ -254,22 +242,21 @@ const MOST_LINES_SAVED = 100; // of each rank
 export function savedReport(store, id) {
   const { run, state, gone, failure, causes } = store;
   const ranks = [...store.ranks.values()];
+  const rankText = (rankState) => {
+    const { bar } = progressOf(rankState);
+    const values = [...rankState.newest].map(([name, value]) => `${name} ${number(value)}`);
+    return [`rank ${rankState.rank}`, rankState.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
+  };
+  const lastLines = ({ rank, ring, lineCount }) => {
+    const length = Math.min(MOST_LINES_SAVED, ring.length);
+    const lines = Array.from({ length }, (_, i) => `  ${plain(ring.at(ring.length - length + i).text).slice(0, 500)}`);
+    return length ? [`rank ${rank}: the last ${length} of ${count(lineCount)} lines`, ...lines].join("\n") : "";
+  };
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
   const error = failure ? [failureText(failure), plain(failure.traceback ?? "")] : [];
   const rows = ranksOfNodes(store).flatMap(([node, ofNode]) => [...(node ? [`${node.label}  ${ranksName(node)}  ${nodeState(ofNode)}`] : []), ...ofNode.map(rankText)]);
   const folder = run.folder && `All output: ${run.folder}\naccelerate_nb.attach(${JSON.stringify(run.folder)}) shows it again, with its curves.`;
-  const text = [[head, run.why].join("\n"), gone, ...error, rows.join("\n"), causes.join("\n"), profileText(ranks), ...ranks.map(lastLinesText), folder].filter(Boolean).join("\n\n");
+  const text = [[head, run.why].join("\n"), gone, ...error, rows.join("\n"), causes.join("\n"), profileText(ranks), ...ranks.map(lastLines), folder].filter(Boolean).join("\n\n");
   return { "text/plain": text, "text/html": `<pre id="${id}">${escaped(text)}</pre>\n` };
 }
 
-function rankText(rankState) {
-  const { bar } = progressOf(rankState);
-  const values = [...rankState.newest].map(([name, value]) => `${name} ${number(value)}`);
-  return [`rank ${rankState.rank}`, rankState.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
-}
-
-function lastLinesText({ rank, ring, lineCount }) {
-  const length = Math.min(MOST_LINES_SAVED, ring.length);
-  const lines = Array.from({ length }, (_, i) => `  ${plain(ring.at(ring.length - length + i).text).slice(0, 500)}`);
-  return length ? [`rank ${rank}: the last ${length} of ${count(lineCount)} lines`, ...lines].join("\n") : "";
-}

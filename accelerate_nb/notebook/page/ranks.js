@@ -2,9 +2,8 @@
 
 import { button, chip, div, h, meter, placeByKey, section, set, setStyle, setText, show, span } from "./elements.js";
 import { bytes, isKnown, milliseconds, number, ofBytes } from "./format.js";
-import { labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers } from "./progress.js";
 import { isAutomatic } from "./series.js";
-import { END_STATES, SYMBOLS } from "./store.js";
+import { END_STATES, labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers, SYMBOLS } from "./store.js";
 
 const PHASES = ["data", "forward", "backward", "communication", "optimizer", "idle"]; // as in reports/step_causes.py
 
@@ -26,27 +25,8 @@ function strip(label, names) {
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
+/** What the colours of all strips mean. */
 const legend = (title, names) => div("anb-legend", span("", `${title}:`), ...names.map((name) => span("", span(`anb-phase anb-phase-${name}`), name)));
-
-/** The legend of all strips, and the sentences. */
-class StepNotes {
-  constructor() {
-    this.legend = legend("step", PHASES);
-    this.memory = legend("memory", MEMORY);
-    this.causes = h("div", { class: "anb-causes", role: "group", "aria-label": "What makes steps slow" });
-    for (const part of [this.legend, this.memory, this.causes]) show(part, false);
-    this.element = div("anb-step-notes", this.legend, this.memory, this.causes);
-  }
-
-  draw({ ranks, causes }) {
-    show(this.legend, [...ranks.values()].some((rankState) => rankState.steps));
-    show(this.memory, [...ranks.values()].some((rankState) => rankState.memory));
-    show(this.causes, causes.length > 0);
-    if (this.shown === causes) return;
-    this.shown = causes;
-    this.causes.replaceChildren(...causes.map((cause) => div("anb-cause", h("span", { "aria-hidden": "true" }, "→ "), cause)));
-  }
-}
 
 /** A rank's row in the table of ranks. */
 class RankRow {
@@ -275,7 +255,9 @@ export class Ranks {
     this.table = h("div", { class: "anb-table", role: "table", "aria-label": "ranks" }, this.header);
     this.box = div("anb-table-box", this.table);
     this.box.addEventListener("scroll", () => this.draw());
-    this.stepNotes = new StepNotes();
+    this.stepLegend = legend("step", PHASES);
+    this.memoryLegend = legend("memory", MEMORY);
+    this.causes = h("div", { class: "anb-causes", role: "group", "aria-label": "What makes steps slow" });
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
     const foldAgain = () => {
       this.unfolded.clear();
@@ -283,15 +265,11 @@ export class Ranks {
       this.table.querySelector(".anb-ranks-btn")?.focus();
     };
     this.fold = button("anb-plain-btn", "Fold", foldAgain, { title: "show ranks that say the same as one row" });
-    show(this.fold, false);
     this.tools = div("anb-tools", this.fold);
-    this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, this.stepNotes.element, this.host);
+    const stepNotes = div("anb-step-notes", this.stepLegend, this.memoryLegend, this.causes);
+    this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, stepNotes, this.host);
     // the columns may be wider than before where numbers are longer; what is changed now would be measured a second time
     this.sized = new ResizeObserver(() => requestAnimationFrame(() => this.fit()));
-  }
-
-  close() {
-    this.sized.disconnect();
   }
 
   /** Gives the bars their room. In the same width nothing that was left out comes back, which would flicker with each number. */
@@ -344,7 +322,10 @@ export class Ranks {
       draw();
     });
     if (many) for (const [rank, rankState] of ranks) this.drawCell(rank, rankState, late.get(rank));
-    this.stepNotes.draw(this.store);
+    const { causes } = this.store;
+    show(this.causes, causes.length > 0);
+    if (this.shownCauses !== causes) this.causes.replaceChildren(...causes.map((cause) => div("anb-cause", h("span", { "aria-hidden": "true" }, "→ "), cause)));
+    this.shownCauses = causes;
     this.drawHost();
     if (isAnew) this.fit();
   }
@@ -378,7 +359,14 @@ export class Ranks {
   rowOf(group) {
     const [{ rank }, last] = [group[0], group.at(-1).rank];
     const key = `${rank}–${last}`;
-    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, () => (group.length > 1 ? this.unfold(rank) : this.view.output.pick(rank)), last));
+    const unfold = () => {
+      const [node] = ranksOfNodes(this.store).find(([, ranks]) => ranks.some((rankState) => rankState.rank === rank));
+      this.unfolded.add(node?.node ?? null);
+      this.draw();
+      // the button that was pressed has gone
+      this.fold.focus();
+    };
+    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, group.length > 1 ? unfold : () => this.view.output.pick(rank), last));
     return this.rows.get(key);
   }
 
@@ -391,23 +379,17 @@ export class Ranks {
     if (this.table.contains(was)) was.focus({ preventScroll: true });
   }
 
-  /** Gives each of the ranks that share a row one of its own. */
-  unfold(rank) {
-    const [node] = ranksOfNodes(this.store).find(([, ranks]) => ranks.some((rankState) => rankState.rank === rank));
-    this.unfolded.add(node?.node ?? null);
-    this.draw();
-    // the button that was pressed has gone
-    this.fold.focus();
-  }
-
   /** Whether there are other columns than before. */
   drawHeader(names) {
-    const devices = [...this.store.ranks.values()].flatMap((rankState) => [...rankState.devices.values()]);
-    const hasCoordinates = [...this.store.ranks.values()].some((rankState) => rankState.coordinates);
+    const ranks = [...this.store.ranks.values()];
+    const devices = ranks.flatMap((rankState) => [...rankState.devices.values()]);
+    const hasCoordinates = ranks.some(({ coordinates }) => coordinates);
     // where no rank's device tells how busy it is, that takes no room
     this.table.classList.toggle("anb-shows-utilisation", devices.some((device) => isKnown(device.utilisation)));
-    const hasSteps = [...this.store.ranks.values()].some((rankState) => rankState.steps || rankState.memory);
-    const hasMemory = [...this.store.ranks.values()].some((rankState) => rankState.memory);
+    const hasMemory = ranks.some(({ memory }) => memory);
+    const hasSteps = hasMemory || ranks.some(({ steps }) => steps);
+    show(this.stepLegend, ranks.some(({ steps }) => steps));
+    show(this.memoryLegend, hasMemory);
     this.table.classList.toggle("anb-has-steps", hasSteps);
     const titles = ["", "state", "progress", ...names, ...(hasSteps ? [hasMemory ? "step, memory" : "step"] : []), ...(devices.length || hasCoordinates ? [hasCoordinates ? "mesh, device" : "device"] : [])];
     if (this.header.dataset.titles === titles.join()) return false;
@@ -427,8 +409,7 @@ export class Ranks {
   drawCell(rank, rankState, late = "") {
     let cell = this.cells.get(rank);
     if (!cell) {
-      const pick = () => this.view.output.pick(rank);
-      cell = h("button", { type: "button", class: "anb-heat", tabindex: this.cells.size ? -1 : 0, onclick: pick }, div("anb-heat-fill"), span("anb-heat-text"));
+      cell = h("button", { type: "button", class: "anb-heat", tabindex: this.cells.size ? -1 : 0, onclick: () => this.view.output.pick(rank) }, div("anb-heat-fill"), span("anb-heat-text"));
       this.cells.set(rank, cell);
       this.strip.append(cell);
     }

@@ -1,16 +1,14 @@
-// What can be asked of a live run: stop, stacks, knobs, profiles, a notification of its end; and its progress in the title of the browser's tab.
+// What can be asked of a live run: stop, stacks, knobs, profiles with their tables, a notification of its end; and its progress in the title of the browser's tab.
 
 import { knobText } from "./chart.js";
-import { button, h, set, setRanks, setText, show, span } from "./elements.js";
-import { duration, failureText, timeLeft } from "./format.js";
-import { runProgress } from "./progress.js";
-import { elapsed, END_STATES } from "./store.js";
+import { button, div, h, section, set, setRanks, setStyle, setText, show, span } from "./elements.js";
+import { count, duration, failureText, milliseconds, timeLeft } from "./format.js";
+import { elapsed, END_STATES, runProgress } from "./store.js";
 
 export class RunControls {
   constructor(view) {
     this.view = view;
     this.store = view.store;
-    this.element = null;
     this.titled = ""; // what stands before the title in the tab
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
@@ -149,7 +147,7 @@ export class Profiling {
     this.button = button("", `Profile ${STEPS} steps`, () => this.press(), { title: `Run torch's profiler on the next ${STEPS} optimizer steps; the run goes on` });
     this.controls = span("anb-profiling-controls", this.ranks, this.button);
     this.status = h("span", { class: "anb-profiling", role: "status" });
-    this.element = null; // all of it stands among the tools of the ranks
+    // all of it stands among the tools of the ranks
     view.ranks.tools.append(span("anb-space"), this.status, this.controls);
   }
 
@@ -178,6 +176,92 @@ export class Profiling {
   }
 }
 
+const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/profile_table.py
+
+/** A profile in a line. */
+function profileHead(rank, { steps, seconds, problem, operations }) {
+  if (problem) return `rank ${rank} was not profiled: ${problem}`;
+  const device = operations[0]?.[4] ?? "cpu";
+  return `${count(steps)} ${steps === 1 ? "step" : "steps"}, ${milliseconds((1000 * seconds) / steps)} a step; time on the ${device.toUpperCase()}`;
+}
+
+const cellsOf = ({ operations }) => operations.map(([name, calls, seconds, share]) => [name, count(calls), milliseconds(1000 * seconds), `${(100 * share).toFixed(1)} %`]);
+
+/** The ranks of the newest profile, those with a table first. */
+function newestProfiles(ranks) {
+  const number = Math.max(...ranks.map(({ profile }) => profile?.number ?? 0));
+  const newest = ranks.filter(({ profile }) => profile?.number === number);
+  return newest.sort((a, b) => Boolean(a.profile.problem) - Boolean(b.profile.problem));
+}
+
+/** The newest profile of the first rank that has it, as text. */
+export function profileText(ranks) {
+  const [first] = newestProfiles(ranks);
+  if (!first) return "";
+  const { rank, profile } = first;
+  return [`rank ${rank}: ${profileHead(rank, profile)}`, ...cellsOf(profile).map((cells) => cells.join("  ")), profile.trace].filter(Boolean).join("\n");
+}
+
+export class Profile {
+  constructor(view) {
+    this.view = view;
+    this.store = view.store;
+    this.chosen = null; // the rank that is shown
+    this.picked = false; // whether a person has chosen it
+    this.number = 0; // of the newest profile
+    const pick = () => {
+      Object.assign(this, { chosen: Number(this.select.value), picked: true });
+      this.draw();
+    };
+    this.select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
+    this.head = span("anb-profile-head");
+    this.download = button("anb-plain-btn", "Trace", () => this.requestTrace(), { title: "save the trace, which ui.perfetto.dev opens" });
+    this.table = h("div", { class: "anb-profile-table", role: "table", "aria-label": "costliest operations" });
+    this.path = span("anb-trace-path");
+    this.trace = div("anb-tools anb-trace", "Trace: ", this.path);
+    this.element = section("profile", "Profile", div("anb-tools", this.select, this.head, span("anb-space"), this.download), this.table, this.trace);
+    show(this.element, false); // not even until the first painting
+  }
+
+  draw() {
+    const newest = newestProfiles([...this.store.ranks.values()]);
+    show(this.element, newest.length > 0);
+    if (!newest.length) return;
+    const { number } = newest[0].profile;
+    this.picked &&= number === this.number;
+    if (!this.picked) this.chosen = newest[0].rank;
+    if (number > this.number) this.view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`, true);
+    this.number = number;
+    show(this.select, this.store.ranks.size > 1);
+    setRanks(this.select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
+    this.select.value = String(this.chosen);
+    const { profile } = this.store.ranks.get(this.chosen);
+    setText(this.head, profileHead(this.chosen, profile));
+    show(this.download, this.view.canAct && profile.trace !== "");
+    show(this.trace, profile.trace !== "");
+    setText(this.path, profile.trace);
+    show(this.table, profile.operations.length > 0);
+    if (this.drawn === profile) return;
+    this.drawn = profile;
+    this.table.replaceChildren(
+      h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title))),
+      ...cellsOf(profile).map((cells, i) => operationRow(cells, profile.operations[i][3])),
+    );
+  }
+
+  requestTrace() {
+    this.view.send({ do: "trace", rank: this.chosen });
+    this.view.announce(`Requested the trace of rank ${this.chosen}`);
+  }
+}
+
+/** An operation's row, its share drawn behind the number. */
+function operationRow([name, ...numbers], share) {
+  const row = h("div", { class: "anb-profile-row", role: "row" }, h("div", { class: "anb-profile-name", role: "cell", title: name }, name), ...numbers.map((text) => h("div", { class: "anb-num", role: "cell" }, text)));
+  setStyle(row.lastChild, "backgroundSize", `${(100 * share).toFixed(1)}% 100%`);
+  return row;
+}
+
 const LONG = 60; // seconds that a run has to take
 const KEY = "accelerate-nb-notify";
 const BELL = "M8 1.5a4.5 4.5 0 0 0-4.5 4.5v3L2 11.5V12h12v-.5L12.5 9V6A4.5 4.5 0 0 0 8 1.5ZM6.3 13a1.7 1.7 0 0 0 3.4 0Z";
@@ -202,7 +286,6 @@ function bell() {
 export class Bell {
   constructor(view) {
     this.view = view;
-    this.element = null;
     this.button = button("anb-plain-btn", bell(), () => this.press());
     set(this.button, "aria-label", "Notify me when the run is over");
     set(this.button, "title", "A notification of the browser when a run of more than a minute is over");
