@@ -225,11 +225,7 @@ def resolved(
     whole: RunConfig | None = None,
     only: Collection[str] | None = None,
 ) -> RunConfig:
-    """
-    The configuration from these arguments, and from a whole configuration or else the environment and a file.
-
-    With `only`, no other settings are taken from a file.
-    """
+    """The configuration from arguments, and from a `whole` one or else the environment and a file, from it `only` some settings."""
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     try:
         if whole is None:
@@ -354,11 +350,7 @@ def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _warm_in_a_notebook() -> None:
-    """
-    Where a notebook names a launcher, start the supervisor: it is ready when the cell that launches is written.
-
-    From then on TAB completes the settings of launchers, and warnings name cells.
-    """
+    """Where a notebook names a launcher, start the supervisor, complete the settings of launchers, and name cells in warnings."""
     if host(os.environ).kind != "script" and not already_launched(os.environ):
         name_in_warnings()
         register_values(sys.modules["IPython"].get_ipython())

@@ -42,12 +42,9 @@ def unload_ipython_extension(ipython: Any) -> None:
 
 @dataclass(frozen=True)
 class ModuleWatcher:
-    """
-    Sends the supervisor the installed modules that the notebook's names refer to, each once.
+    """Sends the supervisor the installed modules that the notebook's names refer to, each once."""
 
-    Two watchers of one shell are equal, so that an extension which is loaded twice, or unloaded, finds the former one.
-    """
-
+    # two watchers of one shell are equal: an extension that is loaded twice, or unloaded, finds the former one
     shell: Any
     reported: set[str] = field(default_factory=set, compare=False)
 

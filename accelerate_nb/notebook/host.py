@@ -26,12 +26,7 @@ _FIRST_WORDS = 4
 
 @dataclass(frozen=True, slots=True)
 class NotebookHost:
-    """
-    Facts of the host.
-
-    `service` names the service that shows the notebook where that is no Jupyter server; `reader` is where
-    the kernel's output goes: a live page, a file, or a window of text.
-    """
+    """Facts of the host: `service` shows the notebook where no Jupyter server does; `reader` is where the kernel's output goes."""
 
     kind: Literal["jupyter", "ipython", "script"]
     service: Service | None
@@ -77,12 +72,7 @@ def _reader(shell: Any, environment: Mapping[str, str]) -> Reader:
 
 
 def reader_of(command: Sequence[str]) -> Reader:
-    """
-    The reader of a kernel's output, from the command line of its process; an unknown one may well show a page.
-
-    >>> reader_of(["python", "/usr/bin/jupyter-nbconvert", "--execute", "a.ipynb"])
-    'file'
-    """
+    """The reader of a kernel's output, from the command line of its process; an unknown one may well show a page."""
     words = [PurePath(word).name.removesuffix(".py").removesuffix(".exe") for word in command[:_FIRST_WORDS]]
     # `jupyter nbconvert` calls `jupyter-nbconvert`, and stays beside it where processes can't become others
     called = {*words, *(f"jupyter-{second}" for first, second in pairwise(words) if first == "jupyter")}

@@ -21,12 +21,7 @@ from accelerate_nb.reports.run_table import RunTable
 
 
 class ListedRuns(RunTable):
-    """
-    Runs, the newest first, as `runs()` gives them.
-
-    >>> runs()[0].state
-    'running'
-    """
+    """Runs, the newest first, as `runs()` gives them; where widgets work, the rows of their table open them."""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         table = ""
@@ -41,12 +36,7 @@ class ListedRuns(RunTable):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparedRuns:
-    """
-    Runs beside each other, as HTML where a notebook shows it, otherwise as text; where widgets work, the curves are the panel's charts.
-
-    >>> runs("train_1", "train_2").comparison.settings
-    (('mixed_precision', ('default', 'bf16')),)
-    """
+    """Runs beside each other, as HTML where a notebook shows it, otherwise as text; where widgets work, the curves are the panel's charts."""
 
     comparison: Comparison
 

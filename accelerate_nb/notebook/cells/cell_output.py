@@ -17,14 +17,7 @@ _LAST_DRAWING = 10.0
 
 
 class CellOutput(FrontEnd):
-    """
-    The front end of a session's cell: text, or a `panel`; and in the end the values of its last expression, as text.
-
-    Figures and tables are shown of the cell's first rank, or with `displays="all"` of every rank. One that is followed goes on
-    under its cell, and has there what was raised, too.
-
-    >>> session.run("loss.item()", front_end=CellOutput(TextSink, session.ranks)).wait()
-    """
+    """The front end of a session's cell: text, or a `panel`; and in the end the values of its last expression, as text."""
 
     def __init__(
         self,

@@ -20,11 +20,7 @@ _OF_RANKS = frozenset({"accelerator", "rank", "world_size", "device"})
 
 @dataclass(frozen=True)
 class CellCode:
-    """
-    A cell's text under the magic's line, in the shell in which it was written.
-
-    >>> CellCode(get_ipython(), "x = 1").check()
-    """
+    """A cell's text under the magic's line, in the shell in which it was written."""
 
     shell: Any
     text: str

@@ -166,12 +166,7 @@ def _checked(rank: int | None, session: Session) -> tuple[int, ...]:
 
 
 def described(value: Any) -> str:
-    """
-    A short description of a value.
-
-    >>> described([1, 2])
-    '[1, 2]'
-    """
+    """A short description of a value."""
     shape, type_name = getattr(value, "shape", None), type(value).__name__
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
         return f"{type_name} of shape {tuple(shape)}, {str(value.dtype).removeprefix('torch.')}"

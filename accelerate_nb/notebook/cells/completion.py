@@ -24,14 +24,7 @@ def _reply(texts: Iterable[str], kind: str) -> dict[str, Any]:
 
 
 def completions(text: str, flags: Sequence[Setting], others: Iterable[str] = ()) -> list[str]:
-    """
-    The completions at the end of a text of flags: flags that are not used yet, or the values of the one before.
-
-    `others` are further possible words.
-
-    >>> completions("--mixed-precision b", session_flags())
-    ['bf16']
-    """
+    """The completions at the end of a text of flags: flags not used yet and `others`, or the values of the flag before."""
     *before, last = text.split(" ") if text else [""]
     before = [word for word in before if word]
     spelled, equals, start = last.partition("=")

@@ -28,12 +28,7 @@ _SOON = 0.5
 
 @dataclass
 class NotebookSession:
-    """
-    At most one session, with its given settings.
-
-    `background` is a cell that runs beside the notebook, and `background_output` shows it; `picked` gives the settings that a form holds
-    for the next session.
-    """
+    """At most one session, with its given settings, and a cell that runs beside the notebook."""
 
     session: Session | None = None
     settings: dict[str, Any] = field(default_factory=dict)

@@ -20,21 +20,11 @@ _TIMEOUT = 2.0
 
 
 class BusyKernelComm:
-    """
-    Takes messages of some comms out of the kernel's queue, at once, while a cell runs.
+    """Takes messages of some comms out of the kernel's queue, at once, while a cell runs; a handler should only keep the message."""
 
-    Kernels take one message after the other, and the cell that runs is one: a click on a widget comes after it. This object
-    reads before the queue: on ipykernel 7 in the thread that reads the socket, before that in the main thread's loop,
-    which the cell keeps, so the waiting code has to call `pump`. A message that is not for it goes on unchanged.
-
-    A handler runs in another thread, or in the middle of a cell: it should only keep the message.
-
-    >>> kernel_comm.join(comm_id, received.append)
-    True
-    >>> with kernel_comm.held(): wait()
-    >>> kernel_comm.leave(comm_id)
-    """
-
+    # Kernels take one message after the other, and the cell that runs is one: a click on a widget comes after it. This reads before
+    # the queue: on ipykernel 7 in the thread that reads the socket, before that in the main thread's loop, which the cell keeps,
+    # so that the waiting code has to call `pump`. A message that is not for it goes on unchanged.
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._handlers: dict[str, Callable[[Content], None]] = {}

@@ -41,11 +41,7 @@ _COLOURS: dict[LineStyle, str] = {
 
 
 class TerminalSink(TextSink):
-    """
-    Standard streams of which at least one is a terminal.
-
-    What is drawn stands below all lines, on standard error where that is a terminal, so that standard output can go elsewhere.
-    """
+    """Standard streams of which at least one is a terminal; what is drawn stands below all lines, if possible on standard error."""
 
     redraws = True
 
@@ -156,12 +152,7 @@ class _VisibleCursor(Console):
 
 
 def board_lines(run: Run, ranks: Sequence[RankSummary], *, columns: int, rows: int) -> list[Text]:
-    """
-    A line for the run and at least one for each rank, or for each group of ranks in one state: of a node, or of all.
-
-    >>> [text.plain for text in board_lines(run, run.view.glances(), columns=80, rows=10)]
-    ['train.py  2 ranks  00:12', '[0] train ██████░░░░░░ 30/60 10 it/s 00:03  loss 0.65', ...]
-    """
+    """A line for the run and at least one for each rank, or for each group of ranks in one state: of a node, or of all."""
     names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_METRICS]
     made = [*_rank_lines([[rank] for rank in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
     state = attrgetter("state")

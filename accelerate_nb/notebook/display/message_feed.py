@@ -29,13 +29,7 @@ _MOST_RESTARTS = 20
 
 
 class MessageFeed:
-    """
-    Follows a run's view for one panel: `news()` holds the changes since the last call, `backlog()` everything.
-
-    >>> feed = MessageFeed(view)
-    >>> for message in feed.backlog(facts): send(message)
-    >>> feed.news()  # None where nothing has changed
-    """
+    """Follows a run's view for one panel: `news()` holds the changes since the last call, `backlog()` everything."""
 
     def __init__(self, view: RunState, clock: Callable[[], float] = time.time) -> None:
         self._view, self._clock = view, clock
@@ -182,12 +176,8 @@ class MessageFeed:
         return found
 
     def _of_ranks(self, glances: Sequence[RankSummary]) -> dict[str, list[list[Any]]]:
-        """
-        The changes of ranks, a row for each, which begins with the rank.
-
-        `steps` are milliseconds of each part (`PHASES`); `memory` has the bytes of each part (`MEMORY_PARTS`), those of the whole device or
-        `None`, and all of it in words; `profiles` the steps of one that is under way, and the newest one.
-        """
+        """The changes of ranks, a row for each, which begins with the rank."""
+        # steps: milliseconds of each part (`PHASES`); memory: bytes of each (`MEMORY_PARTS`), of the whole device, and in words
         kinds = ("ranks", "progress", "devices", "coordinates", "steps", "memory", "profiles")
         found: dict[str, list[list[Any]]] = {kind: [] for kind in kinds}
         for glance in glances:

@@ -22,12 +22,7 @@ class OutputArea(Protocol):
 
 
 class CellOutputArea:
-    """
-    Something shown in the cell that runs at this moment.
-
-    >>> output = CellOutputArea(MimeBundle({"text/plain": "1 of 2"}))
-    >>> output.update(MimeBundle({"text/plain": "2 of 2"}))
-    """
+    """Something shown in the cell that runs at this moment."""
 
     def __init__(self, bundle: MimeBundle) -> None:
         from IPython.display import display

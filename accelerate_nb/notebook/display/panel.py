@@ -84,29 +84,17 @@ _BACKLOG_TIMEOUT = 20.0
 
 
 class PanelWidget(anywidget.AnyWidget):
-    """
-    The widget: the modules of `page` draw it from the messages that it is sent.
+    """The widget: the modules of `page` draw it from the messages that it is sent."""
 
-    Until a page has the end of the run, `place` names the panel, its cell and its report: a page that is loaded anew puts the
-    panel back, which brings the report. From then on it names the report alone, in whose place pages draw the panel.
-    """
-
+    # Until a page has the end of the run, `place` names the panel, its cell and its report: a page that is loaded anew puts the
+    # panel back, which brings the report. From then on it names the report alone, in whose place pages draw the panel.
     _esm = joining.module()
     _css = joining.style()
     place: Any = traitlets.Dict().tag(sync=True)
 
 
 class LivePanel:
-    """
-    A run's panel, and its conversation with the pages that show it.
-
-    Every page says hello when it draws the panel, and gets everything so far; then `step`, called about ten times a
-    second from one thread or several, sends the changes in one message. Where no page replies any more it holds back.
-
-    >>> live = LivePanel(run, "jupyter", kernel_comm, background=False)
-    >>> while not run.done: live.step()
-    >>> live.end(report)
-    """
+    """A run's panel, and its conversation with the pages that show it; `step` is called about ten times a second, from any thread."""
 
     def __init__(
         self,

@@ -31,15 +31,9 @@ class RunListWidget(anywidget.AnyWidget):
 
 
 class RunBrowser:
-    """
-    Opens runs of a table in the page that shows it: the panel of each, from the run's folder and, while it goes on, its run host.
+    """Opens runs of a table in the page that shows it: the panel of each, from the run's folder and, while it goes on, its run host."""
 
-    The page puts it under its row, so it works where a page gives access to its notebook: in JupyterLab and Notebook.
-
-    >>> browser = RunBrowser(table, "jupyter")
-    >>> table.html(browser.element_id)
-    """
-
+    # the page puts a run under its row, where it gives access to its notebook: in JupyterLab and Notebook
     is_delivered = True
 
     def __init__(self, runs: RunTable, host: str) -> None:
@@ -111,11 +105,7 @@ class _OutputBelow:
 
 
 class ComparisonWidget(anywidget.AnyWidget):
-    """
-    A widget without a view of its own: the page has it draw the panel's charts of compared runs in the place of an element.
-
-    >>> ComparisonWidget(charts="accelerate-nb-runs-1f", message={"seq": 1, "names": ["A", "B"], "metrics": rows})
-    """
+    """A widget without a view of its own: the page has it draw the panel's charts of compared runs in the place of the element `charts`."""
 
     is_delivered = True
 

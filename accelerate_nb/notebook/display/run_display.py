@@ -67,18 +67,7 @@ def frontend_state() -> FrontendState:
 
 
 class RunDisplay(FrontEnd):
-    """
-    Shows a run as a live panel, or as HTML that is redrawn about once a second, and at the end as a report.
-
-    With `live`, the panel is tried first; where no page reports in time that it draws it, HTML takes its place, until one
-    does. In pages that have a kernel, the panel of a run that is over stands in its report's place. Once a card is in a cell,
-    waiting for the run in another one shows no second card.
-
-    >>> display = RunDisplay("jupyter", live=True)
-    >>> display.opened(run)
-    >>> while not run.done: display.refresh()
-    >>> display.closed()
-    """
+    """Shows a run as a live panel, or as HTML that is redrawn about once a second, and at the end as a report."""
 
     def __init__(
         self,
@@ -88,6 +77,7 @@ class RunDisplay(FrontEnd):
         clock: Callable[[], float] = time.monotonic,
         new_output: Callable[[MimeBundle], OutputArea] = CellOutputArea,
     ) -> None:
+        # with `live`, HTML stands in until a page reports that it draws the panel; the panel of a run that is over takes its report's place
         self._host, self._live, self._clock = host, live, clock
         self._new_output = new_output
         self._frontend, self._kernel_comm = frontend_state(), kernel_comm()

@@ -21,11 +21,7 @@ Way: TypeAlias = Literal["panel", "html", "text", "off"]
 def choose(
     mode: Literal["auto", "widget", "html", "text", "off"], notebook_host: NotebookHost, *, has_widgets: bool
 ) -> Way:
-    """
-    The display mode that fits the request and the host; pure.
-
-    Raises `MissingExtraError` where a panel is requested, and anywidget is not installed.
-    """
+    """The display mode that fits the request and the host; raises `MissingExtraError` where a panel is requested without anywidget."""
     if mode == "off":
         return "off"
     if mode == "text" or notebook_host.kind != "jupyter":

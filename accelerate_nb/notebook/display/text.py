@@ -52,31 +52,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 class TextFrontEnd(FrontEnd):
-    """
-    Writes the ranks' output on a sink, within the sink's limits, a few times a second.
-
-    A line has the label of its rank where there are several, or the one that `prefix_template` makes of `role_name`, `local_rank`
-    and `rank` (`string.Template`, as in torchelastic). In a terminal equal lines of all ranks stand once, and a board below the lines
-    shows the ranks' state; in a cell bars and metrics stand there; in a pipe they are written now and then, on standard error.
-
-    `only_ranks` are those whose lines are shown; all are kept in the run's folder. With `quiet` there is nothing but the lines of
-    ranks. With `report`, the report of the run is shown after its lines.
-
-    A session's cell (`cell_displays`) has a label even for its only rank, and equal lines once; figures and tables are those of its
-    first rank (`main`), or of all.
-
-    The caller of a run prints why it failed; one of which `is_command`, a program of its own, leaves that to this, and finds
-    `has_shown_failure` true. Another run that logged metrics ends with a summary.
-
-    It writes only when it is called, so its text is in the cell that waits for the run. Waiting for the same run again, in
-    another cell perhaps, goes on where the last wait ended. Where the reader of the lines has gone (`| head`), the run is ended
-    and `closed` raises `BrokenPipeError`.
-
-    >>> front_end = TextFrontEnd(standard_sink)
-    >>> front_end.opened(run)
-    >>> front_end.refresh()
-    >>> front_end.closed()
-    """
+    """Writes the ranks' output on a sink, within the sink's limits, a few times a second."""
 
     def __init__(
         self,
@@ -91,6 +67,8 @@ class TextFrontEnd(FrontEnd):
         interval: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # `quiet` leaves nothing but the lines of ranks; a command of its own prints why the run failed, which others leave to their caller;
+        # a session's cell labels even its only rank, and shows the figures of its first rank (`main`), or of all
         self.has_shown_failure = False
         self._new_sink = new_sink
         self._template = prefix_template

@@ -61,13 +61,9 @@ class OutputLimits:
 
 
 class TextSink:
-    """
-    Something that text is written on: here the standard streams as they go to a file, to another program or into a log.
+    """Something that text is written on: here the standard streams as they go to a file, to another program or into a log."""
 
-    `bound` limits a run's output on it. It `redraws` what has not ended, or writes every line once; it `folds` equal lines of
-    several ranks into one; it shows text, or displays of other kinds too.
-    """
-
+    # it redraws what has not ended, or writes every line once; it folds equal lines of several ranks into one
     bound = OutputLimits()
     redraws = folds = shows_displays = False
 
@@ -126,14 +122,10 @@ def print_message(text: str) -> None:
 
 
 class CellSink(TextSink):
-    """
-    A notebook's cell: lines that have not ended are one block, which is made when first needed and then updated.
-
-    A browser draws thousands of lines slowly and the notebook's file keeps all of them, so the cell holds the beginning
-    and the end of a long run, well under a megabyte.
-    """
+    """A notebook's cell: lines that have not ended are one block, which is made when first needed and then updated."""
 
     redraws = shows_displays = True
+    # a browser draws thousands of lines slowly, and the file keeps all of them: the beginning and the end, well under a megabyte
     bound = OutputLimits(lines=2000, size=300_000, width=2000, tail_lines=40, tail_size=250_000, displays=100)
 
     def __init__(self) -> None:
@@ -176,17 +168,7 @@ def _display(bundle: dict[str, Any], **options: Any) -> Any:
 
 
 class OutputWriter:
-    """
-    Writes the output of ranks from a `cursor` of their view on, within the limits of the sink.
-
-    A line has the label of its rank, or the one that `prefix_template` makes of `role_name`, `local_rank` and `rank`
-    (`string.Template`, as in torchelastic); it has none where `labels` is false. Where it `folds`, equal output of ranks stands
-    once, under all of them. `only` are the ranks whose output is written; displays of a `leading` rank alone, where there is one.
-
-    >>> output = OutputWriter(TextSink(), view, folder, ranks=(0, 1), size=2)
-    >>> output.write()
-    >>> output.finish()
-    """
+    """Writes the output of ranks from a `cursor` of their view on, within the limits of the sink."""
 
     def __init__(
         self,
@@ -208,6 +190,7 @@ class OutputWriter:
         self._sink, self._view, self._clock = sink, view, clock
         self._name, self._folder = folder.name, shown_path(folder)
         self._ranks, self._only, self._leading, self._labels = tuple(ranks), only, leading, labels
+        # of `role_name`, `local_rank` and `rank`, as in torchelastic
         self._template = None if prefix_template is None else Template(prefix_template)
         self._width = len(f"[{named(range(size))}] ") if folds else 0
         self._folding = OutputCollapser(ranks) if folds else None

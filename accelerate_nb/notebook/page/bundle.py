@@ -36,13 +36,10 @@ def _vendored(name: str) -> str:
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:
-    r"""
+    """
     Modules as one: those that `entry` needs, each after what it imports, its top-level names beside those of the others.
 
     Raises `ValueError` where two of them use a name at their top, or one imports what there is not.
-
-    >>> joined({"a": 'import { b } from "./b.js";\nexport const a = b;\n', "b": "export const b = 1;\n"}, "a")
-    'const b = 1;\n\nconst a = b;\n\nexport { b, a };\n'
     """
     order = _order(modules, entry, ())
     owners: dict[str, str] = {}

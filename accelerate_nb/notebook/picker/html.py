@@ -86,11 +86,7 @@ def leads_to(why: str, not_yet: str) -> str:
 
 
 def mesh(degrees: Mapping[str, int]) -> str:
-    """
-    A drawing of the ranks that these degrees make: a row for each place along the outer axes, a column along the innermost one.
-
-    It is a table, which a screen reader reads; nothing where there is no axis.
-    """
+    """A drawing of the ranks that these degrees make: a table with a column for each place along the innermost axis."""
     if not degrees:
         return ""
     *outer, inner = degrees

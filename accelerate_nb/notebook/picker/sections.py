@@ -26,11 +26,7 @@ from accelerate_nb.notebook.picker import html
 
 
 class InsertCellButton(anywidget.AnyWidget):
-    """
-    The button; `code` is the cell's text, and with none it is disabled.
-
-    JupyterLab and Notebook alone let a page change the notebook: elsewhere nothing is shown, and the text above it is there to copy.
-    """
+    """The button that puts `code` into the notebook as a cell; shown in JupyterLab and Notebook alone, whose pages may do that."""
 
     _esm = resources.files(__package__).joinpath("insert_cell.js").read_text(encoding="utf-8")
     code: Any = traitlets.Unicode("").tag(sync=True)
@@ -108,11 +104,7 @@ FIRST = ("num_processes", "cpu", "mixed_precision", "gradient_accumulation_steps
 
 
 class SettingsSection:
-    """
-    The first settings, and a button that shows all others by their groups; a filter leaves those that have all its words.
-
-    The filter reads a setting's name, label, help and heading.
-    """
+    """The first settings, and a button that shows all others by their groups; a filter leaves those that have all its words."""
 
     def __init__(self, fields: Mapping[str, SettingField]) -> None:
         self._others = [field for name, field in fields.items() if name not in FIRST]
@@ -177,11 +169,7 @@ def _grid(fields: Iterable[SettingField]) -> Any:
 
 
 class FileSection:
-    """
-    The part of the form that saves and loads the configuration file.
-
-    `content` gives what is to be saved, `loaded` takes the path of a file whose settings are to be shown.
-    """
+    """The part of the form that saves and loads the configuration file: `content` is saved, `loaded` shows a file's settings."""
 
     def __init__(self, content: Callable[[], Mapping[str, Any]], loaded: Callable[[str], None], path: str) -> None:
         self._content, self._loaded = content, loaded

@@ -52,12 +52,7 @@ def begin(environment: Mapping[str, str], config_file: str | None = None) -> Ini
 
 @dataclass(frozen=True, slots=True)
 class FormValidation:
-    """
-    The result of the form at one moment.
-
-    `config` is `None` where a launch would fail; `wrong` and `advice` stand beside the settings that they name, `general`
-    beside none.
-    """
+    """The result of the form at one moment; `config` is `None` where a launch would fail, and `general` names no setting."""
 
     config: RunConfig | None
     choice: Placement | None = None
@@ -84,12 +79,7 @@ class FormValidation:
 def appraise(
     typed: Mapping[str, Any], devices: AvailableDevices, elsewhere: Mapping[str, Any], *, can_fork: bool = True
 ) -> FormValidation:
-    """
-    The result of `typed` on a machine with these devices; pure, and raises nothing.
-
-    Texts are read as the settings read them, an empty one leaves its setting open. `elsewhere` holds the
-    settings of the environment and the file.
-    """
+    """The result of `typed` on a machine with these devices; an empty text leaves its setting open, or as it is set `elsewhere`."""
     settings, wrong = _read(typed)
     if wrong:
         return FormValidation(None, wrong=wrong)
