@@ -72,8 +72,6 @@ export class Chart {
     return this.charts.lineNames?.[rank] ?? (this.charts.isTotal(this.name) ? this.charts.howOf(this.name) : otherwise);
   }
 
-  // ------------------------------------------------------------------------------------------------------------- drawing
-
   draw(force = false) {
     this.paintChanges(force);
     this.drawValues();
@@ -268,8 +266,6 @@ export class Chart {
     pen.restore();
   }
 
-  // ---------------------------------------------------------------------------------------------------------------- words
-
   head() {
     const { series } = this;
     const [{ value, step }, how] = [newestOf(series), this.charts.howOf(this.name)];
@@ -296,8 +292,6 @@ export class Chart {
     setText(this.value, this.charts.lineNames ? "" : number(value));
     setText(this.how, this.charts.lineNames ? "" : how);
   }
-
-  // ------------------------------------------------------------------------------------------------------- crosshair, zoom
 
   /** The nearest values of every rank: the place along the axis that they belong to, and `[[rank, value]]`. */
   values(x) {

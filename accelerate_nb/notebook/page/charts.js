@@ -27,6 +27,7 @@ export class Charts {
     this.grid = div("anb-chart-groups");
     this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts", hidden: true });
     this.element = section("metrics", "Metrics", this.buildTools(), this.grid, this.numbers);
+    show(this.element, false); // not even until the first painting
     this.sight = new IntersectionObserver((entries) => {
       for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
       view.draw();

@@ -129,11 +129,8 @@ export function meter(label) {
   };
 }
 
-/**
- * Marks a view as light or dark and gives it its colours as a canvas takes them, as `palette`; its `key` tells one theme from another.
- *
- * Light or dark is read from the colour that stands behind the view, whatever the notebook calls its themes.
- */
+// light or dark is read from the colour that stands behind the view, whatever the notebook calls its themes
+/** Marks a view as light or dark and gives it its colours as a canvas takes them, as `palette`; its `key` tells one theme from another. */
 export function readTheme(view) {
   const { root } = view;
   if (!root.isConnected) return;

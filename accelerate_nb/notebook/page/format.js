@@ -109,6 +109,7 @@ const RENDITIONS = {
   22: { bold: false, faint: false }, 23: { italic: false }, 24: { underline: false }, 27: { inverse: false }, 29: { through: false },
   39: { fg: null }, 49: { bg: null },
 };
+const NAMED = { 3: ["fg", 0], 4: ["bg", 0], 9: ["fg", 8], 10: ["bg", 8] }; // tens of codes -> what they colour, and the first of eight colours
 
 function colourOf256(n) {
   if (n < 16) return `var(--anb-a${n})`;
@@ -123,11 +124,10 @@ function graphicRendition(style, codes) {
     const code = codes[i];
     if (code === 0) next = {};
     else if (code in RENDITIONS) Object.assign(next, RENDITIONS[code]);
-    else if (code >= 30 && code <= 37) next.fg = colourOf256(code - 30);
-    else if (code >= 90 && code <= 97) next.fg = colourOf256(code - 82);
-    else if (code >= 40 && code <= 47) next.bg = colourOf256(code - 40);
-    else if (code >= 100 && code <= 107) next.bg = colourOf256(code - 92);
-    else if (code === 38 || code === 48) {
+    else if (NAMED[Math.floor(code / 10)] && code % 10 < 8) {
+      const [place, first] = NAMED[Math.floor(code / 10)];
+      next[place] = colourOf256(first + (code % 10));
+    } else if (code === 38 || code === 48) {
       const place = code === 38 ? "fg" : "bg";
       if (codes[i + 1] === 5) {
         next[place] = colourOf256(codes[i + 2] & 255);

@@ -208,8 +208,8 @@ export class Notices {
     this.view = view;
     this.store = view.store;
     this.shown = { failure: null, attempt: 0 };
-    this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts" });
-    this.stopped = h("div", { class: "anb-stopped", role: "note" });
+    this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts", hidden: true });
+    this.stopped = h("div", { class: "anb-stopped", role: "note", hidden: true });
     this.failure = h("div", { class: "anb-failure-place", hidden: true });
     this.element = div("anb-notices", this.restarts, this.stopped, this.failure);
   }
@@ -262,41 +262,22 @@ function failureView(failure, announce) {
 
 /** Own frames stand open; frames of others that follow each other are folded into one line. */
 function frameRuns(frames) {
-  const parts = [];
-  let strange = [];
-  const guilty = [...frames].reverse().find((frame) => frame[3]);
-  const fold = () => {
-    if (strange.length) parts.push(folded(`${strange.length} ${strange.length === 1 ? "call" : "calls"} in other code`, ...strange.map(frameView)));
-    strange = [];
+  const guilty = frames.findLast(([, , , own]) => own);
+  const view = (frame) => {
+    const [place, name, source, own] = frame;
+    return div(
+      `anb-frame${own ? " anb-own" : ""}${frame === guilty ? " anb-guilty" : ""}`,
+      div("anb-frame-place", span("anb-place", place), name ? span("anb-in", ` in ${name}`) : null),
+      source ? h("code", { class: "anb-source" }, source) : null,
+    );
   };
+  const runs = [];
   for (const frame of frames) {
-    if (!frame[3]) strange.push(frame);
-    else {
-      fold();
-      parts.push(frameView(frame));
-      parts.at(-1).classList.toggle("anb-guilty", frame === guilty);
-    }
+    const isOwn = frame[3];
+    if (isOwn || !runs.length || runs.at(-1)[0][3]) runs.push([frame]);
+    else runs.at(-1).push(frame);
   }
-  fold();
-  return parts;
-}
-
-function frameView([place, name, source, own]) {
-  return div(
-    own ? "anb-frame anb-own" : "anb-frame",
-    div("anb-frame-place", span("anb-place", place), name ? span("anb-in", ` in ${name}`) : null),
-    source ? h("code", { class: "anb-source" }, source) : null,
-  );
-}
-
-/** The ranks' stacks; those that are elsewhere than the others stand out. */
-function stackBlocks(text) {
-  const blocks = [];
-  for (const line of text.split("\n")) {
-    if (/^rank \d+/.test(line) || !blocks.length) blocks.push({ odd: line.includes("◀"), lines: [] });
-    blocks.at(-1).lines.push(line);
-  }
-  return blocks;
+  return runs.map((run) => (run[0][3] ? view(run[0]) : folded(`${run.length} ${run.length === 1 ? "call" : "calls"} in other code`, ...run.map(view))));
 }
 
 /** The warning of ranks that stand still, and the stacks that were requested. */
@@ -308,7 +289,7 @@ export class Stacks {
     view.requestStacks = () => this.request();
     this.idleText = span("anb-idle-text");
     this.idleButton = button("", "Stacks", () => this.request());
-    this.idle = h("div", { class: "anb-idle", role: "region", "aria-label": "No output for a while" }, h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleButton);
+    this.idle = h("div", { class: "anb-idle", role: "region", "aria-label": "No output for a while", hidden: true }, h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleButton);
     this.text = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });
     this.stacks = h(
       "div",
@@ -347,7 +328,12 @@ export class Stacks {
     if (stacks === this.shown) return;
     this.shown = stacks;
     show(this.stacks, Boolean(stacks));
-    if (stacks) this.text.replaceChildren(...stackBlocks(stacks.text).map(({ odd, lines }) => div(odd ? "anb-stack anb-odd" : "anb-stack", div("anb-stack-head", lines[0]), lines.length > 1 ? h("div", { class: "anb-stack-lines" }, lines.slice(1).join("\n")) : null)));
+    const blocks = stacks ? stacks.text.split(/\n(?=rank \d)/) : [];
+    this.text.replaceChildren(...blocks.map((block) => {
+      const [head, ...lines] = block.split("\n");
+      // those that are elsewhere than the others stand out
+      return div(head.includes("◀") ? "anb-stack anb-odd" : "anb-stack", div("anb-stack-head", head), lines.length ? h("div", { class: "anb-stack-lines" }, lines.join("\n")) : null);
+    }));
     this.view.announce("The stacks have arrived");
   }
 }

@@ -30,7 +30,7 @@ class RowLayout {
   /** The line that stands so many pixels down. */
   at(pixels) {
     const row = Math.floor(pixels / LINE);
-    return this.tops ? lastUpTo(this.tops, this.length + 1, row) : Math.min(row, this.length);
+    return this.tops ? lastUpTo(this.tops, row) : Math.min(row, this.length);
   }
 }
 

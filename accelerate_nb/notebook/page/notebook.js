@@ -3,15 +3,11 @@
 import { escaped } from "./elements.js";
 import { END_STATES, kernelNow } from "./store.js";
 
-// ----------------------------------------------------------------------------------------------------------------- outputs
-
 const VIEW = "application/vnd.jupyter.widget-view+json";
 const NOTE = "accelerate-nb-note"; // in the metadata of the line beside a panel, with the panel's id
 
-/**
- * Puts a report into the notebook in the place of the panel that it is of, and says whether that was there: a page that was
- * loaded anew while the run went on takes no updates of its outputs, and would save the panel.
- */
+// a page that was loaded anew while the run went on takes no updates of its outputs, and would save the panel
+/** Puts a report into the notebook in the place of the panel that it is of, and says whether that was there. */
 export function replacePanel({ of, data, metadata }, notebook) {
   const matches = panelOutputs(of, notebook);
   for (const [outputs, i] of matches) outputs.set(i, { output_type: "display_data", data, metadata });
@@ -42,9 +38,7 @@ export function restorePanel(place, notebook) {
   cell.outputs.add({ output_type: "display_data", data, metadata: {} });
 }
 
-/**
- * Saves the notebook, again where it changes meanwhile: JupyterLab takes what is changed during a save for saved.
- */
+/** Saves the notebook, again where it changes meanwhile: JupyterLab takes what is changed during a save for saved. */
 export async function saveNotebook(notebook) {
   const { model } = notebook;
   let changed = false;
@@ -89,8 +83,6 @@ export function observeReport(id, put) {
   return () => watch.disconnect();
 }
 
-// ------------------------------------------------------------------------------------------------------------------ kernel
-
 const ENDS = {
   restarting: "was restarted",
   starting: "was restarted", // by another page, which alone is told that it restarts
@@ -99,13 +91,9 @@ const ENDS = {
   terminating: "was shut down",
 };
 
-/**
- * Calls `ended` with what happened to a session's kernel, and `connected` with whether the page can reach it.
- *
- * Only JupyterLab and Notebook tell of their session. Returns what ends the watching.
- */
+/** Calls `ended` with what happened to a session's kernel, and `connected` with whether the page can reach it; returns what ends that. */
 export function watchKernel(session, { ended, connected }) {
-  if (!session?.statusChanged) return () => {};
+  if (!session?.statusChanged) return () => {}; // JupyterLab and Notebook alone tell of their session
   const kernelId = () => session.session?.kernel?.id;
   const kernel = kernelId();
   const signals = [

@@ -148,8 +148,6 @@ export class Output {
     this.view.announce(`Requested the whole output of rank ${rank}`);
   }
 
-  // ------------------------------------------------------------------------------------------------------- whose output
-
   choices() {
     return ["all", ...this.store.ranks.keys()];
   }
@@ -192,8 +190,6 @@ export class Output {
     if (this.chosen !== "all") return this.chosen;
     return this.store.ranks.size === 1 ? this.store.ranks.keys().next().value : null;
   }
-
-  // -------------------------------------------------------------------------------------------------------------- search
 
   searchKey(event) {
     if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);

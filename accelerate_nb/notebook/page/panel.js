@@ -74,8 +74,6 @@ export class View {
     this.draw();
   }
 
-  // ----------------------------------------------------------------------------------------------------------- painting
-
   tick() {
     acknowledge(this.store, this.send);
     if (++this.ticks % TICKS_OF_TAB === 0) for (const part of this.extras) part.drawTab?.();
@@ -107,8 +105,6 @@ export class View {
     set(this.root, "aria-label", `Distributed run ${this.store.run.name}`);
     for (const part of [this.head, this.notices, ...this.extras, this.ranks, this.charts, this.profile, this.output]) part.draw();
   }
-
-  // ------------------------------------------------------------------------------------------------ what the parts share
 
   get many() {
     return this.store.ranks.size > FEW_RANKS;

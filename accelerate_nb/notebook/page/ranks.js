@@ -26,7 +26,7 @@ function strip(label, names) {
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 /** What the colours of all strips mean. */
-const legend = (title, names) => div("anb-legend", span("", `${title}:`), ...names.map((name) => span("", span(`anb-phase anb-phase-${name}`), name)));
+const legend = (title, names) => h("div", { class: "anb-legend", hidden: true }, span("", `${title}:`), ...names.map((name) => span("", span(`anb-phase anb-phase-${name}`), name)));
 
 /** A rank's row in the table of ranks. */
 class RankRow {
@@ -172,18 +172,13 @@ function merged(group) {
   // of the rank that has most in use
   const inUse = ({ memory }) => sum(memory?.parts ?? []);
   const { memory } = group.reduce((most, rankState) => (inUse(rankState) > inUse(most) ? rankState : most));
-  return { ...slowest, detail: `${group.length} ranks`, coordinates: "", bars, spread, steps, memory, devices: meanDevice(group) };
-}
-
-/** The devices of all ranks as one: how busy they are on average, and the fullest memory. */
-function meanDevice(group) {
-  const all = group.flatMap(({ devices }) => [...devices.values()]);
-  if (!all.length) return new Map();
-  const kinds = [...new Set(all.map(({ device }) => device.split(":")[0]))];
-  const busy = all.map(({ utilisation }) => utilisation).filter(isKnown);
-  const fullest = all.reduce((most, item) => ((item.used ?? 0) > (most.used ?? 0) ? item : most));
-  const device = `${all.length} × ${kinds.join("/")}`;
-  return new Map([[device, { ...fullest, device, utilisation: busy.length ? mean(busy) : null }]]);
+  // all devices as one: how busy they are on average, and the fullest memory
+  const devices = group.flatMap((rankState) => [...rankState.devices.values()]);
+  const busy = devices.map(({ utilisation }) => utilisation).filter(isKnown);
+  const fullest = devices.reduce((most, device) => ((device.used ?? 0) > (most.used ?? 0) ? device : most), devices[0]);
+  const device = `${devices.length} × ${[...new Set(devices.map((item) => item.device.split(":")[0]))].join("/")}`;
+  const one = devices.length ? [[device, { ...fullest, device, utilisation: busy.length ? mean(busy) : null }]] : [];
+  return { ...slowest, detail: `${group.length} ranks`, coordinates: "", bars, spread, steps, memory, devices: new Map(one) };
 }
 
 const mean = (values) => sum(values) / values.length;
@@ -257,14 +252,14 @@ export class Ranks {
     this.box.addEventListener("scroll", () => this.draw());
     this.stepLegend = legend("step", PHASES);
     this.memoryLegend = legend("memory", MEMORY);
-    this.causes = h("div", { class: "anb-causes", role: "group", "aria-label": "What makes steps slow" });
+    this.causes = h("div", { class: "anb-causes", role: "group", "aria-label": "What makes steps slow", hidden: true });
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
     const foldAgain = () => {
       this.unfolded.clear();
       this.draw();
       this.table.querySelector(".anb-ranks-btn")?.focus();
     };
-    this.fold = button("anb-plain-btn", "Fold", foldAgain, { title: "show ranks that say the same as one row" });
+    this.fold = button("anb-plain-btn", "Fold", foldAgain, { title: "show ranks that say the same as one row", hidden: true });
     this.tools = div("anb-tools", this.fold);
     const stepNotes = div("anb-step-notes", this.stepLegend, this.memoryLegend, this.causes);
     this.element = section("ranks", "Ranks", this.tools, this.strip, this.box, stepNotes, this.host);

@@ -88,8 +88,7 @@ class KnobRow {
     this.asked = null; // the value that was sent, until it counts or is refused
     this.hint = h("span", { class: "anb-knob-hint" });
     this.input = h("input", { type: "text", inputmode: "decimal", class: "anb-search anb-knob-value", autocomplete: "off", "aria-label": `knob ${name}` });
-    this.form = h("form", { class: "anb-knob" }, span("anb-knob-name", name), this.input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), this.hint);
-    this.form.addEventListener("submit", (event) => this.send(event));
+    this.form = h("form", { class: "anb-knob", onsubmit: (event) => this.send(event) }, span("anb-knob-name", name), this.input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), this.hint);
   }
 
   send(event) {
@@ -120,8 +119,7 @@ export class Knobs {
   constructor(view) {
     this.view = view;
     this.rows = new Map();
-    this.element = h("div", { class: "anb-knobs", role: "group", "aria-label": "Knobs" });
-    show(this.element, false);
+    this.element = h("div", { class: "anb-knobs", role: "group", "aria-label": "Knobs", hidden: true });
   }
 
   draw() {
@@ -215,7 +213,11 @@ export class Profile {
     };
     this.select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
     this.head = span("anb-profile-head");
-    this.download = button("anb-plain-btn", "Trace", () => this.requestTrace(), { title: "save the trace, which ui.perfetto.dev opens" });
+    const requestTrace = () => {
+      view.send({ do: "trace", rank: this.chosen });
+      view.announce(`Requested the trace of rank ${this.chosen}`);
+    };
+    this.download = button("anb-plain-btn", "Trace", requestTrace, { title: "save the trace, which ui.perfetto.dev opens" });
     this.table = h("div", { class: "anb-profile-table", role: "table", "aria-label": "costliest operations" });
     this.path = span("anb-trace-path");
     this.trace = div("anb-tools anb-trace", "Trace: ", this.path);
@@ -243,28 +245,19 @@ export class Profile {
     show(this.table, profile.operations.length > 0);
     if (this.drawn === profile) return;
     this.drawn = profile;
-    this.table.replaceChildren(
-      h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title))),
-      ...cellsOf(profile).map((cells, i) => operationRow(cells, profile.operations[i][3])),
-    );
+    const rows = cellsOf(profile).map(([name, ...numbers], i) => {
+      const row = h("div", { class: "anb-profile-row", role: "row" }, h("div", { class: "anb-profile-name", role: "cell", title: name }, name), ...numbers.map((text) => h("div", { class: "anb-num", role: "cell" }, text)));
+      // the share is drawn behind its number
+      setStyle(row.lastChild, "backgroundSize", `${(100 * profile.operations[i][3]).toFixed(1)}% 100%`);
+      return row;
+    });
+    const head = h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title)));
+    this.table.replaceChildren(head, ...rows);
   }
-
-  requestTrace() {
-    this.view.send({ do: "trace", rank: this.chosen });
-    this.view.announce(`Requested the trace of rank ${this.chosen}`);
-  }
-}
-
-/** An operation's row, its share drawn behind the number. */
-function operationRow([name, ...numbers], share) {
-  const row = h("div", { class: "anb-profile-row", role: "row" }, h("div", { class: "anb-profile-name", role: "cell", title: name }, name), ...numbers.map((text) => h("div", { class: "anb-num", role: "cell" }, text)));
-  setStyle(row.lastChild, "backgroundSize", `${(100 * share).toFixed(1)}% 100%`);
-  return row;
 }
 
 const LONG = 60; // seconds that a run has to take
 const KEY = "accelerate-nb-notify";
-const BELL = "M8 1.5a4.5 4.5 0 0 0-4.5 4.5v3L2 11.5V12h12v-.5L12.5 9V6A4.5 4.5 0 0 0 8 1.5ZM6.3 13a1.7 1.7 0 0 0 3.4 0Z";
 
 function isOn() {
   try {
@@ -274,21 +267,11 @@ function isOn() {
   }
 }
 
-function bell() {
-  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", width: 13, height: 13, fill: "currentColor", "aria-hidden": "true" })) svg.setAttribute(name, value);
-  path.setAttribute("d", BELL);
-  svg.append(path);
-  return svg;
-}
-
 /** The bell among the buttons of the panel's head; the browser's permission is requested at a press alone. */
 export class Bell {
   constructor(view) {
     this.view = view;
-    this.button = button("anb-plain-btn", bell(), () => this.press());
-    set(this.button, "aria-label", "Notify me when the run is over");
-    set(this.button, "title", "A notification of the browser when a run of more than a minute is over");
+    this.button = button("anb-plain-btn anb-bell", "", () => this.press(), { "aria-label": "Notify me when the run is over", title: "A notification of the browser when a run of more than a minute is over" });
     if (window.Notification) view.head.buttons.prepend(this.button);
   }
 

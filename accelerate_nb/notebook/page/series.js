@@ -28,7 +28,7 @@ export class Axis {
   /** The place of a point of this step and time. */
   at(step, time) {
     if (this.kind === "step") return step;
-    return this.epochs ? interpolated(this.epochs.t, this.epochs.y, this.epochs.length, time) : time - (this.store.run.started ?? 0);
+    return this.epochs ? interpolated(this.epochs.t, this.epochs.y, time) : time - (this.store.run.started ?? 0);
   }
 
   range(curve) {
@@ -39,14 +39,14 @@ export class Axis {
   nearest(curve, place) {
     if (this.kind === "step") return curve.nearest(place);
     const { epochs } = this;
-    const time = epochs ? interpolated(epochs.y, epochs.t, epochs.length, place) : place + (this.store.run.started ?? 0);
+    const time = epochs ? interpolated(epochs.y, epochs.t, place) : place + (this.store.run.started ?? 0);
     const point = curve.nearestAt(time);
     return point && [this.at(0, point[0]), point[1]];
   }
 
   /** The place of a moment, among the points of a series where the axis has steps. */
   ofTime(curve, time) {
-    return this.kind === "step" ? interpolated(curve.t, curve.x, curve.length, time) : this.at(0, time);
+    return this.kind === "step" ? interpolated(curve.t, curve.x, time) : this.at(0, time);
   }
 
   /** The marks at two places. */
@@ -66,8 +66,8 @@ export function epochsOf(store) {
 }
 
 /** What `to` is where `from`, which rises, comes to a value; beyond its ends it goes on as between the last two. */
-function interpolated(from, to, length, value) {
-  const high = Math.min(lastUpTo(from, length - 1, value) + 1, length - 1);
+function interpolated(from, to, value) {
+  const high = Math.min(lastUpTo(from, value) + 1, from.length - 1);
   const low = Math.max(high - 1, 0);
   const width = from[high] - from[low];
   return width > 0 ? to[low] + ((value - from[low]) / width) * (to[high] - to[low]) : to[low];
@@ -141,11 +141,8 @@ export class Series {
   /** The point whose step is nearest to `x`, as `[x, y]`. */
   nearest(x) {
     if (!this.length) return null;
-    let best = 0;
-    if (this.sorted) best = nearestIndex(this.x, this.length, x);
-    else {
-      for (let i = 1; i < this.length; i++) if (Math.abs(this.x[i] - x) <= Math.abs(this.x[best] - x)) best = i;
-    }
+    const nearer = (best, at, i) => (Math.abs(at - x) <= Math.abs(this.x[best] - x) ? i : best);
+    const best = this.sorted ? nearestIndex(this.x, x) : this.x.reduce(nearer, 0);
     const point = [this.x[best], this.y[best]];
     // the newest is always known, also where points were thinned
     return Math.abs(this.last[0] - x) <= Math.abs(point[0] - x) ? this.last : point;
@@ -154,7 +151,7 @@ export class Series {
   /** The point whose time is nearest, as `[time, y]`. */
   nearestAt(time) {
     if (!this.length) return null;
-    const best = nearestIndex(this.t, this.length, time);
+    const best = nearestIndex(this.t, time);
     const isLast = Math.abs(this.ended - time) < Math.abs(this.t[best] - time);
     return isLast ? [this.ended, this.last[1]] : [this.t[best], this.y[best]];
   }
@@ -189,9 +186,9 @@ export class Total {
   }
 }
 
-/** The index of the last of the first `length` values, which rise, that is not above this one; 0 where all are. */
-export function lastUpTo(values, length, value) {
-  let [low, high] = [0, length - 1];
+/** The index of the last of values, which rise, that is not above this one; 0 where all are. */
+export function lastUpTo(values, value) {
+  let [low, high] = [0, values.length - 1];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (values[middle] <= value) low = middle;
@@ -201,17 +198,12 @@ export function lastUpTo(values, length, value) {
 }
 
 /** The index of the value that is nearest, among values that rise. */
-function nearestIndex(values, length, value) {
-  const last = lastUpTo(values, length, value);
-  return last + 1 < length && values[last + 1] - value < value - values[last] ? last + 1 : last;
+function nearestIndex(values, value) {
+  const last = lastUpTo(values, value);
+  return last + 1 < values.length && values[last + 1] - value < value - values[last] ? last + 1 : last;
 }
 
-// -------------------------------------------------------------------------------------------------------------- as drawn
-
-/**
- * Least, most, first, last and mean of a series in each column of pixels; `place` is where along the axis a point stands.
- * `before` and `after` are its nearest points out of sight.
- */
+/** A series in columns of pixels, with the nearest points out of sight (`before`, `after`); `place` is where along the axis a point stands. */
 export function columns({ length, x, y, t }, from, to, width, logarithmic, place = (step) => step) {
   const found = new Array(width);
   const scale = to > from ? (width - 1) / (to - from) : 0;

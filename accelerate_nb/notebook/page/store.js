@@ -68,10 +68,7 @@ function takeLine(store, [rank, stream, text, time, open, meaning = ""]) {
   const rankState = rankOf(store, rank);
   const more = text.length - LONGEST_LINE;
   const line = { rank, stream, text: more > 0 ? `${text.slice(0, LONGEST_LINE)} … ${count(more)} more characters in the file` : text, time, meaning };
-  if (open) {
-    rankState.open.set(stream, line);
-    return;
-  }
+  if (open) return void rankState.open.set(stream, line);
   rankState.open.delete(stream);
   rankState.ring.push(line);
   store.all.push(line);
@@ -91,19 +88,13 @@ function takeMetric(store, [name, rank, points], time) {
 }
 
 function thinLongest(store) {
-  let longest = null;
-  let total = 0;
-  for (const series of store.metrics.values()) {
-    for (const curve of series.values()) {
-      total += curve.length;
-      if (!longest || curve.length > longest.length) longest = curve;
-    }
-  }
-  store.points = total;
-  if (total <= MOST_POINTS) return;
-  const before = longest.length;
+  const curves = [...store.metrics.values()].flatMap((series) => [...series.values()]);
+  store.points = curves.reduce((total, { length }) => total + length, 0);
+  if (store.points <= MOST_POINTS) return;
+  const longest = curves.reduce((most, curve) => (curve.length > most.length ? curve : most));
+  store.points -= longest.length;
   longest.thin();
-  store.points -= before - longest.length;
+  store.points += longest.length;
 }
 
 /** Something has moved at a time; what was before the run is no time. */
@@ -134,6 +125,9 @@ function takeRestarts(store, restarts) {
   // bars of processes that are gone move no more
   for (const rankState of store.ranks.values()) rankState.bars.clear();
 }
+
+// what a message replaces as a whole, and where it stands
+const FACTS = { causes: "causes", failure: "failure", gone: "gone", host: "host", idle_warning: "idleWarning", knob_changes: "knobChanges", line_count: "lineCount" };
 
 /** Takes one message of the kernel in. */
 export function feed(store, message) {
@@ -166,20 +160,14 @@ export function feed(store, message) {
   for (const [rank, coordinates] of message.coordinates ?? []) rankOf(store, rank).coordinates = coordinates;
   for (const [rank, parts] of message.steps ?? []) rankOf(store, rank).steps = parts;
   for (const [name, value, least, most] of message.knobs ?? []) store.knobs.set(name, { value, least, most });
-  if (message.knob_changes) store.knobChanges = message.knob_changes;
   if (message.knob_error) store.knobErrors.set(message.knob_error.name, message.knob_error.text);
   for (const [rank, parts, total, text] of message.memory ?? []) rankOf(store, rank).memory = { parts, total, text };
   for (const [rank, profiling, profile] of message.profiles ?? []) Object.assign(rankOf(store, rank), { profiling, profile });
   if (message.profiles || message.profile_error) Object.assign(store, { profileRequested: false, profileError: message.profile_error ?? "" });
-  if (message.causes) store.causes = message.causes;
-  if (message.host) store.host = message.host;
   for (const line of message.lines ?? []) takeLine(store, line);
-  if (message.line_count !== undefined) store.lineCount = message.line_count;
+  for (const [name, fact] of Object.entries(FACTS)) if (message[name] !== undefined) store[fact] = message[name];
   if (message.skipped) store.skipped += message.skipped;
   for (const metric of message.metrics ?? []) takeMetric(store, metric, arrived);
-  if (message.failure !== undefined) store.failure = message.failure;
-  if (message.idle_warning !== undefined) store.idleWarning = message.idle_warning;
-  if (message.gone !== undefined) store.gone = message.gone;
   if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksRequested: false });
 }
 
@@ -222,37 +210,25 @@ const MOST_CHARACTERS = 24_000_000; // and never more text than that in a ring
 /** The newest of many lines: at most so many, and not more than so many characters. */
 export class RingBuffer {
   constructor(most, characters = MOST_CHARACTERS) {
-    this.most = most;
-    this.characters = characters;
-    this.items = [];
-    this.first = 0;
-    this.length = 0;
-    this.size = 0;
-    this.dropped = 0;
+    Object.assign(this, { most, characters, items: [], first: 0, length: 0, size: 0, dropped: 0 });
   }
 
   push(line) {
-    if (this.length === this.most) this.drop();
-    this.items[(this.first + this.length) % this.most] = line;
-    this.length++;
+    this.items[(this.first + this.length++) % (this.most + 1)] = line; // one more than are kept
     this.size += line.text.length;
-    while (this.size > this.characters && this.length > 1) this.drop();
-  }
-
-  drop() {
-    this.size -= this.at(0).text.length;
-    this.items[this.first] = undefined;
-    this.first = (this.first + 1) % this.most;
-    this.length--;
-    this.dropped++;
+    while (this.length > this.most || (this.size > this.characters && this.length > 1)) {
+      this.size -= this.at(0).text.length;
+      this.items[this.first] = undefined;
+      this.first = (this.first + 1) % (this.most + 1);
+      this.length--;
+      this.dropped++;
+    }
   }
 
   at(i) {
-    return this.items[(this.first + i) % this.most];
+    return this.items[(this.first + i) % (this.most + 1)];
   }
 }
-
-// -------------------------------------------------------------------------------------------------------------- progress
 
 /** The bars of a rank that move, outermost first. */
 export const openBars = ({ bars }) => [...bars.values()].filter((bar) => !bar.closed);
