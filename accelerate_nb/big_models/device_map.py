@@ -10,21 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.memory import (
-    Memory,
-    Part,
-    as_classes,
-    calculate_maximum_sizes,
-    children_of,
-    compute_module_sizes,
-    compute_module_total_buffer_size,
-    get_max_layer_size,
-    get_max_memory,
-    parts_of,
-)
+from accelerate_nb.big_models import memory
 from accelerate_nb.big_models.tensors import DISK, Device, DeviceMap, as_device, owner_of, tensor_of
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.weights import parse_size
+from accelerate_nb.runtime.checkpoints.writer import parse_size
 from accelerate_nb.user_warnings import warn_user
 
 logger = logging.getLogger("accelerate_nb.utils.modeling")
@@ -173,7 +162,7 @@ def warn_if_untied(model: Module, tied_params: Sequence[Sequence[str]]) -> None:
 
 def infer_auto_device_map(
     model: Module,
-    max_memory: Memory | None = None,
+    max_memory: memory.Memory | None = None,
     no_split_module_classes: str | Collection[str] | None = None,
     dtype: Any = None,
     special_dtypes: Mapping[str, Any] | None = None,
@@ -192,13 +181,15 @@ def infer_auto_device_map(
     >>> infer_auto_device_map(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), {0: 200, "cpu": 1000})
     {'0': 0, '1': 'cpu'}
     """
-    sizes = compute_module_sizes(model, dtype, special_dtypes)
+    sizes = memory.compute_module_sizes(model, dtype, special_dtypes)
     tied = find_tied_parameters(model)
     warn_if_untied(model, tied)
-    device_filler = _DeviceFiller(model, get_max_memory(max_memory), sizes, tied, as_classes(no_split_module_classes))
+    device_filler = _DeviceFiller(
+        model, memory.get_max_memory(max_memory), sizes, tied, memory.as_classes(no_split_module_classes)
+    )
     device_filler.verbose, device_filler.falls_back = verbose, fallback_allocation
     if not offload_buffers:
-        device_filler.buffers_of = lambda module: compute_module_total_buffer_size(module, dtype, special_dtypes)
+        device_filler.buffers_of = lambda module: memory.compute_module_total_buffer_size(module, dtype, special_dtypes)
     device_map = device_filler.run()
     # the buffers of a module that was split go where its first part went
     for name in model.state_dict():
@@ -230,13 +221,13 @@ class _DeviceFiller:
     def __init__(
         self,
         model: Module,
-        memory: dict[int | str, int],
+        budgets: dict[int | str, int],
         sizes: Mapping[str, int],
         tied: list[list[str]],
         no_split: list[str],
     ) -> None:
-        self.memory = memory
-        self.devices: list[int | str] = [*memory, *([] if DISK in memory else [DISK])]
+        self.memory = budgets
+        self.devices: list[int | str] = [*budgets, *([] if DISK in budgets else [DISK])]
         self.accelerators = [device for device in self.devices if device not in ("cpu", DISK)]
         # what is offloaded comes back to these to be computed with
         self.reserve_on = ["mps"] if "mps" in self.accelerators else [*self.accelerators[:1], "cpu"]
@@ -246,8 +237,8 @@ class _DeviceFiller:
         self.buffers: dict[int | str, int] = defaultdict(int)
         self.buffers_of: Any = None
         self.would_need: dict[int | str, int] = {}
-        self.waiting = parts_of(model)
-        self.largest, self.largest_names = get_max_layer_size(self.waiting, sizes, no_split)
+        self.waiting = memory.parts_of(model)
+        self.largest, self.largest_names = memory.get_max_layer_size(self.waiting, sizes, no_split)
         self.device_map: dict[str, Device] = {}
 
     def run(self) -> dict[str, Device]:
@@ -307,7 +298,7 @@ class _DeviceFiller:
     def _split_tied(self, name: str, part: Module | Tensor, ties: TiedGroup) -> bool:
         """Whether one of the parts that share weights with this one could be split, so that less must come along."""
         for other, module in zip(ties.names, ties.modules, strict=True):
-            children = children_of(other, module, self.no_split)
+            children = memory.children_of(other, module, self.no_split)
             if children:
                 at = next(index for index, (item, _) in enumerate(self.waiting) if item == other)
                 self.waiting[at : at + 1] = children
@@ -318,7 +309,7 @@ class _DeviceFiller:
 
     def _split(self, name: str, part: Module | Tensor) -> bool:
         """Whether the part could be replaced by its own parts."""
-        children = children_of(name, part, self.no_split)
+        children = memory.children_of(name, part, self.no_split)
         if not children:
             return False
         self.waiting[:0] = children
@@ -338,7 +329,7 @@ class _DeviceFiller:
 
     def _find_largest(self) -> None:
         modules = [(name, part) for name, part in self.waiting if isinstance(part, Module)]
-        self.largest, self.largest_names = get_max_layer_size(modules, self.sizes, self.no_split)
+        self.largest, self.largest_names = memory.get_max_layer_size(modules, self.sizes, self.no_split)
 
     def _print(self, line: str) -> None:
         if self.verbose:
@@ -373,7 +364,10 @@ def _tied_elsewhere(name: str, tied: Sequence[Sequence[str]]) -> list[str]:
 
 
 def get_module_size_with_ties(
-    tied_params: Sequence[str], module_size: int, module_sizes: Mapping[str, int], modules_to_treat: Sequence[Part]
+    tied_params: Sequence[str],
+    module_size: int,
+    module_sizes: Mapping[str, int],
+    modules_to_treat: Sequence[memory.Part],
 ) -> TiedGroup:
     """The bytes of a module with the modules that hold `tied_params`, their names, and those modules."""
     names: list[str] = []
@@ -390,12 +384,12 @@ def get_module_size_with_ties(
 
 
 def fallback_allocate(
-    modules: list[Part],
+    modules: list[memory.Part],
     module_sizes: Mapping[str, int],
     size_limit: int | str,
     no_split_module_classes: Collection[str] | None = None,
     tied_parameters: Sequence[Sequence[str]] | None = None,
-) -> tuple[str | None, Module | Tensor | None, list[Part]]:
+) -> tuple[str | None, Module | Tensor | None, list[memory.Part]]:
     """
     The first part that fits into `size_limit`, searched from the outside in: its name, itself, and what is left without it.
 
@@ -412,18 +406,18 @@ def fallback_allocate(
         elsewhere = _tied_elsewhere(name, tied)
         if get_module_size_with_ties(elsewhere, module_sizes[name], module_sizes, waiting).size <= limit:
             return name, part, _without(name, modules)
-        waiting[:0] = children_of(name, part, no_split)
+        waiting[:0] = memory.children_of(name, part, no_split)
     return None, None, modules
 
 
-def _without(name: str, parts: Sequence[Part]) -> list[Part]:
+def _without(name: str, parts: Sequence[memory.Part]) -> list[memory.Part]:
     """The parts with the one of this name taken out; what was around it is split into its own parts."""
-    left: list[Part] = []
+    left: list[memory.Part] = []
     for other, part in parts:
         if other == name:
             continue
         if name.startswith(f"{other}.") and isinstance(part, Module):
-            inner: list[Part] = [*part.named_parameters(recurse=False), *part.named_children()]
+            inner: list[memory.Part] = [*part.named_parameters(recurse=False), *part.named_children()]
             left += _without(name, [(f"{other}.{child}", item) for child, item in inner])
         else:
             left.append((other, part))
@@ -434,7 +428,7 @@ def generate_device_map(
     model: Module,
     num_processes: int = 1,
     no_split_module_classes: str | Collection[str] | None = None,
-    max_memory: Memory | None = None,
+    max_memory: memory.Memory | None = None,
 ) -> dict[str, Device]:
     """
     The process, by its number, of every part of a model, each with about as many bytes, or with at most `max_memory`.
@@ -442,7 +436,7 @@ def generate_device_map(
     A process gets a tenth more than its part, and the largest layer beside it, as Accelerate has it.
     """
     if num_processes > 1 and max_memory is None:
-        size, (largest, _) = calculate_maximum_sizes(model)
+        size, (largest, _) = memory.calculate_maximum_sizes(model)
         each = int(1.1 * (size + largest) / num_processes) + 1
         max_memory = dict.fromkeys(range(num_processes), each)
     return infer_auto_device_map(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models import offload_hooks
+from accelerate_nb.big_models import offload_hooks, tensors
 from accelerate_nb.big_models.device_map import (
     check_device_map,
     check_devices,
@@ -26,16 +26,6 @@ from accelerate_nb.big_models.offload import (
     offload_state_dict,
     read_offload_index,
 )
-from accelerate_nb.big_models.tensors import (
-    DISK,
-    Device,
-    DeviceMap,
-    TiedParameters,
-    accelerator,
-    as_device,
-    set_module_tensor_to_device,
-    tensor_of,
-)
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
 from accelerate_nb.runtime.checkpoints.host_copy import address
 from accelerate_nb.user_warnings import warn_user
@@ -45,7 +35,7 @@ logger = logging.getLogger("accelerate_nb.big_modeling")
 
 def cpu_offload(
     model: Module,
-    execution_device: Device | None = None,
+    execution_device: tensors.Device | None = None,
     offload_buffers: bool = False,
     state_dict: Mapping[str, Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
@@ -63,7 +53,7 @@ def cpu_offload(
 def disk_offload(
     model: Module,
     offload_dir: Folder,
-    execution_device: Device | None = None,
+    execution_device: tensors.Device | None = None,
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
 ) -> Module:
@@ -78,7 +68,7 @@ def disk_offload(
 
 def _offload_all(
     model: Module,
-    device: Device | None,
+    device: tensors.Device | None,
     buffers: bool,
     weights: Mapping[str, Tensor],
     preload_module_classes: list[str] | None,
@@ -99,8 +89,8 @@ def _offload_all(
 
 def dispatch_model(
     model: Module,
-    device_map: DeviceMap,
-    main_device: Device | None = None,
+    device_map: tensors.DeviceMap,
+    main_device: tensors.Device | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
     offload_dir: Folder | None = None,
     offload_index: Mapping[str, Any] | None = None,
@@ -122,41 +112,41 @@ def dispatch_model(
     check_device_map(model, device_map)
     check_devices(device_map)
     devices = list(dict.fromkeys(device_map.values()))
-    if len(devices) > 1 or DISK in devices or force_hooks:
+    if len(devices) > 1 or tensors.DISK in devices or force_hooks:
         if main_device is None:
-            main_device = next((device for device in devices if device not in ("cpu", DISK)), "cpu")
+            main_device = next((device for device in devices if device not in ("cpu", tensors.DISK)), "cpu")
         weights = _weights(model, device_map, main_device, state_dict, offload_dir, offload_index)
         terms: dict[str, Any] = {"offload_buffers": offload_buffers, "skip_keys": skip_keys, "weights_map": weights}
         _attach(model, device_map, main_device, terms, preload_module_classes)
         # the methods that move the model as a whole warn now
-        for name in ("to", accelerator() or "cuda"):
+        for name in ("to", tensors.accelerator() or "cuda"):
             if name in GUARDED and hasattr(type(model), name):
                 # a partial, not a closure: a deep copy of the model moves the copy
                 guarded = functools.partial(_move_guarded, model, name)
                 model.__dict__[name] = functools.update_wrapper(guarded, getattr(type(model), name))
     else:
-        model.to(as_device(devices[0]))
+        model.to(tensors.as_device(devices[0]))
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]  # where transformers and others read it
     return model
 
 
-def _is_offloaded(device: Device, main: Device) -> bool:
+def _is_offloaded(device: tensors.Device, main: tensors.Device) -> bool:
     """Whether what a map has on a device comes to the main one for its forward."""
     # the CPU's memory is main memory already where there is no accelerator, or one that shares it
-    return device == DISK or (device == "cpu" and main not in ("cpu", "mps"))
+    return device == tensors.DISK or (device == "cpu" and main not in ("cpu", "mps"))
 
 
 def _weights(
     model: Module,
-    device_map: DeviceMap,
-    main: Device,
+    device_map: tensors.DeviceMap,
+    main: tensors.Device,
     state_dict: Mapping[str, Tensor] | None,
     folder: Folder | None,
     index: Mapping[str, Any] | None,
 ) -> Mapping[str, Tensor] | None:
     """The source of offloaded weights; `None` where nothing is offloaded."""
     on_cpu = [name for name, device in device_map.items() if device == "cpu" and _is_offloaded(device, main)]
-    on_disk = [name for name, device in device_map.items() if device == DISK]
+    on_disk = [name for name, device in device_map.items() if device == tensors.DISK]
     if state_dict is None and on_cpu:
         weights = extract_submodules_state_dict(model.state_dict(), on_cpu)
         state_dict = {name: tensor.to("cpu") for name, tensor in weights.items()}
@@ -192,16 +182,16 @@ def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
 
 def _attach(
     model: Module,
-    device_map: DeviceMap,
-    main: Device,
+    device_map: tensors.DeviceMap,
+    main: tensors.Device,
     terms: dict[str, Any],
     preload_module_classes: list[str] | None,
 ) -> None:
     tied = find_tied_parameters(model)
     model.__dict__[TIES] = tied
-    tensors = (tensor_of(model, name) for group in tied for name in group)
-    shared_copies: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
-    execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
+    tied_weights = (tensors.tensor_of(model, name) for group in tied for name in group)
+    shared_copies: tensors.TiedParameters = {address(weight): {} for weight in tied_weights if not weight.is_meta}
+    execution = {name: main if device in ("cpu", tensors.DISK) else device for name, device in device_map.items()}
     offload = {name: _is_offloaded(device, main) for name, device in device_map.items()}
     offload_hooks.attach_align_device_hook_on_blocks(
         model,
@@ -219,7 +209,11 @@ def _attach(
 
 
 def _attach_to_split(
-    model: Module, main: Device, execution: DeviceMap, offload: Mapping[str, bool], terms: dict[str, Any]
+    model: Module,
+    main: tensors.Device,
+    execution: tensors.DeviceMap,
+    offload: Mapping[str, bool],
+    terms: dict[str, Any],
 ) -> None:
     """Attach hooks for the tensors that a split module has beside its children: the map has devices for them alone."""
     modules = {name for name, _ in model.named_modules()}
@@ -234,8 +228,8 @@ def _attach_to_split(
             add_hook_to_module(model.get_submodule(owner), hook, append=True)
             continue
         for name in names:
-            value = terms["weights_map"][name] if tensor_of(model, name).is_meta else None
-            set_module_tensor_to_device(model, name, execution[name], value=value)
+            value = terms["weights_map"][name] if tensors.tensor_of(model, name).is_meta else None
+            tensors.set_module_tensor_to_device(model, name, execution[name], value=value)
 
 
 def _move_guarded(model: Module, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -40,21 +40,16 @@ _WORDS = ("state_dict", "model_state_dict", "model", "module")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """
-    A tensor of a model: `itemsize` are the bytes of a number as it is kept now, `layer` the layer that it is in.
-
-    One that `trains` gets a gradient. `split` is the dimension along which the model's own plan of tensor parallelism splits it, if it
-    does. A checkpoint doesn't say which of its tensors are buffers; numbers that are no floating-point ones are taken for such.
-    """
+    """A tensor of a model; one that `trains` gets a gradient."""
 
     name: str
     shape: tuple[int, ...]
-    itemsize: float
+    itemsize: float  # the bytes of a number as it is kept now
     is_float: bool
     trains: bool
-    is_buffer: bool
+    is_buffer: bool  # in a checkpoint, which doesn't say: numbers that are no floating-point ones
     layer: str
-    split: int | None = None
+    split: int | None = None  # the dimension along which the model's own plan of tensor parallelism splits it
 
     @property
     def numbers(self) -> int:
@@ -78,16 +73,12 @@ class ModelOutline:
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """
-    The bytes that a rank holds between two steps, and `extra`: what comes and goes beside it while a step is computed.
-
-    Activations, which depend on the batch, are not counted.
-    """
+    """The bytes that a rank holds between two steps, and beside it in one; activations depend on the batch, and are left out."""
 
     weights: int
     gradients: int
     optimizer: int
-    extra: int = 0
+    extra: int = 0  # what comes and goes while a step is computed
 
     @property
     def total(self) -> int:
@@ -96,12 +87,7 @@ class RankBytes:
 
 
 def bytes_of(weights: Iterable[TensorInfo], itemsize: float) -> int:
-    """
-    The bytes of tensors whose floating-point numbers take so many each.
-
-    >>> bytes_of(outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).weights, DTYPES["float16"])
-    16
-    """
+    """The bytes of tensors whose floating-point numbers take so many each."""
     return math.ceil(sum(weight.numbers * (itemsize if weight.is_float else weight.itemsize) for weight in weights))
 
 
@@ -118,17 +104,7 @@ def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
 
 
 def on_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, mesh: Mesh) -> list[RankBytes]:
-    """
-    The memory for a training on a mesh: layers on stages (pp), split along their width (tp), sharded (dp_shard and cp), or copied.
-
-    That of each rank, or of each rank of a stage where there are several stages.
-    Under FSDP a rank has its part of each tensor, cut along the first dimension, and for a moment two blocks and what is in no block
-    whole, with the gradient of one. In mixed precision `torch.autocast` keeps a copy of 16 bits of each weight from its first use in
-    the forward to the backward. DDP keeps the gradients a second time, in the buckets that it sends, unless `gradient_as_bucket_view`.
-
-    >>> on_mesh(outline("torch.nn:Linear", {"in_features": 4, "out_features": 6}), "float32", "sgd", Mesh(dp_shard=2))
-    [RankBytes(weights=60, gradients=60, optimizer=0, extra=240)]
-    """
+    """The memory that a rank of each stage (pp) takes for a training: layers split (tp), sharded (dp_shard and cp), or copied."""
     if mesh.tp > 1 and not any(weight.split is not None for weight in outline.weights):
         raise ConfigurationError(
             f"The memory on {mesh} was requested, but {outline.source} has no plan by which tp would split it. Name the "
@@ -138,24 +114,20 @@ def on_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, m
 
 
 def smallest_mesh(outline: ModelOutline, precision: Precision, optimizer: Optimizer, memory: int) -> Mesh | None:
-    """
-    The mesh of the fewest ranks of `memory` bytes each on which a training fits; `None` where none of 4,096 does.
-
-    A fifth of the memory is left for activations. Numbers of ranks are powers of two. Of meshes with equally many ranks the one that
-    communicates the least comes first: shards alone, then with split layers, then with stages.
-    """
+    """The mesh of the fewest ranks (a power of two) of `memory` bytes each that a training fits on; `None` where 4,096 are too few."""
     splits = [weight.shape[weight.split] for weight in outline.weights if weight.split is not None]
     blocks = {weight.block for weight in outline.weights} - {""}
     # layers are split along their width between the devices of one machine
     tps = [tp for tp in (2, 4, 8) if splits and all(width % tp == 0 for width in splits)]
     pps = [pp for pp in (2, 4, 8) if pp <= len(blocks)]
     for size in (2**exponent for exponent in range(13)):
+        # what communicates the least comes first
         meshes = [Mesh(dp_shard=size)]
         meshes += [Mesh(dp_shard=size // tp, tp=tp) for tp in tps if tp <= size]
         meshes += [Mesh(dp_shard=size // pp, pp=pp) for pp in pps if pp <= size]
         for mesh in meshes:
             stages = on_mesh(outline, precision, optimizer, mesh)
-            if max(stage.total for stage in stages) <= memory * 0.8:
+            if max(stage.total for stage in stages) <= memory * 0.8:  # a fifth is for activations
                 return mesh
     return None
 
@@ -190,7 +162,7 @@ def _on_rank(weights: Sequence[TensorInfo], precision: Precision, optimizer: Opt
     trained = [weight for weight in parts if weight.trains]
     gradients = bytes_of(trained, itemsize)
     if shards > 1:
-        # whole for a moment: what is in no block, two blocks (one is fetched ahead), and the gradient of the largest of these
+        # FSDP has whole for a moment: what is in no block, two blocks (one is fetched ahead), and the gradient of the largest of these
         sizes: dict[str, int] = {}
         for weight in split:
             if not weight.is_buffer:
@@ -200,6 +172,8 @@ def _on_rank(weights: Sequence[TensorInfo], precision: Precision, optimizer: Opt
         largest = sorted(sizes.values())[-2:]
         extra = outside + sum(largest) + max([outside, *largest])
     else:
+        # `torch.autocast` keeps a copy of 16 bits of each weight from its first use in the forward to the backward; DDP keeps the
+        # gradients a second time, in the buckets that it sends, unless `gradient_as_bucket_view`
         copied = [weight for weight in parts if weight.is_float and not weight.is_buffer and precision == "mixed"]
         extra = bytes_of(copied, 2) + (gradients if mesh.dp_replicate * mesh.cp > 1 else 0)
     return RankBytes(
@@ -241,16 +215,7 @@ def _optimizer_bytes(optimizer: Optimizer, weight: TensorInfo, itemsize: int) ->
 
 
 def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: bool = False) -> ModelOutline:
-    """
-    The weights of a named model; none of them is read, and nothing is fetched.
-
-    That is a folder or a file: `config.json` of transformers, safetensors, a checkpoint of torch, shards of
-    torch.distributed.checkpoint. Or it is code, `path/file.py:name` or `package.module:name`, of which the name is a module
-    or is called with `arguments` to make one. With `trusts`, code beside a configuration is run.
-
-    >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).weights[0].shape
-    (2, 3)
-    """
+    """The weights of a model in a folder, a file or code (`path/file.py:name`, `package.module:name`); none is read, or fetched."""
     path = Path(source).expanduser()
     if path.is_dir():
         return _of_folder(path, trusts=trusts)
@@ -304,11 +269,10 @@ def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
     if (folder / LIST).is_file() or any(folder.glob(f"{MODEL_FOLDER}_*/{LIST}")):
         listed = list_shards(folder)
         prefix, _ = weights_among(listed.positions)
-        length = len(prefix)
         weights = (
-            _stored(".".join(map(str, position[length:])), listed.tensors[key])
+            _stored(".".join(map(str, position[len(prefix) :])), listed.tensors[key])
             for key, position in listed.positions.items()
-            if key in listed.tensors and position[:length] == prefix
+            if key in listed.tensors and position[: len(prefix)] == prefix
         )
         return ModelOutline(str(listed.folder), tuple(weights))
     configuration = folder / "config.json"
@@ -353,12 +317,9 @@ def _stored(name: str, tensor: Tensor) -> TensorInfo:
 
 
 def _without_memory(make: Callable[[], Any], source: str) -> Module:
-    """
-    The model that `make` makes, on torch's meta device.
-
-    A model may read numbers while it is made, those of a `linspace` for one: then all but its weights has memory.
-    """
+    """The model that `make` makes, on torch's meta device."""
     needed = ""
+    # a model may read numbers while it is made, those of a `linspace` for one: then all but its weights has memory
     for include_buffers in (True, False):
         try:
             with init_empty_weights(include_buffers=include_buffers):
@@ -408,12 +369,7 @@ def _of_configuration(path: Path, *, trusts: bool) -> ModelOutline:
 
 
 def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOutline:
-    """
-    The model that a name is, in a file or in a module of Python's, or that it returns where it is called with `arguments`.
-
-    Without a name it is the only model that the file defines. Imports find modules beside the file, or in the current folder, as with
-    `python file.py` and `python -m`.
-    """
+    """The model that a name (or the only one) in a file or a module is, or that it returns where it is called with `arguments`."""
 
     def make() -> Any:
         if location.endswith(".py"):
@@ -446,6 +402,7 @@ def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOut
         return found
 
     before = list(sys.path)
+    # imports find modules beside the file, or in the current folder, as with `python file.py` and `python -m`
     sys.path.insert(0, str(Path(location).resolve().parent if location.endswith(".py") else Path.cwd()))
     try:
         source = f"{location}:{name}".rstrip(":")

@@ -205,20 +205,14 @@ def attach_layerwise_casting_hooks(
     """
     patterns = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
     hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
-    _attach(module, "", hook, tuple(re.compile(pattern) for pattern in patterns), skip_modules_classes or ())
 
+    def attach(module: Module, name: str) -> None:
+        if isinstance(module, skip_modules_classes or ()) or any(re.search(pattern, name) for pattern in patterns):
+            return
+        if isinstance(module, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
+            add_hook_to_module(module, hook, append=True)
+            return
+        for child_name, child in module.named_children():
+            attach(child, f"{name}.{child_name}" if name else child_name)
 
-def _attach(
-    module: Module,
-    name: str,
-    hook: LayerwiseCastingHook,
-    patterns: tuple[re.Pattern[str], ...],
-    classes: tuple[type[Module], ...],
-) -> None:
-    if isinstance(module, classes) or any(pattern.search(name) for pattern in patterns):
-        return
-    if isinstance(module, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
-        add_hook_to_module(module, hook, append=True)
-        return
-    for child_name, child in module.named_children():
-        _attach(child, f"{name}.{child_name}" if name else child_name, hook, patterns, classes)
+    attach(module, "")

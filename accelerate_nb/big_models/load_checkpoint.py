@@ -41,12 +41,7 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def checkpoint_files(checkpoint: Folder) -> list[Path]:
-    """
-    The files of a checkpoint: a file of weights, the index of several, or a folder that holds either.
-
-    Where a folder holds several checkpoints, the one that was written last is taken: a file that a former save left behind
-    is older. Raises a `ConfigurationError` where there is none.
-    """
+    """The files of a checkpoint: a file of weights, those of an index, or those of the newest checkpoint in a folder."""
     path = Path(checkpoint)
     if path.is_file():
         return _listed_in(path) if path.suffix == ".json" else [path]
@@ -70,7 +65,7 @@ def checkpoint_files(checkpoint: Folder) -> list[Path]:
             f"{path} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
             f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(item.name for item in held) or 'nothing'}."
         )
-    # of equally old ones the first: safetensors
+    # a file that a former save left behind is older; of equally old ones the first: safetensors
     chosen = max(found, key=lambda item: item.stat().st_mtime_ns)
     return _listed_in(chosen) if chosen.suffix == ".json" else [chosen]
 
@@ -93,33 +88,9 @@ def _listed_in(index: Path) -> list[Path]:
     return files
 
 
-class _LazyTensors(Mapping[str, Tensor]):
-    """The tensors of an open safetensors file, each read on access."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.names = list(file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.names:
-            raise KeyError(name)
-        tensor: Tensor = self.file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
 @contextmanager
 def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
-    """
-    The weights in a file by name, read on access: they are the file's memory, so keep copies.
-
-    Raises a `CheckpointError` that names a file which is damaged, or which is no file of weights.
-    """
+    """The weights in a file by name, read on use: they are the file's memory, so keep copies."""
     if path.suffix != ".safetensors":
         content = load_pickled(path)
         if not isinstance(content, Mapping) or not any(isinstance(item, Tensor) for item in content.values()):
@@ -143,7 +114,7 @@ def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
                 f"{path} was saved with the format {found!r} of another framework, and weights of torch, 'pt', are expected. "
                 "Save it with torch, or convert it."
             )
-        yield _LazyTensors(file)
+        yield {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
 def load_pickled(path: Path) -> Any:
@@ -418,25 +389,21 @@ class _CheckpointLoader:
         ):
             dtype = torch.float32
         new = tensor.to(dtype)
-        if device == tensors.DISK and (self.offload_buffers or name not in self.buffers):
-            self._set(name, torch.device("meta"), new)
-            assert self.folder is not None
-            offload_weight(new, name, self.folder, self.offloaded)
-            return
-        target = (
-            torch.device("cpu") if device == tensors.DISK else tensors.as_device(device)
-        )  # a buffer stays in memory
+        is_written = device == tensors.DISK and (self.offload_buffers or name not in self.buffers)
+        if device == tensors.DISK:
+            device, scales = ("meta", None) if is_written else ("cpu", scales)  # a buffer stays in memory
+        target = tensors.as_device(device)
         if target.type == "cpu" and new is tensor:
             new = tensor.clone()  # what is still the file's memory would change, or crash, when the file is rewritten
-        self._set(name, target, new, scales)
-
-    def _set(self, name: str, device: torch.device, value: Tensor, scales: Tensor | None = None) -> None:
         try:
             tensors.set_module_tensor_to_device(
-                self.model, name, device, value=value, dtype=value.dtype, fp16_statistics=scales, clear_cache=False
+                self.model, name, target, value=new, dtype=new.dtype, fp16_statistics=scales, clear_cache=False
             )
         except ConfigurationError as error:
             raise CheckpointError(f"The checkpoint doesn't fit this model: {error}") from None
+        if is_written:
+            assert self.folder is not None
+            offload_weight(new, name, self.folder, self.offloaded)
 
     def finish(self) -> None:
         """Bring tied weights together again, and write the folder's index when all weights are there."""

@@ -14,7 +14,7 @@ from torch.nn import Module
 from accelerate_nb.big_models.tensors import DISK, accelerator, as_dtype, named_module_tensors
 from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.weights import parse_size
+from accelerate_nb.runtime.checkpoints.writer import parse_size
 from accelerate_nb.runtime.xla.device import memory as device_memory
 
 # A part of a model: a module, or a parameter or buffer that stands beside modules.

@@ -66,11 +66,7 @@ def save_offload_index(index: Mapping[str, Any] | None, offload_folder: Folder |
 
 
 def forget(names: Collection[str], folder: Folder) -> None:
-    """
-    Take weights out of a folder's index before they are rewritten.
-
-    A process that dies between two of them then leaves a folder that lacks weights, not one with old weights among new ones.
-    """
+    """Take weights out of a folder's index before they are rewritten: a death in between leaves none, not old among new ones."""
     known = _known(folder)
     if not known.keys().isdisjoint(names):
         _write_index({name: entry for name, entry in known.items() if name not in names}, folder)

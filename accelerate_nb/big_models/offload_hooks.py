@@ -16,8 +16,7 @@ from accelerate_nb.big_models import tensors
 from accelerate_nb.big_models.device_map import find_tied_parameters, retie_parameters
 from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
 from accelerate_nb.big_models.offload import PrefixedDataset
-from accelerate_nb.runtime.checkpoints.host_copy import address
-from accelerate_nb.runtime.checkpoints.weights import offloading_hooks
+from accelerate_nb.runtime.checkpoints.host_copy import address, offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 from accelerate_nb.runtime.training.memory import clear_device_cache
 

@@ -74,13 +74,7 @@ def best_device() -> torch.device:
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
     """Whether both are one device; an accelerator without a number is the first of its kind."""
-    return _numbered(first_device) == _numbered(second_device)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cpu" or device != torch.device(device.type):
-        return device
-    return torch.device(device.type, 0)
+    return first_device.type == second_device.type and (first_device.index or 0) == (second_device.index or 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- names

@@ -45,7 +45,7 @@ from accelerate_nb.runtime.checkpoints.file_names import (
     WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
-from accelerate_nb.runtime.checkpoints.weights import parse_size as convert_file_size_to_int
+from accelerate_nb.runtime.checkpoints.writer import parse_size as convert_file_size_to_int
 from accelerate_nb.runtime.precision.registry import (
     get_grad_scaler as get_grad_scaler,
     get_mixed_precision_context_manager as get_mixed_precision_context_manager,

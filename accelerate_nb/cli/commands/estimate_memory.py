@@ -162,7 +162,7 @@ def _device_memory(size: str | None, ranks: int) -> tuple[int | None, str]:
     from accelerate_nb.devices.nvml import GpuGauge
     from accelerate_nb.devices.probe import probe
     from accelerate_nb.devices.usage import HostGauge
-    from accelerate_nb.runtime.checkpoints.weights import parse_size
+    from accelerate_nb.runtime.checkpoints.writer import parse_size
 
     if size is not None:
         return parse_size(size), "a device"

@@ -13,9 +13,9 @@ from accelerate_nb.rank.step_hold import current_step_hold
 from accelerate_nb.runtime.accelerator.step import StepMethods
 from accelerate_nb.runtime.checkpoints import folders
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
+from accelerate_nb.runtime.checkpoints.host_copy import complete
 from accelerate_nb.runtime.checkpoints.saver import Saver
-from accelerate_nb.runtime.checkpoints.weights import complete, save_model_files
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, save_model_files
 from accelerate_nb.runtime.compat.save import save
 
 

@@ -18,8 +18,7 @@ from accelerate_nb.devices.xla import random_state, set_random_state
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names, manifest
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, loaded_into, read, read_states
-from accelerate_nb.runtime.checkpoints.weights import file_of_weights
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite, files_of, write_files
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, file_of_weights, files_of, write_files
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
@@ -61,12 +60,7 @@ class Checkpoint:
     def files(
         self, draft: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
     ) -> list[FileToWrite]:
-        """
-        The files that this process has to write, with the training's own tensors in them; all processes call it.
-
-        `in_window`: gradients are being accumulated, and belong to the state of each process. Hooks may write files
-        of their own to `draft`.
-        """
+        """The files that this process has to write, with the training's own tensors in them; all processes call it."""
         self.strategy.settle()
         weights = self.strategy.weights(self.bundle.models)
         for hook in hooks:
@@ -76,7 +70,7 @@ class Checkpoint:
         )
         files += self._shared() if self.writes else []
         files += rank_files(self.world.rank, step, self.bundle.loaders, self.strategy.bucket_orders(self.bundle.models))
-        if in_window:
+        if in_window:  # gradients are being accumulated, and belong to the state of each process
             gradients = [self.strategy.window_gradients(model) for model in self.bundle.models]
             files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), gradients))
         return files
@@ -103,7 +97,13 @@ class Checkpoint:
             checked = pool.submit(self._check, folder)
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
-            random_file = self._random(folder)
+            random_path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)
+            random_file = _random_file(random_path) if random_path.exists() else None
+            if random_file is None:
+                warn_user(
+                    f"{random_path} does not exist: the checkpoint was written by fewer processes than there are now "
+                    f"({self.world.size}). Random numbers go on from where they are, and the count of micro-steps from zero."
+                )
             gradients_path = folder / file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank)
             gradients: list[dict[str, Tensor]] = [{}] * len(self.bundle.models)
             if gradients_path.exists():
@@ -133,11 +133,7 @@ class Checkpoint:
 
     @contextmanager
     def _read_by_all(self) -> Iterator[None]:
-        """
-        A block that ends well on all processes or on none, where each has parts of the weights.
-
-        Damage to what one process reads would otherwise leave the parts of others changed.
-        """
+        """A block that ends well on all processes or on none, where each has parts of the weights: no others' parts are changed."""
         if self.strategy.copies_are_whole:
             yield
             return
@@ -186,19 +182,12 @@ class Checkpoint:
         return self.strategy.schedules_of(self.bundle.schedulers)
 
     def _shared(self) -> list[FileToWrite]:
-        bundle = self.bundle
-        files = files_of(file_names.SCHEDULER_NAME, self._schedulers)
-        files += [
-            FileToWrite(file_names.numbered(file_names.LOADER_NAME, index), loader.state_dict())
-            for index, loader in self._stateful()
-        ]
+        stated = [(file_names.numbered(file_names.LOADER_NAME, index), loader) for index, loader in self._stateful()]
         if self.precision.scaler is not None:
-            files.append(FileToWrite(file_names.SCALER_NAME, self.precision.scaler.state_dict()))
-        files += [
-            FileToWrite(f"{file_names.CUSTOM_NAME}_{index}.pkl", item.state_dict())
-            for index, item in enumerate(bundle.custom)
-        ]
-        return files
+            stated.append((file_names.SCALER_NAME, self.precision.scaler))
+        stated += [(f"{file_names.CUSTOM_NAME}_{index}.pkl", item) for index, item in enumerate(self.bundle.custom)]
+        files = files_of(file_names.SCHEDULER_NAME, self._schedulers)
+        return files + [FileToWrite(name, item.state_dict()) for name, item in stated]
 
     def _stateful(self) -> list[tuple[int, Any]]:
         """The loaders of which Accelerate keeps a state too, by their number among all."""
@@ -221,16 +210,6 @@ class Checkpoint:
             "them begin at their beginning. Prepare the same loaders as when it was saved."
         )
         return []
-
-    def _random(self, folder: Path) -> LoadedFile | None:
-        path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)
-        if path.exists():
-            return _random_file(path)
-        warn_user(
-            f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
-            " Random numbers go on from where they are, and the count of micro-steps from zero."
-        )
-        return None
 
 
 def _random_file(path: Path) -> LoadedFile:

@@ -40,20 +40,16 @@ class CheckpointPaths:
     def of(cls, folder: Path, drafts: Path | None = None) -> CheckpointPaths:
         """The paths of a folder; its draft is in `drafts`, or beside it, or inside where it can't be exchanged as a whole."""
         folder = folder.expanduser().resolve()
-        if not _can_be_exchanged(folder):
+        # a folder with folders in it is a project's, and others may be at work in there
+        if folder.is_dir() and (
+            folder.is_mount()
+            or Path.cwd().is_relative_to(folder)
+            or not os.access(folder.parent, os.W_OK)
+            or any(not path.is_file() and path.name not in manifest.listed(folder) for path in folder.glob("[!.]*"))
+        ):
             return cls(folder, folder / _INCOMPLETE / folder.name, folder / _REPLACED)
         beside = folder.parent if drafts is None else drafts.expanduser().resolve()
         return cls(folder, beside / f".{folder.name}{_INCOMPLETE}" / folder.name, beside / f".{folder.name}{_REPLACED}")
-
-
-def _can_be_exchanged(folder: Path) -> bool:
-    if not folder.is_dir():
-        return True
-    if folder.is_mount() or Path.cwd().is_relative_to(folder) or not os.access(folder.parent, os.W_OK):
-        return False
-    # a folder with folders in it is a project's, and others may be at work in there
-    listed = manifest.listed(folder)
-    return all(path.is_file() or path.name in listed for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def clear(paths: CheckpointPaths) -> None:
@@ -182,11 +178,7 @@ def paths_to_write(requested: str | os.PathLike[str] | None, project: ProjectCon
 
 
 def folder_to_read(requested: str | os.PathLike[str] | None, project: ProjectConfiguration, *, settles: bool) -> Path:
-    """
-    The folder of the checkpoint to load: the one that was passed, else the newest of the numbered ones that is whole.
-
-    With `settles`, a save that was killed half-way is finished before.
-    """
+    """The folder of the checkpoint to load: the one passed, once a killed save is finished there, else the newest whole numbered one."""
     if requested is not None:
         paths = CheckpointPaths.of(Path(requested))
         settle_once(paths, here=settles)
@@ -254,12 +246,7 @@ def note_save(folder: Path) -> None:
 def newest_checkpoint(
     requested: str | os.PathLike[str] | None, project: ProjectConfiguration, world: World
 ) -> Path | None:
-    """
-    The newest complete checkpoint that every process has, `None` where there is none yet; all processes call it.
-
-    `requested` is a checkpoint's folder, or one that holds checkpoints. Without it, the newest numbered one of the project
-    or, where checkpoints are not numbered, the newest that this run has saved.
-    """
+    """The newest complete checkpoint that every process has, `None` where there is none yet; all processes call it."""
     complete = [str(folder) for folder in _candidates(requested, project, world) if _is_complete(folder)]
     if world.size == 1:
         return Path(complete[0]) if complete else None
@@ -279,7 +266,7 @@ def newest_checkpoint(
 
 
 def _candidates(requested: str | os.PathLike[str] | None, project: ProjectConfiguration, world: World) -> list[Path]:
-    """The folders to look at, newest first."""
+    """The folders to look at, newest first: the one requested or those in it, else the project's numbered ones or this run's."""
     if requested is not None:
         folder = Path(requested).expanduser().absolute()
         settle_once(CheckpointPaths.of(folder), here=world.is_local_main)

@@ -1,15 +1,18 @@
-"""Copies of a training's state in host memory, as it is at one moment."""
+"""A training's state in host memory: copies of it as it is at one moment, and the weights that hooks keep."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
+from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.operations.nested import leaves_of, mapped
+from accelerate_nb.runtime.training.repoint import original_name
 from accelerate_nb.runtime.xla.device import are_computed, number_of, sync, to_cpu
 
 T = TypeVar("T")
@@ -30,13 +33,14 @@ def storage(tensor: Tensor) -> int:
     return number_of(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()
 
 
+def memory(tensor: Tensor) -> tuple[Any, ...]:
+    """The numbers that the tensor shows; equal for two tensors that are one."""
+    return tensor.device, address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
 @dataclass(eq=False)
 class DeviceToHost:
-    """
-    Brings tensors of such a device to the CPU in one transfer, and leaves all others where they are.
-
-    Names of one tensor are names of one on the CPU too. What is new there holds nothing before `finish`.
-    """
+    """Brings tensors of such a device to the CPU in one transfer; copies, one for all names of a tensor, are empty before `finish`."""
 
     _coming: dict[int, tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
 
@@ -97,14 +101,11 @@ def brought(value: T) -> T:
 
 @dataclass(eq=False)
 class HostCopier:
-    """
-    Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`.
-
-    The next copy of the same tensors goes to the same memory, since new memory costs more time than the copying: the system hands
-    it out page by page, and memory that a GPU copies to has to be locked in its place.
-    """
+    """Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`."""
 
     _copied: dict[tuple[torch.device, int, int], Tensor] = field(default_factory=dict)
+    # The next copy goes to the same memory, since new memory costs more time than the copying: the system hands it out page by
+    # page, and memory that a GPU copies to has to be locked in its place.
     _former: dict[tuple[torch.device, int, int], Tensor] = field(default_factory=dict)
     _devices: set[torch.device] = field(default_factory=set)
     _bringer: DeviceToHost = field(default_factory=DeviceToHost)
@@ -144,3 +145,39 @@ class HostCopier:
             self._devices |= {tensor.device} - {torch.device("cpu")}
         whole = torch.empty(0, dtype=tensor.dtype)
         return whole.set_(self._copied[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's state with the weights that its hooks have, on the CPU or in files; a `StateError` names one that no hook has."""
+    whole = dict(state)
+    # where nothing is missing, no module is asked
+    for path, module in model.named_modules(remove_duplicate=False) if any(map(is_missing, whole.values())) else ():
+        prefix = original_name(f"{path}." if path else "")
+        for hook in offloading_hooks(module):
+            names = [name for name, value in whole.items() if is_missing(value) and name.startswith(prefix)]
+            for name in names if hook.weights_map is not None else ():
+                with suppress(KeyError):  # another hook's
+                    found = hook.weights_map[name.removeprefix(prefix)]
+                    # a file may hold wider numbers than those that the model computes with
+                    whole[name] = found.to(device="cpu", dtype=whole[name].dtype)
+    missing = [name for name, value in whole.items() if is_missing(value)]
+    if missing:
+        raise StateError(
+            "You can't save the model since some parameters are on the meta device, and no hook has them: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. Load them first."
+        )
+    return whole
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a weight is not in this process's memory: a hook has it, or another process."""
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def offloading_hooks(module: Module) -> Iterator[Any]:
+    """The hooks that bring a module's weights for each forward, alone or among others."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    # decided by their attributes, so that models which Accelerate has dispatched are understood too
+    for item in getattr(hook, "hooks", (hook,)):
+        if getattr(item, "offload", False) is True and hasattr(item, "weights_map"):
+            yield item

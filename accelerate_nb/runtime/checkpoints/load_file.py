@@ -1,11 +1,11 @@
-"""The reader of a checkpoint's file: as data, never as code."""
+"""The reader of a checkpoint's files: as data, never as code."""
 
 import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.host_copy import is_apart
+from accelerate_nb.runtime.checkpoints.host_copy import is_apart, memory
+from accelerate_nb.runtime.training.repoint import original_name
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -36,18 +38,14 @@ _DAMAGE = (
 
 
 def read(path: Path, expected: str, **options: Any) -> Any:
-    """
-    The content of a file that `torch.save` wrote; `options` are those of `torch.load`.
-
-    Only tensors and plain values are made of it. `expected` describes it in the error of a file that can't be read.
-    """
+    """The content of a file that `torch.save` wrote: only tensors and plain values, unless the options of `torch.load` say otherwise."""
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist, and {expected} was expected in it. Prepare the same objects as when the checkpoint was "
             "saved, or choose another folder."
         )
     options = {"map_location": "cpu", "weights_only": True, **options}
-    with _understood(path, expected), harmless.block():
+    with _understood(path, expected), harmless():
         return torch.load(path, **options)
 
 
@@ -60,12 +58,6 @@ def device_of(map_location: str | None, process_device: torch.device) -> str:
         )
     # where torch can't read to, the optimizer itself brings its state from the CPU
     return str(process_device) if map_location == "on_device" and not is_apart(process_device) else "cpu"
-
-
-def read_weights(path: Path, expected: str) -> dict[str, Any]:
-    """The tensors of a file of safetensors, on the CPU, where they are read when they are used."""
-    with _understood(path, expected):
-        return load_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +93,36 @@ def read_states(folder: Path, stem: str, objects: Sequence[Any], options: Mappin
     ]
 
 
+def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
+    """The weights of a checkpoint's model number `index` with the file they come from, whichever of the two kinds it is."""
+    expected = f"the weights of model {index}"
+    safe = folder / file_names.weights(index, safe=True)
+    if safe.exists():
+        with _understood(safe, expected):
+            return safe, load_file(safe)  # on the CPU, where they are read when they are used
+    pickled = folder / file_names.weights(index, safe=False)
+    if not pickled.exists():
+        raise CheckpointError(
+            f"{folder} holds no weights for model {index}: neither {safe.name} nor {pickled.name}. "
+            "Prepare the same models as when it was saved."
+        )
+    return pickled, read(pickled, expected)
+
+
+def with_aliases(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """The loaded weights for a model with this `state`: names fitted to it, tied weights under all their names."""
+    # data parallel models save their weights as `module.…`, compiled parts as `_orig_mod.…`; the model inside knows neither
+    prefix = "module."
+    is_inside = all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state)
+    inner = {name.removeprefix(prefix) if is_inside else name: tensor for name, tensor in loaded.items()}
+    fitted = {original_name(name): tensor for name, tensor in inner.items()}
+    first = {memory(tensor): name for name, tensor in state.items() if name in fitted and isinstance(tensor, Tensor)}
+    for name, tensor in state.items():
+        if name not in fitted and isinstance(tensor, Tensor) and memory(tensor) in first:
+            fitted[name] = fitted[first[memory(tensor)]]
+    return fitted
+
+
 @contextmanager
 def _understood(path: Path, expected: str) -> Iterator[None]:
     try:
@@ -108,7 +130,7 @@ def _understood(path: Path, expected: str) -> Iterator[None]:
     except _DAMAGE as error:
         names: list[str] = []
         if isinstance(error, pickle.UnpicklingError):
-            with suppress(*_DAMAGE), harmless.block():
+            with suppress(*_DAMAGE), harmless():
                 names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))  # finds them without reading
         if names:
             raise CheckpointError(
@@ -129,34 +151,27 @@ def numpy_state() -> list[Any]:
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]
 
 
-@dataclass(eq=False)
-class SharedSetting:
-    """
-    Blocks of several threads that need the same setting: the first that begins sets it, and the last that ends takes it back.
-
-    What each of them took back by itself would be taken from the others.
-    """
-
-    _setting: Callable[[], AbstractContextManager[Any]]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _blocks: int = 0
-    _set: ExitStack = field(default_factory=ExitStack)
+def shared_setting(setting: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[None]]:
+    """A setting for blocks of several threads: the first that begins sets it, and the last that ends takes it back."""
+    lock, entered, blocks = threading.Lock(), ExitStack(), 0
 
     @contextmanager
-    def block(self) -> Iterator[None]:
-        """A block in which it is set."""
-        with self._lock:
-            if not self._blocks:
-                self._set.enter_context(self._setting())
-            self._blocks += 1
+    def block() -> Iterator[None]:
+        nonlocal blocks
+        with lock:
+            if not blocks:
+                entered.enter_context(setting())
+            blocks += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._blocks -= 1
-                if not self._blocks:
-                    self._set.close()
+            with lock:
+                blocks -= 1
+                if not blocks:
+                    entered.close()
+
+    return block
 
 
 # torch has to know that these are harmless
-harmless = SharedSetting(lambda: torch.serialization.safe_globals(numpy_state()))
+harmless = shared_setting(lambda: torch.serialization.safe_globals(numpy_state()))

@@ -111,22 +111,16 @@ def why_incomplete(folder: Path) -> str | None:
         # Accelerate writes the random states after nearly everything else
         states = any(folder.glob(f"{file_names.RNG_STATE_NAME}_*.pkl"))
         return None if states else f"it holds no {file_names.RNG_STATE_NAME}_*.pkl"
-    for name, entry in content["files"].items():
-        if fault := _wrong_size(folder / name, entry):
-            return fault
-    return None
+    faults = (_wrong_size(folder / name, entry) for name, entry in content["files"].items())
+    return next(filter(None, faults), None)
 
 
 def check(folder: Path, names: Iterable[str] | None) -> None:
-    """
-    Raise a `CheckpointError` that names a file which is not as it was written; a folder without a list passes.
-
-    The contents of `names` are read, or of all files; of the others it is the length that counts.
-    """
+    """Raise a `CheckpointError` that names a file of the folder's list with another length, or, of `names` or all, other content."""
     content = read(folder)
     if content is None:
         return
-    chosen = set(content["files"]) if names is None else set(names)
+    chosen = content["files"] if names is None else set(names)
     for name, entry in content["files"].items():
         fault = _wrong_size(folder / name, entry)
         if fault is None and name in chosen and entry_of(folder / name) != entry:

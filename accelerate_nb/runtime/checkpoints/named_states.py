@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_map
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.host_copy import is_missing
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of
 from accelerate_nb.runtime.checkpoints.shards import LIST, MODEL_FOLDER, list_shards
-from accelerate_nb.runtime.checkpoints.weights import is_missing
 from accelerate_nb.runtime.checkpoints.writer import DirectWriter, FileToWrite, LastFile, named, sync
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.operations.sharded_tensors import part_of, whole
@@ -35,11 +35,7 @@ _COMPLETE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def files_of_parts(world: World, name: str, state: Mapping[str, Any]) -> list[FileToWrite]:
-    """
-    The files of a state, to be written to a folder of this name; all processes call it.
-
-    Of a tensor that several processes have one writes it. What is in parts are torch's DTensors, nested as they may be.
-    """
+    """The files of a state, to be written to a folder of this name: of each DTensor the parts that no other process writes."""
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=False)
     planner.set_up_planner(dict(state), is_coordinator=world.is_main)
     plans = gather_object([planner.create_local_plan()])
@@ -47,12 +43,10 @@ def files_of_parts(world: World, name: str, state: Mapping[str, Any]) -> list[Fi
     own = planner.finish_plan(plans[world.rank])
     contents = [planner.resolve_data(item) for item in own.items]
     tensors = [content.detach() if isinstance(content, Tensor) else content.getvalue() for content in contents]
-    files: list[FileToWrite] = [PartFile(f"{name}/{part_name(world.rank)}", tensors)]
-    if world.is_main:
-        files.append(
-            PartList(f"{name}/{LIST}", metadata, indices=[[item.index for item in plan.items] for plan in plans])
-        )
-    return files
+    part = PartFile(f"{name}/{part_name(world.rank)}", tensors)
+    if not world.is_main:
+        return [part]
+    return [part, PartList(f"{name}/{LIST}", metadata, indices=[[item.index for item in plan.items] for plan in plans])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +138,13 @@ def optimizer_folder(index: int) -> str:
 
 
 def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]:
-    """
-    This process's weights and buffers of a model, those that are sharded as DTensors; or the weights alone that learn.
-
-    What is on the meta device is another process's.
-    """
-    state = {name: value for name, value in original_state(model).items() if not is_missing(value)}
-    if not learning_only:
-        return state
+    """This process's weights and buffers of a model, those that are sharded as DTensors; or the weights alone that learn."""
     learning = {original_name(name) for name, weight in model.named_parameters() if weight.requires_grad}
-    return {name: value for name, value in state.items() if name in learning}
+    return {
+        name: value
+        for name, value in original_state(model).items()
+        if not is_missing(value) and (name in learning or not learning_only)  # what is missing is another process's
+    }
 
 
 def model_files(world: World, state: dict[str, Any], index: int, in_parts: bool) -> list[FileToWrite]:

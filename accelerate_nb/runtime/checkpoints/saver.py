@@ -81,12 +81,7 @@ class Saver:
         needs_all: bool,
         blocking: bool,
     ) -> None:
-        """
-        Save what `files` gives for a draft, and call `after` when it is committed; all processes call it.
-
-        Without `needs_all` the main process goes on without those that don't. Without `blocking` it returns when the state has
-        been copied.
-        """
+        """Save what `files` gives for a draft, and call `after` when it is committed; all processes call it."""
         channel = self._channel
         if channel is not None and channel.busy is not None:
             channel.busy.join()  # another Accelerator's save
@@ -111,15 +106,14 @@ class Saver:
             with suppress(CheckpointError):  # the others receive the reason
                 agreement.finish(f"{paths.folder} was not written: {error}", lambda: None)
             raise
-        if blocking:
-            self._write(agreement, paths, wanted, _THREADS)
-            after()
-            return
 
         def write() -> None:
-            self._write(agreement, paths, wanted, 1)
+            self._write(agreement, paths, wanted, _THREADS if blocking else 1)
             after()
 
+        if blocking:
+            write()
+            return
         self.writing = BackgroundWrite(paths.folder, write)
         if channel is not None:
             channel.busy = self.writing.thread
@@ -158,19 +152,14 @@ class Saver:
 
 
 class BackgroundWrite:
-    """
-    One checkpoint on its way to the disk, written by a thread.
-
-    A launched function has not finished before it, and a program that ends waits for it: the thread is not a daemon. A
-    failure that was not raised by then is printed on stderr.
-    """
+    """One checkpoint on its way to the disk, written by a thread that a launched function, and a program that ends, wait for."""
 
     def __init__(self, folder: Path, work: Callable[[], None]) -> None:
         self.folder = folder
         self._work = work
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="accelerate_nb checkpoint writer", daemon=False)
-        atexit.register(self._print_failure)
+        atexit.register(self._print_failure)  # one that has not been raised by then
         background_tasks.register(self.wait)
         self.thread.start()
 
@@ -198,13 +187,11 @@ class BackgroundWrite:
 
 
 class SaveChannel:
-    """
-    One process's connection to the others about its saves.
+    """One process's connection to the others about its saves: the run's store, and a group of those who take part."""
 
-    Who saves is agreed on in the run's store, since loops may call `save_state` on the main process alone, as Accelerate lets
-    them. Those who do are connected by a group of gloo, in which the death of one is noticed at once. Each text has a signature
-    that only processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
-    """
+    # Who saves is agreed on in the store, since loops may call `save_state` on the main process alone, as Accelerate lets them.
+    # The group is one of gloo, in which the death of a process is noticed at once. Each text has a signature that only
+    # processes of the run can make: its key is the run's id (`TORCHELASTIC_RUN_ID`), which a launch draws by chance.
 
     def __init__(self, world: World) -> None:
         store: Any = world.store
@@ -340,11 +327,7 @@ class SingleProcessCommit:
         return True
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
-        """
-        Have the draft committed once every process has written its files; returns when that is done.
-
-        `complaint` says why this process's files could not be written. A `CheckpointError` is raised on all if one complains.
-        """
+        """Have the draft committed once all processes have written; a `CheckpointError` is raised on all if one has a complaint."""
         if complaint is not None:
             raise CheckpointError(complaint)
         commit()
@@ -352,11 +335,7 @@ class SingleProcessCommit:
 
 @dataclass(eq=False)
 class MainProcessCommit(SingleProcessCommit):
-    """
-    The main process among others: it publishes its folder, waits until their files are written, and commits.
-
-    Who has not begun after a while is taken to be absent, unless it has died, or the others can't save without it.
-    """
+    """The main process among others: it publishes its folder, waits until their files are written, and commits."""
 
     _channel: SaveChannel
     _folder: Path
@@ -384,17 +363,17 @@ class MainProcessCommit(SingleProcessCommit):
 
     def finish(self, complaint: str | None, commit: Callable[[], None]) -> None:
         verdict, channel = _INTERRUPTED, self._channel
-        failures = [complaint] if complaint else []
         try:
+            replies = [complaint or _FINE]
             for rank in self._others:
                 try:
-                    reply = channel.receive(rank)
+                    replies.append(channel.receive(rank))
                 except RuntimeError as error:
-                    reply = _death(rank, error)
-                failures += [reply] if reply != _FINE else []
-            if not failures:
+                    replies.append(_death(rank, error))
+            found = next((reply for reply in replies if reply != _FINE), _FINE)
+            if found == _FINE:
                 commit()
-            verdict = failures[0] if failures else _FINE
+            verdict = found
         except CheckpointError as error:
             verdict = str(error)
             raise
@@ -410,7 +389,7 @@ class MainProcessCommit(SingleProcessCommit):
             raise CheckpointError(complaint or f"{self._folder} was not written: another process failed. {verdict}")
 
     def _joined(self) -> list[int]:
-        """The processes that have begun the same save, some time after this one has."""
+        """The processes that have begun the same save; who has not after a while is absent, unless it has died or is needed."""
         channel = self._channel
         others = range(1, channel.world.size)
         names = {rank: f"{self._number}/{rank}" for rank in others}
@@ -442,12 +421,7 @@ class MainProcessCommit(SingleProcessCommit):
 
 @dataclass(eq=False)
 class OtherProcessCommit(SingleProcessCommit):
-    """
-    Another process: it finds the save of the main one that it has a part in, which is the one to the same folder.
-
-    Where the main process saves to another folder and does not come to this one, each process was given a folder of its own,
-    and this one commits its own files alone.
-    """
+    """Another process: its part is in the main one's save to the same folder; where there is none it commits its files alone."""
 
     _channel: SaveChannel
     _folder: Path

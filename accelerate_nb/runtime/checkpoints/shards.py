@@ -77,11 +77,7 @@ class ShardIndex:
         return wanted
 
     def load_into(self, state: dict[str, Any], *, flatten: bool = True) -> None:
-        """
-        Replace the values of a state, nested as it was saved, by those of the shards; of a DTensor this process's part is read.
-
-        Processes that read do it each for itself.
-        """
+        """Replace the values of a state by those of the shards; of a DTensor this process's part is read, each process for itself."""
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -120,11 +116,7 @@ class ShardIndex:
 
 
 def find(checkpoint: str | os.PathLike[str]) -> Path:
-    """
-    The folder of shards that a path means: the path itself, or the one folder of a model's shards inside a checkpoint.
-
-    `ConfigurationError` names what is there instead.
-    """
+    """The folder of shards that a path means: the path itself, or the one folder of a model's shards inside a checkpoint."""
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         found = "a file" if folder.exists() else "not there"
@@ -262,17 +254,17 @@ def merge(
     replaces: bool = True,
     removes: bool = False,
 ) -> MergeResult:
-    """
-    Make one file of a checkpoint's shards in the folder `output`, whole or not at all; with `removes`, delete the shards.
-
-    A safetensors file is written piece by piece, so that the weights need not fit in memory. `ConfigurationError` says that
-    the folders are not what they should be, or, without `replaces`, that the file is there already; `CheckpointError` that
-    shards are missing or damaged, or that the file could not be written.
-    """
+    """Make one file of a checkpoint's shards in the folder `output`, whole or not at all; with `removes`, delete the shards."""
     shards = list_shards(checkpoint)
-    path = _output_path(
-        Path(output), file_names.SAFE_WEIGHTS_NAME if safe else file_names.WEIGHTS_NAME, replaces=replaces
-    )
+    folder, name = Path(output).expanduser(), file_names.SAFE_WEIGHTS_NAME if safe else file_names.WEIGHTS_NAME
+    path = folder / name
+    if folder.is_file() or (not folder.is_dir() and folder.suffix in {".safetensors", ".bin", ".pt"}):
+        raise ConfigurationError(
+            f"The weights were to be written to {folder}, which should be a folder. Pass {folder.parent}: "
+            f"the file in it is called {name}."
+        )
+    if path.exists() and not replaces:
+        raise ConfigurationError(f"{path} is there already. Pass another folder, or have it replaced with --overwrite.")
     if removes and path.resolve() in {file.resolve() for file in (*shards.files, shards.folder / LIST)}:
         raise ConfigurationError(f"{path} is one of the shards, which were to be removed. Pass another folder.")
     keys, left_out = _safe_names(shards) if safe else ({}, ())
@@ -299,19 +291,6 @@ def merge(
         else:
             shards.folder.rmdir()
     return MergeResult(path, shards.folder, len(keys or shards.tensors), size, left_out, removes)
-
-
-def _output_path(folder: Path, name: str, *, replaces: bool) -> Path:
-    folder = folder.expanduser()
-    path = folder / name
-    if folder.is_file() or (not folder.is_dir() and folder.suffix in {".safetensors", ".bin", ".pt"}):
-        raise ConfigurationError(
-            f"The weights were to be written to {folder}, which should be a folder. Pass {folder.parent}: "
-            f"the file in it is called {name}."
-        )
-    if path.exists() and not replaces:
-        raise ConfigurationError(f"{path} is there already. Pass another folder, or have it replaced with --overwrite.")
-    return path
 
 
 def _safe_names(shards: ShardIndex) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -344,6 +323,7 @@ def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[st
 
 
 def _write_safe(file: BinaryIO, shards: ShardIndex, keys: Mapping[str, str], *, compares: bool) -> None:
+    # piece by piece, so that the weights need not fit in memory
     begin, names = writer.layout({name: shards.tensors[key] for name, key in keys.items()})
     file.write(begin)
     groups = list(writer.in_groups(names, lambda name: writer.size_of(shards.tensors[keys[name]]), _AT_ONCE))

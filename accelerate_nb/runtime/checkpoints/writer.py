@@ -1,12 +1,14 @@
-"""The writer of a checkpoint's files: past the page cache to the disk, where the system can."""
+"""The writer of a checkpoint's files and of a model's weights: past the page cache to the disk, where the system can."""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import mmap
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -22,14 +24,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names as names
-from accelerate_nb.runtime.checkpoints.host_copy import brought
-from accelerate_nb.runtime.checkpoints.load_file import SharedSetting
+from accelerate_nb.runtime.checkpoints.host_copy import brought, memory, storage
+from accelerate_nb.runtime.checkpoints.load_file import shared_setting
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of, folded, sums_of
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("accelerate_nb.utils.other")
+_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
+_WEIGHT_FILE = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"|pytorch_model(-\d{5}-of-\d{5})?\.bin|pytorch_model\.bin\.index\.json"
+)
 # What torch, safetensors, pickle and the system raise where a value can't be written, or the disk is full.
 _FAILURES = (OSError, RuntimeError, ValueError, TypeError, AttributeError, pickle.PicklingError, SafetensorError)
 # A larger file goes to the disk by blocks.
@@ -55,11 +63,7 @@ DTYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class FileToWrite:
-    """
-    A file to be: its name, what goes into it, and whether that is a dictionary of tensors for safetensors.
-
-    A name such as `optimizer_0/common.pt` is in a folder that is made where it is not there yet.
-    """
+    """A file to be: its name or path in the folder, what goes into it, and whether that are tensors for safetensors."""
 
     name: str
     content: Any
@@ -69,7 +73,7 @@ class FileToWrite:
         """Write the file to a folder and wait until the disk has it."""
         path, size = folder / self.name, size_of(self.content)
         with named(path, _FAILURES):
-            if path.parent != folder:
+            if path.parent != folder:  # `optimizer_0/common.pt` for one
                 path.parent.mkdir(parents=True, exist_ok=True)
             if size < _LARGE:
                 small = io.BytesIO()
@@ -117,6 +121,11 @@ class LastFile(FileToWrite):
         raise NotImplementedError
 
 
+def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> FileToWrite:
+    """A file of weights, with safetensors or as torch's own pickle."""
+    return FileToWrite(name, without_aliases(state) if safe else dict(state), safe)
+
+
 def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:
     """The states of some objects of one kind, as files under the names that Accelerate gives them."""
     return [FileToWrite(names.numbered(stem, index), object_.state_dict()) for index, object_ in enumerate(objects)]
@@ -125,12 +134,83 @@ def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:
 def write_files(files: Sequence[FileToWrite], folder: Path, *, threads: int = 1) -> dict[str, ManifestEntry]:
     """Write all files, with several threads some of them at the same time; returns what was written."""
     contents = brought([file.content for file in files])
-    with _sums.block(), _executor(threads, "disk") as disk, _executor(threads, "checkpoint") as pool:
+    with _sums(), _executor(threads, "disk") as disk, _executor(threads, "checkpoint") as pool:
         # each file that is filled holds one block, and one is on its way for each thread
         blocks = DirectWriter(2 * threads + 1, disk)
         brought_files = map(lambda file, content: replace(file, content=content), files, contents)
         written = pool.map(lambda file: file.write(folder, blocks), brought_files)
         return dict(zip((file.name for file in files), written, strict=True))
+
+
+def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, *, safe: bool) -> None:
+    """Write a model's weights in as many files as their size needs, in place of all weights in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = brought(state)
+    tensors = without_aliases(state) if safe else dict(state)
+    base, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
+    groups = in_groups(tensors.items(), lambda item: size_of(item[1]), parse_size(max_shard_size))
+    shards = [dict(group) for group in groups] or [{}]
+    files = [f"{base}-{number:05d}-of-{len(shards):05d}.{suffix}" for number in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [f"{base}.{suffix}"]
+    draft = folder / f".{base}.incomplete"
+    remove(draft)
+    draft.mkdir()
+    try:
+        write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
+        if len(shards) > 1:
+            index = {
+                "metadata": {"total_size": size_of(shards)},
+                "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
+            }
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            write_file(draft / f"{base}.{suffix}.index.json", lambda file: file.write(text.encode()))
+        written = {path.name for path in draft.iterdir()}
+        for name in written:
+            (draft / name).replace(folder / name)
+        # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
+        for path in folder.iterdir():
+            if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
+                path.unlink()
+        sync(folder)
+    finally:
+        remove(draft)
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes, from a number or from text such as "10GB"; "10Gb" are bits."""
+    if isinstance(size, int) and size >= 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", str(size))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ConfigurationError(
+            f"{size!r} is not a size. Write a number of bytes, or text such as '5GB' with one of the units "
+            f"{', '.join(_UNITS)}."
+        )
+    number = int(float(match[1]) * _UNITS[match[2].upper()])
+    return number // 8 if re.fullmatch("[kmgt]b", match[2], re.IGNORECASE) and match[2].endswith("b") else number
+
+
+def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors, each under its first name only; parts of one memory become separate, as safetensors requires."""
+    seen: set[tuple[Any, ...]] = set()
+    storages: set[int] = set()
+    kept: dict[str, Tensor] = {}
+    removed: set[str] = set()
+    for name, tensor in state.items():
+        if memory(tensor) in seen and tensor.numel():
+            removed.add(name)
+            continue
+        seen.add(memory(tensor))
+        whole = storage(tensor)
+        kept[name] = tensor.clone().contiguous() if whole in storages else tensor.contiguous()
+        storages.add(whole)
+    if removed:
+        _logger.warning(
+            "Removed shared tensor %s while saving: safetensors keeps each memory under one name. Loading into a model that "
+            "shares them fills them in.",
+            removed,
+        )
+    return kept
 
 
 def _executor(threads: int, name: str) -> Executor:
@@ -186,7 +266,7 @@ def _without_zip_sums() -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-_sums = SharedSetting(_without_zip_sums)
+_sums = shared_setting(_without_zip_sums)
 
 
 @contextmanager
@@ -229,14 +309,7 @@ class DirectWriter:
 
 
 class DiskFile:
-    """
-    A file as `torch.save` writes to one; nothing that goes wrong is raised before `finish`.
-
-    >>> file = DiskFile(path, size, blocks)  # doctest: +SKIP
-    >>> file.write(b"...")  # doctest: +SKIP
-    >>> file.finish()  # doctest: +SKIP
-    ManifestEntry(bytes=3, sum=3026478)
-    """
+    """A file as `torch.save` writes to one; nothing that goes wrong is raised before `finish`."""
 
     def __init__(self, path: Path, size: int, blocks: DirectWriter) -> None:
         self._blocks = blocks

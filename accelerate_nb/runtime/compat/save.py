@@ -12,9 +12,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from accelerate_nb.runtime.checkpoints.host_copy import brought, is_apart, settle
-from accelerate_nb.runtime.checkpoints.load_file import SharedSetting, harmless, numpy_state
-from accelerate_nb.runtime.checkpoints.weights import without_aliases
-from accelerate_nb.runtime.checkpoints.writer import write_file
+from accelerate_nb.runtime.checkpoints.load_file import harmless, numpy_state, shared_setting
+from accelerate_nb.runtime.checkpoints.writer import without_aliases, write_file
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.world.state import PartialState
 
@@ -22,7 +21,7 @@ from accelerate_nb.runtime.world.state import PartialState
 TORCH_SAFE_GLOBALS: list[Any] = [
     *(np.empty(0).__reduce__()[0], np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType)
 ]
-_also_harmless = SharedSetting(
+_also_harmless = shared_setting(
     lambda: torch.serialization.safe_globals([item for item in TORCH_SAFE_GLOBALS if item not in numpy_state()])
 )
 
@@ -56,7 +55,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """
     if isinstance(map_location, (str, torch.device)) and is_apart(torch.device(map_location)):
         return send_to_device(load(f, map_location="cpu", **kwargs), torch.device(map_location))
-    with harmless.block(), _also_harmless.block():
+    with harmless(), _also_harmless():
         return torch.load(f, map_location=map_location, **{"weights_only": True, **kwargs})
 
 

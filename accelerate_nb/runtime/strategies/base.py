@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read_states
-from accelerate_nb.runtime.checkpoints.weights import complete, file_of_weights, load_weights, with_aliases
-from accelerate_nb.runtime.checkpoints.writer import FileToWrite, files_of
+from accelerate_nb.runtime.checkpoints.host_copy import complete
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, load_weights, read_states, with_aliases
+from accelerate_nb.runtime.checkpoints.writer import FileToWrite, file_of_weights, files_of
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision

@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.weights import offloading_hooks
+from accelerate_nb.runtime.checkpoints.host_copy import offloading_hooks
 from accelerate_nb.runtime.compat.packages import is_bitsandbytes_multi_backend_available
 from accelerate_nb.user_warnings import warn_user
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime.checkpoints.weights import parse_size, with_aliases, without_aliases
-from accelerate_nb.runtime.checkpoints.writer import in_groups
+from accelerate_nb.runtime.checkpoints.load_file import with_aliases
+from accelerate_nb.runtime.checkpoints.writer import in_groups, parse_size, without_aliases
 
 
 class Tied(nn.Module):

@@ -17,7 +17,7 @@ from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, SharedSetting, read
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read, shared_setting
 from accelerate_nb.runtime.checkpoints.writer import FileToWrite, VerbatimFile
 from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.world.world import World
@@ -168,7 +168,7 @@ def _engines(models: Sequence[Any]) -> list[tuple[int, Any]]:
 
 def read_part(path: Path, map_location: Any = None) -> Any:
     """The content of one of an engine's files."""
-    with _harmless.block():
+    with _harmless():
         return read(path, _EXPECTED, map_location=map_location or "cpu")
 
 
@@ -181,7 +181,7 @@ def _known() -> Any:
     return torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address])
 
 
-_harmless = SharedSetting(_known)
+_harmless = shared_setting(_known)
 
 
 @contextmanager
