@@ -41,11 +41,7 @@ def size_of(batch: Any) -> int:
 
 
 def cut(batch: Any, part: slice, size: int) -> Any:
-    """
-    The batch's samples in `part`, of `size` ones; what is not a row a sample stays as it is.
-
-    A tensor of another length is an error: it could not be cut at the same indices.
-    """
+    """The batch's samples in `part`, of `size` ones; what is not a row a sample stays as it is."""
 
     def of_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):

@@ -42,12 +42,10 @@ BatchMessage: TypeAlias = tuple[Any, bool]
 
 
 class BatchTransfer:
-    """
-    Sends one epoch's batches from the main process to all.
+    """Sends one epoch's batches from the main process to all."""
 
-    Each message is one broadcast, of a frame that is as large as the last batch was: most have the shape of the one before.
-    Only a batch of another structure needs a second one.
-    """
+    # Each message is one broadcast, of a frame that is as large as the last batch was: most have the shape of the one before.
+    # Only a batch of another structure needs a second one.
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -63,10 +61,9 @@ class BatchTransfer:
             return
         batch, is_last = message
         try:
-            file = BytesIO()
-            pickler = _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+            pickler = _TensorPickler()
             pickler.dump(batch)
-            structure, parts = file.getvalue(), [as_bytes(tensor) for tensor in pickler.tensors]
+            structure, parts = pickler.file.getvalue(), [as_bytes(tensor) for tensor in pickler.tensors]
         except Exception as error:
             self.fail(error)
             raise
@@ -143,9 +140,9 @@ def _places(parts: list[Tensor]) -> tuple[list[int], int]:
 class _TensorPickler(pickle.Pickler):
     """Writes a tensor's shape and type, and keeps the tensor; everything else is written whole."""
 
-    def __init__(self, file: BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol)
-        self.tensors: list[Tensor] = []
+    def __init__(self) -> None:
+        self.file, self.tensors = BytesIO(), list[Tensor]()
+        super().__init__(self.file, pickle.HIGHEST_PROTOCOL)
 
     def persistent_id(self, obj: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
         if not isinstance(obj, Tensor):
@@ -159,8 +156,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
     def __init__(self, structure: bytes, row: Tensor) -> None:
         super().__init__(BytesIO(structure))
-        self._row = row
-        self._start = 0
+        self._row, self._start = row, 0
 
     def persistent_load(self, pid: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
         shape, dtype = pid
@@ -229,13 +225,15 @@ class DataLoaderDispatcher(PreparedLoader):
         self._last_step = None
         with sharding.drawn_from(begun):
             messages = self._messages(world)
-            first = next(messages, None)
+            first = list(islice(messages, 1))
             filling = None  # samples that can fill up the last batch
-            if first is not None and world.size > 1:
-                parts = self._replica(world)[1]
-                filling = self._slice(first[0], slice(0, parts), size_of(first[0]), world)
+            if first and world.size > 1:
+                batch = first[0][0]
+                filling = self._slice(batch, slice(0, self._replica(world)[1]), size_of(batch), world)
+            waiting = chain(first, messages)
             # what is skipped is read, since the last batch may need samples of the first
-            waiting = _after(first, messages, skip)
+            for _ in islice(waiting, skip):
+                pass
         for batch, is_last in waiting:
             self._course.batches += 1
             share = self._share(batch, filling, world, is_last=is_last)
@@ -358,16 +356,6 @@ class DataLoaderDispatcher(PreparedLoader):
             held = None if given == count else cut(whole, slice(given, count), count)
         if held is not None:
             yield held
-
-
-def _after(first: BatchMessage | None, others: Iterator[BatchMessage], skip: int) -> Iterator[BatchMessage]:
-    if first is None:
-        return iter(())
-    if skip == 0:
-        return chain([first], others)
-    for _ in islice(others, skip - 1):
-        pass
-    return others
 
 
 def _concatenated(batches: list[Any]) -> Any:

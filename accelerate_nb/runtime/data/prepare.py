@@ -60,12 +60,9 @@ def prepare_data_loader(
 
     seedable: sharding.SeedableRandomSampler | None = None
     if use_seedable_sampler and isinstance(sampler := sharding.get_sampler(dataloader), RandomSampler):
-        drawn_by = {
-            "replacement": sampler.replacement,
-            "num_samples": sampler._num_samples,
-            "generator": sampler.generator,
-        }
-        seedable = sharding.SeedableRandomSampler(sampler.data_source, **drawn_by, data_seed=data_seed)
+        seedable = sharding.SeedableRandomSampler(
+            sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator, data_seed=data_seed
+        )
     options: dict[str, Any] = {
         **loader_arguments(dataloader),
         "use_stateful_dataloader": use_stateful_dataloader,

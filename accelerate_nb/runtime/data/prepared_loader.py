@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -50,12 +49,7 @@ class LoaderPosition:
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """
-    A `DataLoader` of one process among others.
-
-    Every iteration is an epoch, whether it is read to its end or left before; an epoch that was saved half-read with
-    `position` goes on after `resume`. `_batches` makes the batches.
-    """
+    """A `DataLoader` of one process among others: each iteration is an epoch, and one saved half-read goes on after `resume`."""
 
     def __init__(
         self,
@@ -259,11 +253,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 item.set_epoch(epoch)
 
     def position(self) -> dict[str, Any]:
-        """
-        The loader's position, in numbers and tensors: the argument of `resume`.
-
-        Inside of an iteration, the current batch counts as done.
-        """
+        """The loader's position, in numbers and tensors, with the current batch as done: the argument of `resume`."""
         course = self._course
         if course.pending is not None:
             return course.pending
@@ -283,11 +273,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                 f"A loader was to be resumed from a position without {', '.join(sorted(missing))}. "
                 "Pass what its `position()` returned."
             )
-        self._course.epoch = position["epoch"]
-        if (
-            isinstance(sampler := sharding.get_sampler(self), sharding.SeedableRandomSampler)
-            and position.get("seed") is not None
-        ):
+        self._course.epoch, sampler = position["epoch"], sharding.get_sampler(self)
+        if isinstance(sampler, sharding.SeedableRandomSampler) and position.get("seed") is not None:
             sampler.initial_seed = position["seed"]
         batches = position["batches"] * position["stride"] // self.stride
         self._course.pending = {**position, "batches": batches, "stride": self.stride}
@@ -331,15 +318,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""
         sampler = self.sampler if sharding.get_sampler(self) is None else sharding.get_sampler(self)
-        # the order of a seedable sampler depends on the epoch alone
-        sampler_generator = (
-            None if isinstance(sampler, sharding.SeedableRandomSampler) else getattr(sampler, "generator", None)
-        )
         found = {
-            "sampler": sampler_generator,
+            "sampler": getattr(sampler, "generator", None),
             "loader": self.generator,
             "synchronized": getattr(self, "synchronized_generator", None),
         }
+        if isinstance(sampler, sharding.SeedableRandomSampler):
+            del found["sampler"]  # its order depends on the epoch alone
         return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
 
     # What is inside
@@ -390,19 +375,16 @@ def length_of(sized: Any) -> int | None:
         return None
 
 
+@dataclass(eq=False)
 class SequenceLoader:
-    """
-    This process's part of a batch of each process of a group along `sp`, one after the other, for every batch of a loader.
+    """This process's part of a batch of each process of a group along `sp`, one after the other, for every batch of a loader."""
 
-    It is as many times as long as the loader as the group has processes, which all read it. The rest is the loader's.
-    """
-
-    def __init__(self, loader: DataLoader[Any], cut: Callable[[Any], Any], processes: int, device: Any) -> None:
-        self.loader = loader
-        self.processes = processes
-        self._cut, self._device = cut, device
-        # how many of the first parts are left out
-        self._skip = 0
+    loader: Any
+    processes: int
+    _cut: Callable[[Any], Any]
+    _device: Any
+    # how many of the first parts are left out
+    _skip: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not there yet while it is copied
@@ -413,8 +395,7 @@ class SequenceLoader:
         return max(0, len(self.loader) * self.processes - self._skip)
 
     def __iter__(self) -> Iterator[Any]:
-        loader: Any = self.loader
-        skip = self._skip
+        loader, skip = self.loader, self._skip
         for batch in loader:
             is_last = getattr(loader, "end_of_dataloader", False)
             batches = collective.gather_object([placed(batch, "cpu")], axis="sp")
@@ -424,19 +405,13 @@ class SequenceLoader:
                 yield self._cut(placed(whole, self._device))
             skip = 0
 
-    def after(self, loader: DataLoader[Any], parts: int) -> SequenceLoader:
-        """The same of the rest of the loader, without so many of the first parts."""
-        rest = copy(self)
-        rest.loader, rest._skip = loader, parts
-        return rest
-
 
 def cut_for_group(loader: Any, cut: Callable[[Any], Any] | None, processes: int, device: Any) -> Any:
     """A loader of whole sequences with its sequences cut for a group of so many; anything else as it is."""
     is_cut = isinstance(loader, PreparedLoader) and loader.cut is not None
     if cut is None or processes == 1 or is_cut or not isinstance(loader, DataLoader):
         return loader
-    return SequenceLoader(loader, cut, processes, device)
+    return SequenceLoader(loader, processes, cut, device)
 
 
 @dataclass(eq=False)
@@ -496,7 +471,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """
     if isinstance(dataloader, SequenceLoader):
         batches, parts = divmod(num_batches, dataloader.processes)
-        return dataloader.after(skip_first_batches(dataloader.loader, batches), parts)
+        return replace(dataloader, loader=skip_first_batches(dataloader.loader, batches), _skip=parts)
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)
     arguments = loader_arguments(dataloader)

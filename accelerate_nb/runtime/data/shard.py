@@ -34,11 +34,7 @@ _Job: TypeAlias = tuple[Callable[[Any], Any], Any, Future[Any]]
 
 
 def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: BatchCopier) -> Generator[tuple[Any, bool], None, None]:
-    """
-    The copied batches, each handed out once the copy of the next one has been set off.
-
-    What goes wrong while the next one is read is raised when its turn comes, not in place of the one before it.
-    """
+    """The copied batches, each handed out once the copy of the next one has been set off."""
     reader = iter(batches)
     waiting = deque([_begun(reader, copier)])
     try:
@@ -68,15 +64,10 @@ def overlapping(device: Any, non_blocking: bool) -> BatchCopier | None:
 
 
 class SideStreamCopier:
-    """
-    Copies on a CUDA stream of their own, from the host's memory.
-
-    The memory is pinned where the loader has `pin_memory=True`; from other memory the copy is right, and does not overlap.
-    """
+    """Copies on a CUDA stream of its own; from memory that is not pinned (`pin_memory=True`) the copy does not overlap."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.device, self.stream = device, torch.cuda.Stream(device)
 
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         """Set off the copy, unless the batch holds what may only be moved by the computation's own stream."""
@@ -105,12 +96,10 @@ class SideStreamCopier:
 
 
 class BackgroundCopier:
-    """
-    Sends batches in a thread of its own, for a device whose transfers take the host's time.
+    """Sends batches in a thread of its own, for a device whose transfers take the host's time."""
 
-    The thread reads nothing: data sets, collate functions and samplers draw from generators that belong to the whole process,
-    and which numbers they got would depend on where the loop happens to be at that moment.
-    """
+    # The thread reads nothing: data sets, collate functions and samplers draw from generators that belong to the whole process,
+    # and which numbers they got would depend on where the loop happens to be at that moment.
 
     def __init__(self, send: Callable[[Any], Any]) -> None:
         self._send = send

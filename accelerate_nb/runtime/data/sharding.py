@@ -21,16 +21,11 @@ from accelerate_nb.runtime.world.registry import current_world
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """
-    The real part of an epoch's last step: `real` samples of the `dealt` ones, the others are repeated.
-
-    Where nothing is repeated both are the same, and fewer than in a full step.
-    `whole` where one sample or batch of unknown size is dealt to each process: then both count processes.
-    """
+    """The real part of an epoch's last step: `real` samples of the `dealt` ones, the others are repeated."""
 
     real: int
-    dealt: int
-    whole: bool = False
+    dealt: int  # the same where nothing is repeated, and fewer than in a full step
+    whole: bool = False  # one sample, or batch of unknown size, is dealt to each process: both count processes
 
     @property
     def repeated(self) -> int:
@@ -366,16 +361,13 @@ class BatchIndices:
 
 @dataclass(eq=False)
 class IndexSource:
-    """
-    The source of a `DataLoader`'s indices: its sampler, without the first batches of an epoch that was begun before.
-
-    With a `longest` ranks compare how an epoch's order begins, and where one has another, all take the main process's, which has at most
-    so many batches. `order` is the one that was sent so, or that an epoch which goes on was begun with.
-    """
+    """The source of a `DataLoader`'s indices: its sampler, without the first batches of an epoch that was begun before."""
 
     sampler: Any
     skip: int = 0
+    # with it ranks compare how an epoch's order begins; where one has another, all take the main process's, of at most so many batches
     longest: int | None = None
+    # the order that was sent so, or that an epoch which goes on was begun with
     order: list[Any] | None = None
     current: BatchIndices = field(default_factory=lambda: BatchIndices(iter(())))
 

@@ -37,11 +37,7 @@ _FINISHED = "_iterator_finished"
 
 
 class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
-    """
-    A prepared loader that torchdata reads.
-
-    `state_dict` is torchdata's, as it was when the current batch was read, whatever has been read ahead since.
-    """
+    """A prepared loader that torchdata reads, with its state as it was when the current batch was read."""
 
     _at_hand: dict[str, Any] | None = None
     next_iter_state: dict[str, Any] | None

@@ -52,12 +52,10 @@ def _signature(operation: str, arguments: str) -> bytes:
 
 
 class RowExchange:
-    """
-    The exchange of a row of bytes from each process, which all others receive in one step.
+    """The exchange of a row of bytes from each process, which all others receive in one step."""
 
-    Processes that make different calls send rows of different lengths. Gloo leaves alone what a message that is shorter than its room
-    doesn't fill; where its collectives expect equal lengths, a longer message ends the process.
-    """
+    # Processes that make different calls send rows of different lengths. Gloo leaves alone what a message that is shorter than its
+    # room doesn't fill; where its collectives expect equal lengths, a longer message ends the process.
 
     def __init__(self, world: World, group: Callable[[], Any]) -> None:
         self.rank, self.size, self.group = world.rank, world.size, group
@@ -95,12 +93,7 @@ class RowExchange:
 
 
 class CallCheck:
-    """
-    One call that is being agreed on: its row is sent at once, with those parts of the payload that have room in it.
-
-    Equal calls have payloads of equal lengths, of which `is_inside=False` sends none and a `source` those of that process alone.
-    `carries` says whether a part travels inside; `finish` waits for the others' rows.
-    """
+    """One call that is being agreed on: its row is sent at once, with parts of the payload (none, or those of a `source` alone)."""
 
     def __init__(
         self,

@@ -93,12 +93,7 @@ def mapped(
     records: bool = False,
     skip_keys: Container[Any] = (),
 ) -> Any:
-    """
-    The same nest with `function(leaf)` in place of every leaf; the one walk through nested data that makes new ones.
-
-    It looks into lists, tuples and mappings, of subclasses too, and with `records` into data classes; not into what `is_leaf`.
-    Values of mappings under `skip_keys` stay as they are.
-    """
+    """The same nest with `function(leaf)` in place of every leaf, of lists, tuples, mappings and, with `records`, data classes."""
     if is_leaf is not None and is_leaf(data):
         return function(data)
     if isinstance(data, (list, tuple)):

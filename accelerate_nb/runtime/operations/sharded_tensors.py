@@ -43,11 +43,8 @@ def as_part(part: Tensor, like: Tensor) -> Tensor:
 
 
 def step_by_weight(optimizer: Optimizer) -> None:
-    """
-    Have an optimizer step weight by weight where some of a group are whole and others parts over some mesh.
-
-    torch steps over lists of weights by default on GPUs, and its operations on lists take weights of one mesh.
-    """
+    """Have an optimizer step weight by weight where some of a group are whole and others parts over some mesh."""
+    # torch steps over lists of weights by default on GPUs, and its operations on lists take weights of one mesh
     for group in optimizer.param_groups:
         meshes = {getattr(weight, "device_mesh", None) for weight in group["params"]}
         if len(meshes) > 1 and "foreach" in group and group["foreach"] is None and not group.get("fused"):
@@ -55,12 +52,8 @@ def step_by_weight(optimizer: Optimizer) -> None:
 
 
 def norm(gradients: Iterable[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """
-    The norm of all gradients together, whole ones and parts over any meshes: a number on this device, equal on all processes.
-
-    The p-norm is (Σ |g|^p)^(1/p), for p = ∞ the largest |g|. One sum is exchanged for each way in which gradients are sharded.
-    """
-    # by the way in which parts lie on processes: a mesh with the placement along each of its axes
+    """The norm of all gradients, whole or parts over meshes, equal on all processes: (Σ |g|^p)^(1/p), for p = ∞ the largest |g|."""
+    # one sum is exchanged for each way in which parts lie on processes: a mesh with the placement along each of its axes
     by_layout: dict[tuple[Any, tuple[Any, ...]], list[Tensor]] = {}
     for gradient in gradients:
         layout = (gradient.device_mesh, tuple(gradient.placements)) if isinstance(gradient, DTensor) else (None, ())

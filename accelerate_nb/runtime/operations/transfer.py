@@ -82,24 +82,16 @@ _RowTransfer: TypeAlias = _Gather | _Reduce | _Broadcast
 
 @dataclass(eq=False)
 class TensorMover:
-    """
-    Tensors that torch.distributed can move from where they are.
+    """Tensors that torch.distributed can move from where they are, once all processes have agreed that they make the same call."""
 
-    Each of the three gives the new tensors, in their order, once all processes have agreed that they make the same call.
-
-    The methods of process groups are called, rather than the functions of `torch.distributed`, which cost 30 to 60 µs a call on top:
-    for checks that the one of the call makes needless.
-    """
-
+    # The methods of process groups are called, rather than the functions of `torch.distributed`, which cost 30 to 60 µs a call on
+    # top: for checks that the one of the call makes needless.
     world: World
 
     def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         """Every process's tensors, joined along dimension 0."""
         return self._moved(
-            call,
-            leaves,
-            lambda rows: _joined(torch.stack(rows)),
-            lambda row: _Gather(self.world, row, _joined),
+            call, leaves, lambda rows: _joined(torch.stack(rows)), lambda row: _Gather(self.world, row, _joined)
         )
 
     def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
@@ -114,13 +106,11 @@ class TensorMover:
 
     def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
         """One process's tensors."""
-        return self._moved(
-            call,
-            leaves,
-            lambda rows: rows[source].clone(),
-            lambda row: _Broadcast(self.world, row, source),
-            source,
-        )
+
+        def transfer(row: Tensor) -> _RowTransfer:
+            return _Broadcast(self.world, row, source)
+
+        return self._moved(call, leaves, lambda rows: rows[source].clone(), transfer, source)
 
     def send(self, leaf: Tensor | None, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor that one process has, when that process, and the tensor's shape and type, are known."""
