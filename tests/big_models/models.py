@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from accelerate_nb import init_empty_weights
+
 
 class Small(nn.Module):
     """A linear layer, a batch norm with buffers, a linear layer."""
@@ -81,6 +83,18 @@ def seeded(model_class, *args, seed: int = 0):
     """A model of this class with weights that are the same each time, ready to be evaluated."""
     torch.manual_seed(seed)
     return model_class(*args).eval()
+
+
+def empty(model_class, *args):
+    """A model of this class without memory for its weights, whose tied ones stay tied."""
+    with init_empty_weights():
+        return model_class(*args).eval()
+
+
+def differences(state, wanted) -> list[str]:
+    """The names of a model's weights that are others in a state, or in a model."""
+    found = state.state_dict() if isinstance(state, nn.Module) else state
+    return [name for name, tensor in wanted.state_dict().items() if not torch.equal(found[name], tensor)]
 
 
 def gpt2(tied: bool = True):

@@ -8,13 +8,16 @@ import warnings
 import accelerate
 import pytest
 import torch
+from accelerate.utils import offload as theirs
+from safetensors.torch import save_file
 from torch import nn
 
 import accelerate_nb
 import accelerate_nb.utils.modeling as our_modeling
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.hooks import remove_hook_from_submodules
-from tests.big_models.models import Deep, Small, Tied, bert, gpt2, seeded
+from accelerate_nb.utils import BnbQuantizationConfig, has_4bit_bnb_layers, load_and_quantize_model, offload as ours
+from tests.big_models.models import Deep, Small, Tied, bert, differences, empty, gpt2, seeded
 
 BOTH = [pytest.param(accelerate, id="accelerate"), pytest.param(accelerate_nb, id="accelerate_nb")]
 WORDS = torch.tensor([[1, 5, 3, 2]])
@@ -65,26 +68,19 @@ def test_a_dispatched_model_is_the_plain_model(package, case, buffers, tmp_path)
 
 
 @pytest.mark.parametrize("case", MAPS)
-def test_a_dispatched_model_has_all_of_its_state(case, tmp_path):
-    make, _, device_map = MAPS[case]
+def test_a_dispatched_model_has_all_of_its_state_and_without_hooks_is_the_plain_one_again(case, tmp_path):
+    make, inputs, device_map = MAPS[case]
     plain, model = make(), make()
+    before = {name: set(module.__dict__) for name, module in model.named_modules()}
     accelerate_nb.dispatch_model(model, device_map, offload_dir=tmp_path, offload_buffers=True)
     state, wanted = our_modeling.get_state_dict_offloaded_model(model), plain.state_dict()
     assert list(state) == list(wanted)
-    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+    assert differences(state, plain) == []
     for name in ("head.weight", "lm_head.weight", "linear1.weight"):
         if name in state:
             module = model.get_submodule(name.rpartition(".")[0])
             filled = our_modeling.get_state_dict_from_offload(module, name, {name: ""})
             assert torch.equal(filled[name], wanted[name])
-
-
-@pytest.mark.parametrize("case", MAPS)
-def test_a_model_whose_hooks_are_removed_is_the_plain_one_again(case, tmp_path):
-    make, inputs, device_map = MAPS[case]
-    plain, model = make(), make()
-    before = {name: set(module.__dict__) for name, module in model.named_modules()}
-    accelerate_nb.dispatch_model(model, device_map, offload_dir=tmp_path)
     run(model, inputs)
     remove_hook_from_submodules(model)
     assert torch.equal(run(model, inputs), run(plain, inputs))
@@ -116,11 +112,8 @@ def test_each_side_runs_what_the_other_wrote_to_disk(tmp_path):
     accelerate.disk_offload(seeded(Deep), tmp_path / "theirs")
     accelerate_nb.disk_offload(seeded(Deep), tmp_path / "ours")
     for package, folder in ((accelerate_nb, "theirs"), (accelerate, "ours")):
-        with package.init_empty_weights():
-            empty = Deep().eval()
-        assert torch.equal(
-            run(package.disk_offload(empty, tmp_path / folder, execution_device="cpu"), x), run(plain, x)
-        )
+        model = package.disk_offload(empty(Deep), tmp_path / folder, execution_device="cpu")
+        assert torch.equal(run(model, x), run(plain, x))
     indexes = [json.loads((tmp_path / side / "index.json").read_text()) for side in ("theirs", "ours")]
     assert indexes[0] == indexes[1]
     for name in indexes[0]:
@@ -139,17 +132,14 @@ def test_a_model_that_was_trained_since_runs_with_its_new_weights(tmp_path):
 
 def test_a_folder_without_the_weights_is_an_error_that_names_them(tmp_path):
     accelerate_nb.disk_offload(seeded(Small), tmp_path)
-    with accelerate_nb.init_empty_weights():
-        model, small = Deep(), Small()
+    model, small = empty(Deep), empty(Small)
     with pytest.raises(CheckpointError, match=r"none for gain, .*head\.bias"):
         accelerate_nb.disk_offload(model, tmp_path, execution_device="cpu")
     with pytest.raises(CheckpointError, match="is no folder of offloaded weights"):
         accelerate_nb.disk_offload(small, tmp_path / "none", execution_device="cpu")
     (tmp_path / "linear1.weight.dat").write_bytes(b"1234")
     accelerate_nb.disk_offload(small, tmp_path, execution_device="cpu")
-    with pytest.raises(
-        CheckpointError, match=r"linear1\.weight\.dat should hold a tensor \[4, 3\] .*48 bytes.* has 4 bytes"
-    ):
+    with pytest.raises(CheckpointError, match=r"linear1\.weight\.dat should hold .* \[4, 3\] .*48 bytes.* has 4 bytes"):
         small(torch.ones(1, 3))
 
 
@@ -163,10 +153,9 @@ def test_one_device_just_moves_the_model(package):
     assert torch.equal(run(forced, torch.ones(1, 3)), run(seeded(Small), torch.ones(1, 3)))
 
 
-@pytest.mark.parametrize("package", BOTH)
-def test_hooks_of_a_dispatched_model_stand_where_accelerate_puts_them(package, tmp_path):
+def test_hooks_of_a_dispatched_model_stand_where_accelerate_puts_them(tmp_path):
     found = []
-    for item in (accelerate, package):
+    for item in (accelerate, accelerate_nb):
         device_map = {"gain": "meta", "mask": "meta", "body.0": "cpu", "body.1": "disk", "head": "meta"}
         model = seeded(Deep)
         item.dispatch_model(
@@ -196,14 +185,12 @@ def test_a_split_modules_own_tensors_are_minded(tmp_path):
     parts = {"gain": "cpu", "mask": "cpu", "body.1": "cpu", "head": "cpu"}
     block = {f"body.0.{index}.{part}": "disk" for index in (0, 1) for part in ("scale", "shift", "up")}
     rest = {f"body.0.{index}.down": "cpu" for index in (0, 1)}
-    with accelerate_nb.init_empty_weights():
-        empty = Deep().eval()
     torch.save(model.state_dict(), tmp_path / "w.bin")
-    accelerate_nb.load_checkpoint_and_dispatch(
-        empty, tmp_path / "w.bin", {**parts, **block, **rest}, offload_folder=tmp_path / "off"
+    loaded = accelerate_nb.load_checkpoint_and_dispatch(
+        empty(Deep), tmp_path / "w.bin", {**parts, **block, **rest}, offload_folder=tmp_path / "off"
     )
-    assert empty.body[0][0].scale.is_meta
-    assert torch.equal(run(empty, x), run(model, x))
+    assert loaded.body[0][0].scale.is_meta
+    assert torch.equal(run(loaded, x), run(model, x))
 
 
 def test_what_a_map_lacks_is_reported(tmp_path):
@@ -234,8 +221,7 @@ def test_a_model_runs_on_an_accelerator_with_parts_elsewhere(make, tmp_path):
     output = run(model, inputs)
     assert output.device.type == "cpu"
     assert torch.allclose(output, run(plain, inputs), atol=1e-4)
-    state, wanted = our_modeling.get_state_dict_offloaded_model(model), plain.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+    assert differences(our_modeling.get_state_dict_offloaded_model(model), plain) == []
 
 
 @pytest.mark.parametrize(
@@ -243,10 +229,6 @@ def test_a_model_runs_on_an_accelerator_with_parts_elsewhere(make, tmp_path):
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
 def test_each_side_reads_the_tensors_that_the_other_wrote(dtype, shape, tmp_path):
-    from accelerate.utils import offload as theirs
-
-    from accelerate_nb.utils import offload as ours
-
     tensor = torch.arange(6).to(torch.float32)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
     index = ours.offload_weight(tensor, "w", tmp_path, {})
     found = ours.load_offloaded_weight(tmp_path / "w.dat", index["w"])
@@ -260,47 +242,39 @@ def test_each_side_reads_the_tensors_that_the_other_wrote(dtype, shape, tmp_path
 
 
 def test_a_folder_never_mixes_old_weights_with_new_ones(tmp_path):
-    from accelerate_nb.utils.offload import OffloadedWeightsLoader, offload_state_dict
-
-    offload_state_dict(tmp_path, {"a": torch.zeros(4), "b": torch.zeros(4)})
+    ours.offload_state_dict(tmp_path, {"a": torch.zeros(4), "b": torch.zeros(4)})
     with pytest.raises(RuntimeError):  # in the middle of writing
-        offload_state_dict(tmp_path, {"a": torch.ones(4), "c": torch.ones(2).to_sparse()})
+        ours.offload_state_dict(tmp_path, {"a": torch.ones(4), "c": torch.ones(2).to_sparse()})
     assert sorted(os.listdir(tmp_path)) == ["a.dat", "b.dat", "index.json"]
-    weights = OffloadedWeightsLoader(save_folder=tmp_path)
+    weights = ours.OffloadedWeightsLoader(save_folder=tmp_path)
     assert list(weights) == ["b"]  # `a` is new, and an index with both would tell of a model that never was
     assert torch.equal(weights["b"], torch.zeros(4))
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"index\.json should be an index in JSON, but is damaged"):
-        OffloadedWeightsLoader(save_folder=tmp_path)
+        ours.OffloadedWeightsLoader(save_folder=tmp_path)
 
 
 def test_a_loader_reads_safetensors_that_an_index_names(tmp_path):
-    from safetensors.torch import save_file
-
-    from accelerate_nb.utils.offload import OffloadedWeightsLoader, PrefixedDataset, extract_submodules_state_dict
-
     save_file({"x": torch.arange(4.0)}, tmp_path / "m.safetensors")
     entry = {"safetensors_file": str(tmp_path / "m.safetensors"), "weight_name": "x", "dtype": "float16"}
-    loader = OffloadedWeightsLoader(
+    loader = ours.OffloadedWeightsLoader(
         {"h.1.w": torch.ones(1)}, index={"h.10.w": entry, "lost": {**entry, "weight_name": "y"}}
     )
     assert torch.equal(loader["h.10.w"], torch.arange(4.0).half())
     assert list(loader) == ["h.1.w", "h.10.w", "lost"]
-    part = PrefixedDataset(loader, "h.")
+    part = ours.PrefixedDataset(loader, "h.")
     assert list(part) == ["1.w", "10.w"]
     assert len(part) == 2
     assert torch.equal(part["1.w"], torch.ones(1))
     with pytest.raises(CheckpointError, match=r"m\.safetensors should hold 'y'"):
         loader["lost"]
     with pytest.raises(ValueError, match="Need either"):
-        OffloadedWeightsLoader()
-    assert list(extract_submodules_state_dict(dict.fromkeys(loader, 0), ["h.1"])) == ["h.1.w"]
-    assert len(extract_submodules_state_dict(dict.fromkeys(loader, 0), [""])) == 3
+        ours.OffloadedWeightsLoader()
+    assert list(ours.extract_submodules_state_dict(dict.fromkeys(loader, 0), ["h.1"])) == ["h.1.w"]
+    assert len(ours.extract_submodules_state_dict(dict.fromkeys(loader, 0), [""])) == 3
 
 
 def test_quantized_models_are_refused_clearly():
-    from accelerate_nb.utils import BnbQuantizationConfig, has_4bit_bnb_layers, load_and_quantize_model
-
     config = BnbQuantizationConfig(load_in_8bit=True)
     assert config.target_dtype == torch.int8
     with pytest.raises(NotImplementedError, match="Let transformers load the model"):

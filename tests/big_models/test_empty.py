@@ -59,24 +59,19 @@ def test_blocks_can_stand_in_blocks(package):
 
 
 @pytest.mark.parametrize("package", BOTH)
-def test_transformers_mark_of_initialised_weights_stays(package):
+def test_marks_of_transformers_and_of_others_on_a_weight_stay(package):
     weight = nn.Parameter(torch.ones(2), requires_grad=False)
     weight._is_hf_initialized = True
+    if package is accelerate_nb:
+        weight.partition = "row"  # an error of Parameter's class under Accelerate
     with package.init_empty_weights():
         module = nn.Module()
         module.weight = weight
     assert module.weight.is_meta
     assert module.weight._is_hf_initialized
+    assert getattr(module.weight, "partition", "row") == "row"
+    assert hasattr(module.weight, "partition") == (package is accelerate_nb)
     assert not module.weight.requires_grad
-
-
-def test_marks_of_others_stay_too():
-    weight = nn.Parameter(torch.ones(2))
-    weight.partition = "row"  # an error of Parameter's class under Accelerate
-    with accelerate_nb.init_empty_weights():
-        module = nn.Module()
-        module.weight = weight
-    assert module.weight.partition == "row"
 
 
 def test_tied_weights_stay_tied():

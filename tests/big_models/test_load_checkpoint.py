@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import time
+from pathlib import Path
 
 import accelerate
 import accelerate.utils.modeling as theirs
@@ -15,16 +16,12 @@ from torch import nn
 import accelerate_nb
 import accelerate_nb.utils.modeling as ours
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from tests.big_models.models import Deep, Small, Tied, gpt2, seeded
+from tests.big_models.models import Deep, Small, Tied, differences, empty, gpt2, seeded
+from tests.runtime.checkpoints.test_damage import Evil
 
 BOTH = [pytest.param(theirs, id="accelerate"), pytest.param(ours, id="accelerate_nb")]
 SHARD = {"deep": 2500, "tied": 300}  # bytes, which makes two or three files
 MAKE = {"deep": lambda seed: seeded(Deep, seed=seed), "tied": lambda seed: seeded(Tied, seed=seed)}
-
-
-def differences(model, wanted) -> list[str]:
-    state = model.state_dict()
-    return [name for name, tensor in wanted.state_dict().items() if not torch.equal(state[name], tensor)]
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +57,19 @@ def test_checkpoints_of_both_sides_are_loaded(package, name, saved, tmp_path):
             package.load_checkpoint_in_model(model, path, device_map=device_map)
             assert differences(model, wanted) == [], (folder, device_map)
             assert sorted(package.find_tied_parameters(model)) == sorted(package.find_tied_parameters(wanted))
-        with accelerate_nb.init_empty_weights():  # tied weights stay tied in ours
-            empty = type(wanted)()
-        parts = {part: "disk" if part in ("body", "inner") else "cpu" for part in top(wanted)}
-        package.load_checkpoint_in_model(empty, path, parts, offload_folder=tmp_path / f"{number}")
-        accelerate_nb.dispatch_model(empty, parts, offload_dir=tmp_path / f"{number}")
-        assert differences_of(ours.get_state_dict_offloaded_model(empty), wanted) == [], folder
-
-
-def differences_of(state, wanted) -> list[str]:
-    return [name for name, tensor in wanted.state_dict().items() if not torch.equal(state[name], tensor)]
-
-
-def top(model) -> list[str]:
-    return list(dict.fromkeys(name.split(".")[0] for name in model.state_dict()))
+        model = empty(type(wanted))
+        tops = dict.fromkeys(name.split(".")[0] for name in wanted.state_dict())
+        parts = {part: "disk" if part in ("body", "inner") else "cpu" for part in tops}
+        package.load_checkpoint_in_model(model, path, parts, offload_folder=tmp_path / f"{number}")
+        accelerate_nb.dispatch_model(model, parts, offload_dir=tmp_path / f"{number}")
+        assert differences(ours.get_state_dict_offloaded_model(model), wanted) == [], folder
 
 
 @pytest.mark.parametrize("package", BOTH)
 @pytest.mark.parametrize("device_map", ["auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}, None])
 def test_a_checkpoint_is_loaded_and_dispatched(package, device_map, saved, tmp_path):
-    outer = accelerate_nb if package is ours else accelerate
-    with outer.init_empty_weights():
-        empty = Deep().eval()
-    model = outer.load_checkpoint_and_dispatch(
-        empty, saved / "accelerate-deep-shards-True", device_map, offload_folder=tmp_path,
+    model = (accelerate_nb if package is ours else accelerate).load_checkpoint_and_dispatch(
+        empty(Deep), saved / "accelerate-deep-shards-True", device_map, offload_folder=tmp_path,
         no_split_module_classes=["Block"], max_memory={"cpu": "1MB"},
     )  # fmt: skip
     x = torch.ones(2, 8)
@@ -91,10 +77,9 @@ def test_a_checkpoint_is_loaded_and_dispatched(package, device_map, saved, tmp_p
 
 
 def test_parts_that_a_small_memory_leaves_go_to_disk(saved, tmp_path):
-    with accelerate_nb.init_empty_weights():
-        empty = Deep().eval()
+    path = saved / "accelerate_nb-deep-shards-False"
     model = accelerate_nb.load_checkpoint_and_dispatch(
-        empty, saved / "accelerate_nb-deep-shards-False", "auto", max_memory={"cpu": 4000}, offload_folder=tmp_path
+        empty(Deep), path, "auto", max_memory={"cpu": 4000}, offload_folder=tmp_path
     )
     assert set(model.hf_device_map.values()) == {"cpu", "disk"}
     assert torch.equal(model(torch.ones(2, 8)), MAKE["deep"](1)(torch.ones(2, 8)))
@@ -103,11 +88,10 @@ def test_parts_that_a_small_memory_leaves_go_to_disk(saved, tmp_path):
 def test_tied_weights_on_disk_need_one_entry(tmp_path):
     plain, words = gpt2(), torch.tensor([[1, 2, 3]])
     accelerate_nb.Accelerator(cpu=True).save_model(plain, tmp_path / "w")
-    with accelerate_nb.init_empty_weights():
-        empty = type(plain)(plain.config).eval()
-    empty.tie_weights()
+    model = empty(type(plain), plain.config)
+    model.tie_weights()
     model = accelerate_nb.load_checkpoint_and_dispatch(
-        empty, tmp_path / "w", {"transformer": "disk", "lm_head": "disk"}, offload_folder=tmp_path / "off"
+        model, tmp_path / "w", {"transformer": "disk", "lm_head": "disk"}, offload_folder=tmp_path / "off"
     )
     with torch.no_grad():
         assert torch.equal(model(words).logits, plain(words).logits)
@@ -136,10 +120,9 @@ def test_some_modules_can_stay_in_float32(package, saved):
 
 def test_weights_on_disk_have_the_type_that_was_requested(saved, tmp_path):
     for dtype, wanted in (("float16", torch.float16), (None, torch.float32)):
-        with accelerate_nb.init_empty_weights():
-            model = Deep().eval()
-        accelerate_nb.load_checkpoint_and_dispatch(
-            model, saved / "accelerate-deep-10GB-True", {"": "disk"}, offload_folder=tmp_path / str(dtype), dtype=dtype
+        path, folder = saved / "accelerate-deep-10GB-True", tmp_path / str(dtype)
+        model = accelerate_nb.load_checkpoint_and_dispatch(
+            empty(Deep), path, {"": "disk"}, offload_folder=folder, dtype=dtype
         )
         index = json.loads((tmp_path / str(dtype) / "index.json").read_text())
         assert {entry["dtype"] for entry in index.values()} == {str(wanted).removeprefix("torch.")}
@@ -147,11 +130,9 @@ def test_weights_on_disk_have_the_type_that_was_requested(saved, tmp_path):
 
 
 def test_a_type_is_taken_without_a_device_map_too(saved):
-    model = seeded(Deep)
+    model = seeded(Deep)  # Accelerate leaves the argument out
     ours.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", dtype=torch.float16)
-    assert {parameter.dtype for parameter in model.parameters()} == {
-        torch.float16
-    }  # Accelerate leaves the argument out
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
 
 
 @pytest.mark.parametrize("package", BOTH)
@@ -193,8 +174,7 @@ def test_shards_can_be_loaded_strictly(saved):
 
 def test_weights_that_stay_empty_are_reported(tmp_path, caplog):
     save_file({"linear1.weight": torch.ones(4, 3)}, tmp_path / "w.safetensors")
-    with accelerate_nb.init_empty_weights():
-        model = Small()
+    model = empty(Small)
     ours.load_checkpoint_in_model(model, tmp_path / "w.safetensors")
     assert "has no weights for batchnorm.bias" in caplog.text
     assert "stay on the meta device" in caplog.text
@@ -204,92 +184,66 @@ def test_buffers_of_parts_on_disk_are_loaded(tmp_path):
     plain = seeded(Small)
     plain.batchnorm.running_mean += 3
     torch.save(plain.state_dict(), tmp_path / "w.bin")
-    with accelerate_nb.init_empty_weights():
-        model = Small().eval()
-    accelerate_nb.load_checkpoint_and_dispatch(model, tmp_path / "w.bin", {"": "disk"}, offload_folder=tmp_path / "off")
+    model = accelerate_nb.load_checkpoint_and_dispatch(
+        empty(Small), tmp_path / "w.bin", {"": "disk"}, offload_folder=tmp_path / "off"
+    )
     assert torch.equal(model(torch.ones(1, 3)), plain(torch.ones(1, 3)))  # Accelerate leaves them as they were made
 
 
-class Evil:
-    def __reduce__(self):
-        return (os.mkdir, ("executed",))
+STATE = seeded(Small).state_dict()
+IS_DAMAGED = r"w\.bin should hold a state dict written by torch\.save, but is damaged"
+IS_NO_SAFETENSORS = r"w\.safetensors should be a safetensors file, but is damaged"
+PICKLED_CODE = pickle.dumps(Evil(Path("executed")))
+# Each damage: the file, what is done to it, and the error.
+DAMAGES = {
+    "cut": ("w.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_NO_SAFETENSORS),
+    "text": ("w.safetensors", lambda path: path.write_text("<html>not found</html>"), IS_NO_SAFETENSORS),
+    "foreign": ("w.safetensors", lambda path: save_file(STATE, path, {"format": "tf"}), "with the format 'tf'"),
+    "other": (
+        "w.safetensors",
+        lambda path: save_file({"linear1.weight": torch.ones(9, 9)}, path),
+        "doesn't fit this model",
+    ),
+    "cut-bin": ("w.bin", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_DAMAGED),
+    "empty-bin": ("w.bin", lambda path: path.write_bytes(b""), IS_DAMAGED),
+    "text-bin": ("w.bin", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"), IS_DAMAGED),
+    "code": ("w.bin", lambda path: torch.save({"linear1.weight": Evil(Path("executed"))}, path), "could run code"),
+    "code-pickle": ("w.bin", lambda path: path.write_bytes(PICKLED_CODE), "could run code"),
+    "nested": ("w.bin", lambda path: torch.save({"state_dict": STATE}, path), r"holds a mapping of \['state_dict'\]"),
+    "list": ("w.bin", lambda path: torch.save([torch.ones(1)], path), "holds a list"),
+}
 
 
-def write_damaged(damage: str, folder) -> str:
-    """A folder with something wrong in it; the file to load."""
-    state = {name: tensor.clone() for name, tensor in seeded(Small).state_dict().items()}
-    name = "w.safetensors" if damage in {"cut", "text", "foreign", "other"} else "w.bin"
-    save_file(state, folder / "w.safetensors", metadata={"format": "tf"} if damage == "foreign" else None)
-    torch.save(state, folder / "w.bin")
-    match damage:
-        case "cut" | "cut-bin":
-            path = folder / name
-            path.write_bytes(path.read_bytes()[:-40])
-        case "text":
-            (folder / name).write_text("<html>not found</html>")
-        case "empty-bin":
-            (folder / name).write_bytes(b"")
-        case "text-bin":
-            (folder / name).write_text("version https://git-lfs.github.com/spec/v1")
-        case "code":
-            torch.save({"linear1.weight": Evil()}, folder / name)
-        case "code-pickle":
-            (folder / name).write_bytes(pickle.dumps(Evil()))
-        case "nested":
-            torch.save({"state_dict": state, "epoch": 3}, folder / name)
-        case "list":
-            torch.save([torch.ones(1)], folder / name)
-        case "other":
-            save_file({"linear1.weight": torch.ones(9, 9)}, folder / name)
-    return str(folder / name)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("cut", r"w\.safetensors should be a safetensors file, but is damaged"),
-        ("text", r"w\.safetensors should be a safetensors file, but is damaged"),
-        ("foreign", r"w\.safetensors was saved with the format 'tf'"),
-        ("other", "doesn't fit this model"),
-        ("cut-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
-        ("empty-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
-        ("text-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
-        ("code", "could run code"),
-        ("code-pickle", "could run code"),
-        ("nested", r"holds a mapping of \['state_dict', 'epoch'\]"),
-        ("list", "holds a list"),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
-def test_a_damaged_or_foreign_file_is_named(damage, message, device_map, tmp_path, monkeypatch):
+def test_a_damaged_or_foreign_file_is_named(damage, device_map, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = write_damaged(damage, tmp_path)
+    name, damaged, message = DAMAGES[damage]
+    (save_file if "safe" in name else torch.save)(STATE, tmp_path / name)
+    damaged(tmp_path / name)
     with pytest.raises(CheckpointError, match=message):
-        ours.load_checkpoint_in_model(seeded(Small), path, device_map)
+        ours.load_checkpoint_in_model(seeded(Small), str(tmp_path / name), device_map)
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_checkpoint_that_is_not_there_is_reported(tmp_path):
-    with pytest.raises(ValueError, match="should be the path to a file"):
-        ours.load_checkpoint_in_model(seeded(Small), tmp_path / "none")
-    with pytest.raises(ValueError, match=r"is not a folder containing a `\.index\.json` file.* It holds: nothing"):
-        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    def is_refused(message, *arguments, error=ConfigurationError, **options):
+        with pytest.raises(error, match=message):
+            ours.load_checkpoint_in_model(seeded(Small), *arguments, **options)
+
+    is_refused("should be the path to a file", tmp_path / "none")
+    is_refused(r"is not a folder containing a `\.index\.json` file.* It holds: nothing", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"not beside it: gone\.safetensors"):
-        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    is_refused(r"not beside it: gone\.safetensors", tmp_path, error=CheckpointError)
     (tmp_path / "model.safetensors.index.json").write_text("[1]")
-    with pytest.raises(CheckpointError, match="should be an index"):
-        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    is_refused("should be an index", tmp_path, error=CheckpointError)
     for name in ("a", "b"):
         (tmp_path / f"{name}.index.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="more than one"):
-        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
-    with pytest.raises(ValueError, match="please pass along an `offload_folder`"):
-        ours.load_checkpoint_in_model(seeded(Small), __file__, {"": "disk"})
+    is_refused("more than one", tmp_path)
+    is_refused("please pass along an `offload_folder`", __file__, {"": "disk"})
+    is_refused("8 bits", __file__, offload_8bit_bnb=True, error=NotImplementedError)
     with pytest.raises(ValueError, match="please choose 'auto'"):
         accelerate_nb.load_checkpoint_and_dispatch(seeded(Small), __file__, "everywhere")
-    with pytest.raises(NotImplementedError, match="8 bits"):
-        ours.load_checkpoint_in_model(seeded(Small), __file__, offload_8bit_bnb=True)
 
 
 @pytest.mark.parametrize("newer", ["whole", "shards"])
@@ -313,11 +267,8 @@ def test_a_file_may_be_written_anew_under_a_loaded_model(tmp_path):
     """Weights are no part of the file's memory: a shorter file in its place would crash the process."""
     for name in ("w.safetensors", "w.bin"):
         wanted = seeded(Small, seed=1)
-        save_file(wanted.state_dict(), tmp_path / name) if "safe" in name else torch.save(
-            wanted.state_dict(), tmp_path / name
-        )
-        with accelerate_nb.init_empty_weights():
-            models = [Small(), Small()]
+        (save_file if "safe" in name else torch.save)(wanted.state_dict(), tmp_path / name)
+        models = [empty(Small), empty(Small)]
         ours.load_checkpoint_in_model(models[0], tmp_path / name)
         ours.load_checkpoint_in_model(models[1], tmp_path / name, {"": "cpu"})
         with (tmp_path / name).open("r+b") as file:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
@@ -20,7 +20,7 @@ from accelerate_nb.runtime.checkpoints import saver
 from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
 from tests.ranks import RanksFailed, run_on_ranks
-from tests.runtime.checkpoints.test_kills import make_deadly, training
+from tests.runtime.checkpoints.test_kills import fill, make_deadly, training
 
 
 def each_in_a_folder_of_its_own(peer: Peer) -> Any:
@@ -155,8 +155,6 @@ elif how == "raises":
 
 
 def runs_with_a_rank_that(how: str, folder: Path) -> str:
-    from torch.distributed import TCPStore
-
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "WORLD_SIZE": "2",
@@ -224,20 +222,31 @@ def test_a_rank_that_dies_during_a_save_is_named_by_all_others(tmp_path: Path, w
     assert (tmp_path / "last" / "checkpoint.json").exists()
 
 
-def fails_on_one_rank(folder: str) -> tuple[str, list[str]]:
-    accelerator, _ = training(folder, False)
-    if accelerator.process_index == 1:
+def fails_on_one_rank(folder: str, who: int) -> tuple[str, bool, list[str]]:
+    accelerator, model = training(folder, False)
+    fill(model, 1.0)
+    accelerator.save_state(f"{folder}/last")
+    if accelerator.process_index == who:
         accelerator.register_save_state_pre_hook(lambda *_: Path("/nowhere/file").write_text(""))
-    with pytest.raises((CheckpointError, OSError)) as failure:
+    fill(model, 2.0)
+    with pytest.raises(CheckpointError) as failure:
         accelerator.save_state(f"{folder}/last")
     accelerator._save_model_state_pre_hook.clear()
+    accelerator.load_state(f"{folder}/last")
+    is_former = all(bool((parameter == 1.0).all()) for parameter in model.parameters())
+    accelerator.wait_for_everyone()
     accelerator.save_state(f"{folder}/last")  # the group of those who save is made anew
-    return str(failure.value), sorted(path.name for path in Path(folder, "last").iterdir())
+    return str(failure.value), is_former, sorted(path.name for path in Path(folder, "last").iterdir())
 
 
-def test_a_failure_of_one_rank_is_reported_by_all_and_the_next_save_succeeds(tmp_path: Path) -> None:
-    for message, names in run_on_ranks(fails_on_one_rank, 3, str(tmp_path)):
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_failed_save_is_an_error_on_every_process_leaves_the_former_one_and_the_next_succeeds(
+    tmp_path: Path, who: int
+) -> None:
+    for rank, (message, is_former, names) in enumerate(run_on_ranks(fails_on_one_rank, 3, str(tmp_path), who)):
         assert "No such file or directory: '/nowhere/file'" in message
+        assert ("another process failed" in message) == (rank != who)
+        assert is_former
         assert {f"random_states_{rank}.pkl" for rank in range(3)} <= set(names)
 
 
@@ -254,11 +263,8 @@ def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypa
     plain = PrefixStore("accelerate_nb/checkpoint", world.store)
     channel = saver.SaveChannel(world)
     channel.put("1/over", "fine")
-    assert (channel.get("1/over"), channel.put("1/1", "joined"), channel.put("1/1", "late")) == (
-        "fine",
-        "joined",
-        "joined",
-    )
+    assert channel.get("1/over") == "fine"
+    assert [channel.put("1/1", status) for status in ("joined", "late")] == ["joined", "joined"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "guessed")
     saver.SaveChannel(world).put("1/plan", [])
     plain.set("1/2", "joined")

@@ -1,5 +1,6 @@
 """A folder that Accelerate wrote loads here, and ours loads there: everything in it, with the same numbers afterwards."""
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -87,21 +88,15 @@ def writes(peer: Peer, folder: str, safe: bool) -> Any:
     training.accelerator.save_state(f"{folder}/{peer.name}", safe_serialization=safe)
     training.accelerator.wait_for_everyone()
     # a copy of the state: the steps that follow change it
-    before = {name: _copied(value) for name, value in training.contents().items()}
+    before = copy.deepcopy(training.contents())
     return before, training.draws(), training.steps(), training.contents()
 
 
 def reads_the_others(peer: Peer, folder: str) -> Any:
     training = Everything(peer, seed=2)
     training.accelerator.load_state(f"{folder}/{'accelerate' if peer.is_ours else 'accelerate_nb'}")
-    before = {name: _copied(value) for name, value in training.contents().items()}
+    before = copy.deepcopy(training.contents())
     return before, training.draws(), training.steps(), training.contents()
-
-
-def _copied(value: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(value)
 
 
 @pytest.mark.parametrize(("size", "safe"), [pytest.param(1, True, marks=pytest.mark.slow), (2, True), (2, False)])
@@ -137,7 +132,7 @@ def numbers(peer: Peer, folder: str, start: int) -> Any:
     training.accelerator.project_configuration.iteration = start
     if start:
         training.accelerator.load_state()
-    before = _copied(training.contents())
+    before = copy.deepcopy(training.contents())
     for _ in range(3):
         training.steps()
         training.accelerator.save_state()

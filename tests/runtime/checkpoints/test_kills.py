@@ -18,6 +18,7 @@ from tests.ranks import RanksFailed, run_on_ranks
 
 # Each moment: the module and the name of what is called then, at which call, and the value that is found afterwards.
 MOMENTS = {
+    "before the folder is made": (folders, "clear", 1, 1.0),
     "while files are written": (writer, "sync", 2, 1.0),
     "before the files are listed": (manifest, "write", 1, 1.0),
     "before the new one is there": (folders, "commit", 1, 1.0),
@@ -41,8 +42,8 @@ def make_deadly(module: Any, name: str, call: int) -> None:
     setattr(module, name, deadly)
 
 
-def training(folder: str, numbered: bool) -> tuple[Accelerator, nn.Module]:
-    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=numbered, total_limit=1)
+def training(folder: str | None, numbered: bool, limit: int | None = 1) -> tuple[Accelerator, nn.Module]:
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=numbered, total_limit=limit)
     accelerator = Accelerator(cpu=True, project_config=project)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -70,13 +71,13 @@ def saves_and_dies(folder: str, moment: str, numbered: bool, rank: int, blocking
     accelerator.wait_for_checkpoint()
 
 
-def finds(folder: str, numbered: bool) -> float:
+def finds(folder: str, numbered: bool, name: str = "saved") -> float:
     accelerator, model = training(folder, numbered)
-    accelerator.load_state(None if numbered else f"{folder}/saved")
+    accelerator.load_state(None if numbered else f"{folder}/{name}")
     values = {parameter.mean().item() for parameter in model.parameters()}
     assert len(values) == 1
     accelerator.project_configuration.iteration = 9
-    accelerator.save_state(None if numbered else f"{folder}/saved")  # what was left half-way is in nobody's way
+    accelerator.save_state(None if numbered else f"{folder}/{name}")  # what was left half-way is in nobody's way
     return values.pop()
 
 
@@ -166,17 +167,9 @@ def test_a_folder_that_cannot_be_exchanged_is_brought_to_its_end_after_a_kill(tm
     (tmp_path / "project" / "others" / "work.txt").write_text("theirs")
     with pytest.raises(RanksFailed, match="exit code -9"):
         run_on_ranks(half_of_the_renames, 1, str(tmp_path))
-    assert run_on_ranks(reads_project, 1, str(tmp_path)) == [2.0]
+    assert run_on_ranks(finds, 1, str(tmp_path), False, "project") == [2.0]
     assert (tmp_path / "project" / "others" / "work.txt").read_text() == "theirs"
     assert not (tmp_path / "project" / ".incomplete").exists()
-
-
-def reads_project(folder: str) -> float:
-    accelerator, model = training(folder, False)
-    accelerator.load_state(f"{folder}/project")
-    values = {parameter.mean().item() for parameter in model.parameters()}
-    assert len(values) == 1
-    return values.pop()
 
 
 def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:

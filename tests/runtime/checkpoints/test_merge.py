@@ -16,6 +16,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import shards as merging
 from accelerate_nb.runtime.checkpoints.shards import merge, merge_fsdp_weights
 from tests.ranks import run_on_ranks
+from tests.runtime.checkpoints.test_damage import Evil, cut, noise, text
 
 
 class Tied(nn.Module):
@@ -116,12 +117,6 @@ def test_the_shards_are_found_in_a_whole_checkpoint(checkpoint, tmp_path):
     assert sum(tensor.nbytes for tensor in load_file(merged.path).values()) == merged.bytes
 
 
-def test_several_models_are_named(checkpoint, tmp_path):
-    shutil.copytree(checkpoint / "pytorch_model_fsdp_0", checkpoint / "pytorch_model_fsdp_1")
-    with pytest.raises(ConfigurationError, match="several models: pytorch_model_fsdp_0, pytorch_model_fsdp_1"):
-        merge(checkpoint, tmp_path)
-
-
 @pytest.mark.parametrize("safe", [True, False])
 def test_shards_are_removed_after_the_file_was_compared(checkpoint, tmp_path, safe):
     compared = []
@@ -182,70 +177,34 @@ def test_too_little_space_is_reported_before_anything_is_written(checkpoint, tmp
     assert not list((tmp_path / "merged").iterdir())
 
 
-def unlisted(folder: Path) -> None:
-    (folder / ".metadata").unlink()
-
-
-def missing(folder: Path) -> None:
-    (folder / "__1_0.distcp").unlink()
-
-
-def cut(folder: Path) -> None:
-    os.truncate(folder / "__1_0.distcp", 100)
-
-
-def scribbled(folder: Path) -> None:
-    path = folder / "__1_0.distcp"
-    path.write_bytes(b"x" * path.stat().st_size)
-
-
-def no_list(folder: Path) -> None:
-    (folder / ".metadata").write_bytes(b"hello")
-
-
-def another_list(folder: Path) -> None:
-    (folder / ".metadata").write_bytes(pickle.dumps({}))
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "file", "message"),
     [
-        (unlisted, "the save has not come to its end"),
-        (missing, r"not beside it: __1_0\.distcp"),
-        (cut, r"end too early: __1_0\.distcp"),
-        (scribbled, "damaged shards"),
-        (no_list, "but is damaged"),
-        (another_list, "holds something else"),
+        (Path.unlink, ".metadata", "the save has not come to its end"),
+        (Path.unlink, "__1_0.distcp", r"not beside it: __1_0\.distcp"),
+        (cut, "__1_0.distcp", r"end too early: __1_0\.distcp"),
+        (noise, "__1_0.distcp", "damaged shards"),
+        (text, ".metadata", "but is damaged"),
+        (lambda path: path.write_bytes(pickle.dumps({})), ".metadata", "holds something else"),
     ],
 )
-def test_damage_is_reported(checkpoint, tmp_path, damage, message):
-    damage(checkpoint / "pytorch_model_fsdp_0")
+def test_damage_is_reported(checkpoint, tmp_path, damage, file, message):
+    damage(checkpoint / "pytorch_model_fsdp_0" / file)
     with pytest.raises((CheckpointError, ConfigurationError), match=message):
         merge(checkpoint / "pytorch_model_fsdp_0", tmp_path, removes=True)
     assert not (tmp_path / "model.safetensors").exists()
     assert (checkpoint / "pytorch_model_fsdp_0" / "__0_0.distcp").exists()
 
 
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch evil",)
-
-
-def test_a_list_of_shards_runs_no_code(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    listed = checkpoint / "pytorch_model_fsdp_0" / ".metadata"
-    listed.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(CheckpointError, match=r"posix\.system, which is not data"):
+def test_neither_a_list_of_shards_nor_a_shard_runs_code(checkpoint, tmp_path):
+    (checkpoint / "pytorch_model_fsdp_0" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "proof")))
+    with pytest.raises(CheckpointError, match=r"posix\.mkdir, which is not data"):
         merge(checkpoint, tmp_path)
-    assert not Path("evil").exists()
-
-
-def test_a_shard_runs_no_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    dcp.save({"a": Evil(), "b": torch.ones(2)}, storage_writer=dcp.FileSystemWriter("evil_shards"), no_dist=True)
+    saved = {"a": Evil(tmp_path / "proof"), "b": torch.ones(2)}
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path / "evil_shards"), no_dist=True)
     with pytest.raises(CheckpointError, match="could run code"):
-        merge("evil_shards", tmp_path, safe=False)
-    assert not Path("evil").exists()
+        merge(tmp_path / "evil_shards", tmp_path, safe=False)
+    assert not (tmp_path / "proof").exists()
 
 
 @pytest.mark.parametrize(
@@ -265,14 +224,16 @@ def test_a_folder_without_shards_reports_what_it_holds(tmp_path, files, message)
         merging.find(tmp_path)
 
 
-def test_a_path_that_is_no_folder_reports_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="but is not there"):
-        merge(tmp_path / "none", tmp_path)
-
-
-def test_a_files_path_is_refused_as_a_folder(checkpoint, tmp_path):
-    with pytest.raises(ConfigurationError, match="should be a folder"):
-        merge(checkpoint, tmp_path / "model.safetensors")
+def test_a_path_that_can_not_be_meant_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "two")
+    shutil.copytree(checkpoint / "pytorch_model_fsdp_0", tmp_path / "two" / "pytorch_model_fsdp_1")
+    for source, target, message in (
+        (tmp_path / "none", tmp_path, "but is not there"),
+        (checkpoint, tmp_path / "model.safetensors", "should be a folder"),
+        (tmp_path / "two", tmp_path, "several models: pytorch_model_fsdp_0, pytorch_model_fsdp_1"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            merge(source, target)
 
 
 def test_what_safetensors_cannot_hold_is_named(tmp_path):

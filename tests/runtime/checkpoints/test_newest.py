@@ -6,26 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from accelerate_nb import Accelerator
 from accelerate_nb.config.environment import attempt_variables
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.utils.dataclasses import ProjectConfiguration
+from accelerate_nb.runtime.checkpoints import folders
 from tests.ranks import RanksFailed, run_on_ranks
-from tests.runtime.checkpoints.test_kills import fill
-
-
-def training(folder: str = "", *, numbered: bool = False) -> tuple[Accelerator, nn.Module]:
-    project = ProjectConfiguration(project_dir=folder or None, automatic_checkpoint_naming=numbered)
-    accelerator = Accelerator(cpu=True, project_config=project)
-    model = nn.Linear(2, 2)
-    return accelerator, accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
+from tests.runtime.checkpoints.test_kills import fill, training
 
 
 def save(folder: str, *values: float, numbered: bool = False) -> None:
-    accelerator, model = training(folder, numbered=numbered)
+    accelerator, model = training(folder or None, numbered, None)
     for value in values:
         fill(model, value)
         accelerator.save_state(None if numbered else f"{folder}/at_{value:g}")
@@ -33,7 +23,7 @@ def save(folder: str, *values: float, numbered: bool = False) -> None:
 
 def found(folder: str, *, numbered: bool = False, requested: str | None = None) -> Any:
     """The value of the weights after `resume`, and the number of the next checkpoint; nothing where there was none."""
-    accelerator, model = training(folder, numbered=numbered)
+    accelerator, model = training(folder or None, numbered, None)
     if not accelerator.resume(requested):
         return None
     return next(model.parameters()).mean().item(), accelerator.project_configuration.iteration
@@ -92,14 +82,12 @@ def test_without_a_folder_it_is_the_newest_that_this_run_has_saved(tmp_path: Pat
 def finds_where_ranks_have_disks_of_their_own(folder: str, lost: bool) -> Any:
     rank = int(os.environ["RANK"])
     os.environ.update(attempt_variables(Path(folder), 1))
-    accelerator, model = training()
+    accelerator, model = training(None, False)
     for value in (1.0, 2.0):
         fill(model, value)
         accelerator.save_state(f"{folder}/at_{value:g}")
     accelerator.wait_for_everyone()
     # what this process can see is all that there is on its machine
-    from accelerate_nb.runtime.checkpoints import folders
-
     complete = folders._is_complete
     unseen = ("at_1", "at_2") if lost else ("at_2",)
     folders._is_complete = lambda path: not (rank == 1 and path.name in unseen) and complete(path)
@@ -107,10 +95,7 @@ def finds_where_ranks_have_disks_of_their_own(folder: str, lost: bool) -> Any:
     return next(model.parameters()).mean().item()
 
 
-def test_all_processes_go_on_from_the_same_one(tmp_path: Path) -> None:
+def test_all_processes_go_on_from_the_same_one_and_where_one_has_none_that_is_an_error(tmp_path: Path) -> None:
     assert run_on_ranks(finds_where_ranks_have_disks_of_their_own, 2, str(tmp_path), False) == [1.0, 1.0]
-
-
-def test_a_process_that_has_none_while_others_have_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match=rf"(?s){CheckpointError.__name__}.*those with one are ranks 0"):
         run_on_ranks(finds_where_ranks_have_disks_of_their_own, 2, str(tmp_path), True)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.checkpoints.load_file import with_aliases
-from accelerate_nb.runtime.checkpoints.writer import in_groups, parse_size, without_aliases
+from accelerate_nb.runtime.checkpoints.writer import in_groups, without_aliases
 
 
 class Tied(nn.Module):
@@ -121,9 +121,3 @@ def test_views_of_one_memory_are_both_written() -> None:
 def test_tensors_are_grouped_in_their_order() -> None:
     sizes = {"a": 4, "b": 4, "c": 30, "d": 2}
     assert list(in_groups(sizes, lambda name: sizes[name], 10)) == [["a", "b"], ["c"], ["d"]]
-
-
-def test_sizes_are_read_with_their_units() -> None:
-    assert [parse_size(size) for size in (7, "5GB", "20 kb", "1GiB")] == [7, 5 * 10**9, 2_500, 2**30]
-    with pytest.raises(ConfigurationError, match="'five' is not a size"):
-        parse_size("five")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from tests.peers import Peer, under_both
-from tests.runtime.data.loaders import Numbers, Stream
+from tests.runtime.data.loaders import Numbers, Shuffled, Stream
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,13 @@ def loader(case: Case) -> DataLoader[Any]:
     """The loader of a case as it is before it is prepared."""
     data = Numbers(case.length)
     match case.kind:
-        case "shuffled":
+        case "shuffled" | "seedable":
             return DataLoader(data, case.size, drop_last=case.drop, shuffle=True)
+        case "shuffled by a generator":
+            generator = torch.Generator().manual_seed(3)
+            return DataLoader(data, case.size, drop_last=case.drop, shuffle=True, generator=generator)
+        case "some samples":
+            return DataLoader(data, case.size, drop_last=case.drop, sampler=SubsetRandomSampler(range(case.length)))
         case "batch sampler":
             return DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), case.size, case.drop))
         case "sampler of batches":
@@ -80,6 +85,8 @@ def loader(case: Case) -> DataLoader[Any]:
             return DataLoader(Stream(case.length), case.size, drop_last=case.drop)
         case "stream with a length":
             return DataLoader(Sized(case.length), case.size, drop_last=case.drop)
+        case "stream, shuffled":
+            return DataLoader(Shuffled(case.length), case.size, drop_last=case.drop)
     return DataLoader(data, case.size, drop_last=case.drop)
 
 
@@ -90,16 +97,15 @@ class List(Numbers):
         return torch.tensor(index)
 
 
+ERRORS = (TypeError, AttributeError, ValueError, RuntimeError)
+
+
 def value_or_error(ask: Any) -> Any:
     """What was said, or which kind of error was raised."""
     try:
         return ask()
-    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
-        return next(
-            error_class.__name__
-            for error_class in (TypeError, AttributeError, ValueError, RuntimeError)
-            if isinstance(error, error_class)
-        )
+    except ERRORS as error:
+        return next(error_class.__name__ for error_class in ERRORS if isinstance(error, error_class))
 
 
 def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
@@ -109,11 +115,21 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
     for case in cases:
         torch.manual_seed(4)
         config = peer.door("utils").DataLoaderConfiguration(
-            split_batches=case.split, even_batches=case.even, dispatch_batches=case.dispatch
+            split_batches=case.split,
+            even_batches=case.even,
+            dispatch_batches=case.dispatch,
+            use_seedable_sampler=case.kind == "seedable",
         )
         accelerator = peer.Accelerator(dataloader_config=config)
         prepared = value_or_error(partial(accelerator.prepare, loader(case)))
-        facts: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": [], "weighed": []}
+        facts: dict[str, Any] = {
+            "batches": [],
+            "epochs": [],
+            "ends": [],
+            "remainders": [],
+            "gathered": [],
+            "weighed": [],
+        }
         if isinstance(prepared, str):
             found.append({**facts, "len": prepared})
             continue
@@ -123,6 +139,7 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
         for _ in range(2):
             for batch in prepared:
                 facts["batches"].append(batch.tolist())
+                facts["epochs"].append(prepared.iteration)
                 facts["ends"].append(prepared.end_of_dataloader)
                 facts["remainders"].append(prepared.remainder)
                 if case.kind != "batches of any size" and case.reads_as_often(accelerator.num_processes):
@@ -134,13 +151,14 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
                     facts["gathered"] += accelerator.gather_for_metrics(batch.tolist())
                 else:
                     facts["gathered"] += accelerator.gather_for_metrics(batch).tolist()
-        found.append(facts)
+        found.append({**facts, "drawn": torch.rand(1).item()})
     return found
 
 
+SHUFFLED = ["shuffled", "seedable", "shuffled by a generator", "some samples", "batch sampler"]
 LENGTHS = [1, 3, 4, 5, 8]
 FLAGS = [False, True]
-KINDS = ["plain", "shuffled", "batch sampler", "sampler of batches"]
+KINDS = ["plain", *SHUFFLED, "sampler of batches"]
 
 
 def cases(world_size: int) -> list[Case]:
@@ -148,7 +166,7 @@ def cases(world_size: int) -> list[Case]:
     splits = FLAGS if world_size == 2 else [False]  # a batch of two can't be cut in three
     kinds = KINDS if world_size > 1 else ["shuffled"]
     found = [Case(kind, *rest, dispatch=False) for kind, *rest in product(kinds, LENGTHS, [2], FLAGS, FLAGS, splits)]
-    streams = product(["stream", "stream with a length"], LENGTHS, [2], FLAGS, [True], splits)
+    streams = product(["stream", "stream with a length", "stream, shuffled"], LENGTHS, [2], FLAGS, [True], splits)
     found += [Case(*stream, dispatch=False) for stream in streams]
     found += [
         Case("batches of any size", *rest, dispatch=False) for *rest, _ in product(LENGTHS, [2], [False], FLAGS, [0])
@@ -157,7 +175,7 @@ def cases(world_size: int) -> list[Case]:
     found += [Case(*item, dispatch=False) for item in empty]
     # where drop_last leaves no batch, and for fewer samples than processes, theirs raises on some of the processes
     lengths = {1: [5, 8], 2: LENGTHS, 3: [5, 8, 9]}[world_size]
-    dispatched = product(["plain", "shuffled", "stream"], lengths, [2], FLAGS, [True], splits)
+    dispatched = product(["plain", "shuffled", "stream", "stream, shuffled"], lengths, [2], FLAGS, [True], splits)
     return found + [Case(*item, dispatch=True) for item in dispatched if not item[3] or item[1] >= 8]
 
 
@@ -215,5 +233,5 @@ def check_gathered(case: Case, our: dict[str, Any]) -> None:
         assert len(set(epoch)) == len(epoch), case
         if not case.drop:
             assert sorted(epoch) == list(range(case.length)), case
-        if case.kind not in ("shuffled", "batch sampler"):
+        if case.kind not in (*SHUFFLED, "stream, shuffled"):
             assert epoch == sorted(epoch), case

@@ -1,60 +1,30 @@
 """What the main process reads reaches every process."""
 
 from importlib import import_module
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator
 from accelerate_nb.errors import OperationError
+from accelerate_nb.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from accelerate_nb.runtime.data.prepared_loader import skip_first_batches
 from accelerate_nb.runtime.operations.collective import gather
 from accelerate_nb.runtime.world.registry import current_world
-from tests.ranks import ONE_OR_TWO, RanksFailed, run_on_ranks
-from tests.runtime.data.loaders import Broken, Numbers, OfWorkers, Shuffled, Stream, plain
+from accelerate_nb.utils import DataLoaderConfiguration
+from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.data.loaders import Broken, Numbers, OfWorkers, Stream, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*were repeated ones")
 CPU = torch.device("cpu")
-# length, batch size, split_batches, drop_last; theirs stops with an error where drop_last leaves no batch
-CASES = [case for case in product([1, 4, 7, 8, 12, 13], [2, 4], *[[False, True]] * 2) if not case[3] or case[0] >= 8]
-
-
-def read(package: str, kind: str, cases: list[Any]) -> list[Any]:
-    """Two epochs of a dispatched loader for each case, with what it says of itself at each batch."""
-    import_module(package).Accelerator(cpu=True)
-    seen: list[Any] = []
-    for length, size, split, drop in cases:
-        data: Any = {"stream": Stream, "shuffled": Shuffled, "indices": Numbers}[kind](length)
-        if kind == "stream":
-            data = Stream(length, "nested")
-        loader = import_module(f"{package}.data_loader").prepare_data_loader(
-            DataLoader(data, size, drop_last=drop),
-            CPU,
-            put_on_device=True,
-            dispatch_batches=True if kind == "indices" else None,
-            split_batches=split,
-        )
-        for _ in range(2):
-            seen.append([])
-            for batch in loader:
-                seen[-1].append((plain(batch), loader.end_of_dataloader, loader.remainder, loader.iteration))
-    return [*seen, torch.rand(1).item()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stream", "shuffled", "indices"])
-@pytest.mark.parametrize("size", ONE_OR_TWO)
-def test_a_dispatched_loader_gives_what_accelerates_gives(kind: str, size: int) -> None:
-    assert run_on_ranks(read, size, "accelerate_nb", kind, CASES) == run_on_ranks(read, size, "accelerate", kind, CASES)
 
 
 def with_tensor_parallel_mesh(package: str) -> Any:
     """The batches of prepared loaders, read by each process and dispatched, on a mesh along which a model is split."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     import_module(package).Accelerator(cpu=True)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
     prepare = import_module(f"{package}.data_loader").prepare_data_loader
@@ -72,9 +42,6 @@ def test_processes_of_one_copy_of_a_model_read_the_same_batches_as_with_accelera
 
 
 def dispatched_to_split_model(axis: str) -> Any:
-    from accelerate_nb import Accelerator
-    from accelerate_nb.parallelism_config import ParallelismConfig
-
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{axis: 2}))
     loader = accelerator.prepare(DataLoader(Stream(5), 2))
     return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader], loader.total_batch_size
@@ -87,8 +54,6 @@ def test_a_dispatched_batch_is_the_same_for_processes_that_split_a_model(axis: s
 
 
 def few(length: int) -> Any:
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Stream(length), 2))
     found = []
@@ -108,16 +73,12 @@ def test_fewer_samples_than_processes_are_repeated() -> None:
 
 
 def breaks() -> Any:
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=True)
     seen = []
     try:
         for batch in accelerator.prepare(DataLoader(Broken(9), 1)):
             seen.append(plain(batch))
-    except OSError as error:
-        return seen, str(error)
-    except OperationError as error:
+    except (OSError, OperationError) as error:
         return seen, str(error)
 
 
@@ -128,20 +89,31 @@ def test_an_error_of_the_reader_reaches_all() -> None:
     assert other_message == "The main process could not read the next batch: OSError: the disk is gone"
 
 
-def unpicklable() -> None:
-    from accelerate_nb import Accelerator
-
-    def collate(samples: list[Any]) -> Any:
-        return {"numbers": torch.stack(samples), "names": (sample for sample in samples)}
-
-    list(Accelerator(cpu=True).prepare(DataLoader(Stream(4), 2, collate_fn=collate)))
+class Uneven(Stream):
+    def __iter__(self) -> Any:
+        return iter([torch.ones(2), torch.ones(3), torch.ones(2), torch.ones(3)])
 
 
-def test_what_cannot_travel_is_an_error_on_all() -> None:
-    with pytest.raises(
-        RanksFailed, match=r"(?s)rank 0:.*not the same in all, and no row a sample.*rank 1:.*a generator"
-    ):
-        run_on_ranks(unpicklable, 2)
+def with_a_generator(samples: list[Any]) -> Any:
+    return {"numbers": torch.stack(samples), "names": (sample for sample in samples)}
+
+
+def reads(*loader: Any) -> None:
+    data, size, collate = loader
+    list(Accelerator(cpu=True).prepare(DataLoader(data, size, collate_fn=collate)))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ((Stream(4), 2, with_a_generator), r"rank 0:.*not the same in all, and no row a sample.*rank 1:.*a generator"),
+        ((Uneven(4), 1, None), r"rank 0:.*Pass dispatch_batches=False.*rank 1:.*Pass dispatch_batches=Fa"),
+    ],
+    ids=["what can't travel", "different shapes"],
+)
+def test_what_can_not_be_dispatched_is_an_error_on_all(loader: Any, message: str) -> None:
+    with pytest.raises(RanksFailed, match=f"(?s){message}"):
+        run_on_ranks(reads, 2, *loader)
 
 
 # The numbers of samples of each worker, the batch size, and split_batches.
@@ -151,9 +123,6 @@ UNEQUAL: list[tuple[tuple[int, ...], int, bool]] = [
 
 
 def read_by_unequal_workers() -> list[Any]:
-    from accelerate_nb import Accelerator
-    from accelerate_nb.utils import DataLoaderConfiguration
-
     found = []
     for counts, size, split in UNEQUAL:
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=split))
@@ -174,27 +143,7 @@ def test_no_sample_is_lost_where_a_worker_ends_before_another() -> None:
         assert all(len(batch) <= (size // 2 if split else size) for batch, _ in batches + others)
 
 
-class Uneven(Stream):
-    def __iter__(self) -> Any:
-        return iter([torch.ones(2), torch.ones(3), torch.ones(2), torch.ones(3)])
-
-
-def uneven() -> None:
-    from accelerate_nb import Accelerator
-
-    list(Accelerator(cpu=True).prepare(DataLoader(Uneven(4), 1)))
-
-
-def test_batches_of_different_shapes_are_an_error_on_all() -> None:
-    with pytest.raises(
-        RanksFailed, match=r"(?s)rank 0:.*Pass dispatch_batches=False.*rank 1:.*Pass dispatch_batches=Fa"
-    ):
-        run_on_ranks(uneven, 2)
-
-
 def sliced() -> Any:
-    from accelerate_nb.data_loader import prepare_data_loader
-
     def every_other(batch: Any, part: slice, process_index: int, num_processes: int) -> Any:
         return batch[process_index::num_processes]
 
@@ -207,8 +156,6 @@ def test_a_batch_may_be_cut_in_another_way() -> None:
 
 
 def skipped() -> Any:
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Stream(11), 2))
     rest = accelerator.skip_first_batches(loader, 1)

@@ -60,8 +60,8 @@ def test_few_batches_are_copied_too(count: int) -> None:
 
 def test_only_what_is_known_is_copied_ahead() -> None:
     assert movable_ahead({"a": [torch.ones(1), None], "b": ["x"], "c": 3})
-    assert not movable_ahead([torch.ones(1), object()])
-    assert not movable_ahead([torch.ones(2, 2).to_sparse()])
+    for unknown in (object(), torch.ones(2, 2).to_sparse()):
+        assert not movable_ahead([torch.ones(1), unknown])
 
 
 def test_nothing_is_copied_ahead_where_nothing_can_overlap() -> None:
@@ -96,18 +96,14 @@ def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch() -> None:
     assert names_of_threads() == []
 
 
-def test_the_thread_ends_where_a_loop_is_left() -> None:
-    batches = one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))
-    next(batches)
-    assert len(names_of_threads()) == 1
-    batches.close()
-    assert names_of_threads() == []
-
-
-def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
+@pytest.mark.parametrize("end", ["is left", "has no reference any more"])
+def test_the_thread_ends_where_a_loop_ends_early(end: str) -> None:
     knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))]
     knot.append(knot)
     next(knot[0])
+    assert len(names_of_threads()) == 1
+    if end == "is left":
+        knot[0].close()
     del knot
     gc.collect()
     assert names_of_threads() == []
@@ -154,9 +150,10 @@ class Drawn(torch.utils.data.Dataset[Any]):
         return random.random()
 
 
-def sending(data: Any, **settings: Any) -> Any:
+def sending(data: Any, options: Any = None, **settings: Any) -> Any:
     """A loader whose batches are to be brought elsewhere."""
-    loader = prepare_data_loader(DataLoader(data, 1, **settings), torch.device("meta"), 1, 0, put_on_device=True)
+    loader = DataLoader(data, 1, **settings)
+    loader = prepare_data_loader(loader, torch.device("meta"), 1, 0, put_on_device=True, **(options or {}))
     loader.send = batch_and_thread
     return loader
 
@@ -179,15 +176,7 @@ def test_what_workers_read_is_sent_ahead_and_reported_at_its_turn() -> None:
 
 def test_a_loader_that_torchdata_reads_is_not_read_ahead() -> None:
     pytest.importorskip("torchdata")
-    loader = prepare_data_loader(
-        DataLoader(Numbers(4), 1, num_workers=1),
-        torch.device("meta"),
-        1,
-        0,
-        put_on_device=True,
-        use_stateful_dataloader=True,
-    )
-    loader.send = batch_and_thread
+    loader = sending(Numbers(4), {"use_stateful_dataloader": True}, num_workers=1)
     reader = iter(loader)
     next(reader)
     state = loader.state_dict()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator
 from accelerate_nb.data_loader import DataLoaderAdapter, DataLoaderShard, SkipDataLoader, prepare_data_loader
 from accelerate_nb.errors import MissingExtraError, StateError
 from accelerate_nb.utils import DataLoaderConfiguration
@@ -44,8 +45,6 @@ KINDS = ["indices", "shuffled", "seedable", "stream", "shuffled stream", "dispat
 
 
 def prepared(kind: str, length: int = 24, workers: int = 0) -> Any:
-    from accelerate_nb import Accelerator
-
     config = DataLoaderConfiguration(
         use_stateful_dataloader=True,
         use_seedable_sampler=kind == "seedable",
@@ -94,10 +93,14 @@ def test_workers_go_on_too() -> None:
     assert run_on_ranks(goes_on, 1, "state", 1, ["seedable", "stream"]) == [[]]
 
 
+def stateful(peer: Peer) -> Any:
+    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
+    return peer.Accelerator(dataloader_config=config)
+
+
 def states(peer: Peer) -> list[Any]:
     """What the state says at each batch, and what a loader reads that takes it up."""
-    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
-    accelerator = peer.Accelerator(dataloader_config=config)
+    accelerator = stateful(peer)
     found: list[Any] = []
     for data in (Numbers(9), Stream(9), Counting(9)):
         loader = accelerator.prepare(DataLoader(data, 2))
@@ -116,8 +119,7 @@ def test_a_state_is_accelerates() -> None:
 
 
 def cross(peer: Peer, state: Any) -> Any:
-    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
-    loader = peer.Accelerator(dataloader_config=config).prepare(DataLoader(Numbers(12), 2))
+    loader = stateful(peer).prepare(DataLoader(Numbers(12), 2))
     if state is not None:
         loader.load_state_dict(state)
         return [plain(batch) for batch in loader]
@@ -151,12 +153,9 @@ def test_a_stateful_loader_can_be_pickled_and_subclassed() -> None:
     assert not isinstance(DataLoaderShard(Numbers(6)), stateful)
 
 
-def test_torchs_own_loader_keeps_no_state() -> None:
+def test_without_torchdata_there_is_no_state_and_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StateError, match="use_stateful_dataloader=True"):
         DataLoaderAdapter(Numbers(2)).state_dict()
-
-
-def test_where_torchdata_is_missing_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "accelerate_nb.runtime.data.torchdata", raising=False)
     monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'accelerate-nb\[torchdata\]'"):

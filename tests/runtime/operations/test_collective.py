@@ -9,24 +9,20 @@ import torch
 
 import accelerate_nb.utils.operations as alone
 from accelerate_nb import Accelerator, PartialState
-from accelerate_nb.errors import ConfigurationError, DataError, OperationError
+from accelerate_nb.errors import ConfigurationError, DataError
+from accelerate_nb.runtime.world.registry import current_world
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import plain
+from tests.runtime.operations.test_call_check import outcome
 
 
 def any_type() -> list[Any]:
-    rank = alone_rank()
+    rank = current_world().rank
     dtypes = [torch.bool, torch.complex64, torch.int16]
     small = [torch.full((2,), rank).to(dtype) for dtype in dtypes]
     large = [torch.full((5000,), rank).to(dtype) for dtype in dtypes]
     return [plain(alone.gather(small)), [len(set(item.tolist())) for item in alone.gather(large)]]
-
-
-def alone_rank() -> int:
-    from accelerate_nb.runtime.world.registry import current_world
-
-    return current_world().rank
 
 
 def test_numbers_of_any_type_travel() -> None:
@@ -36,7 +32,7 @@ def test_numbers_of_any_type_travel() -> None:
 
 
 def what_was_given(rows: int) -> list[Any]:
-    rank = alone_rank()
+    rank = current_world().rank
     mine = torch.full((rows,), float(rank))
     received = alone.broadcast(mine)
     reduced = alone.reduce(mine, "sum")
@@ -70,7 +66,7 @@ def test_a_backward_reaches_this_processs_own_part_as_accelerates_does() -> None
 
 
 def objects() -> list[Any]:
-    rank = alone_rank()
+    rank = current_world().rank
     return [
         alone.gather_object({"loss": rank}),
         alone.gather_object("text"),
@@ -85,7 +81,7 @@ def test_an_object_that_is_no_list_is_one_element_a_process() -> None:
 
 def unpicklable_on_the_last() -> str:
     try:
-        alone.gather_object([lambda: 0] if alone_rank() else [0])
+        alone.gather_object([lambda: 0] if current_world().rank else [0])
     except Exception as error:
         alone.gather(torch.ones(1))  # who has raised can go on with the others
         return f"{type(error).__name__}: {error}"
@@ -131,15 +127,8 @@ def test_what_is_no_tensor_is_an_error_with_the_call_and_its_position() -> None:
     assert run_on_ranks(errors_of_no_tensors, 2) == [expected] * 2
 
 
-def error_of(call: Callable[[], Any]) -> str:
-    try:
-        return f"nothing raised, {call()}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def reductions() -> list[Any]:
-    mine = torch.tensor([alone_rank() + 1])
+    mine = torch.tensor([current_world().rank + 1])
     return [alone.reduce(mine, reduction).tolist() for reduction in ("none", "min", "max", "sum", "mean")]
 
 
@@ -151,10 +140,10 @@ def copied() -> list[Any]:
     shapes = [(2, 0, 3), (), (70000,), (1, 2)]
     found = []
     for shape in shapes:
-        mine = torch.full(shape, 7, dtype=torch.complex64) if alone_rank() else None
+        mine = torch.full(shape, 7, dtype=torch.complex64) if current_world().rank else None
         copy = alone.copy_tensor_to_devices(mine)
         found.append((tuple(copy.shape), str(copy.dtype), copy.flatten()[:1].tolist()))
-    with pytest.raises(OperationError, match="0 processes"):
+    with pytest.raises(alone.DistributedOperationException, match="0 processes"):  # Accelerate's name
         alone.copy_tensor_to_devices()
     return found
 
@@ -179,30 +168,20 @@ def verified(spelling: str) -> list[str]:
         return total(tensor=tensor)
 
     uneven = torch.ones(state.process_index + 1)
-    return [str(state.debug), error_of(lambda: outer(uneven)), str(total(torch.ones(2)))]
+    return [str(state.debug), outcome(lambda: outer(uneven)), str(total(torch.ones(2)))]
 
 
-@pytest.mark.parametrize("spelling", ["1", "true", "yes"])
-def test_debug_mode_checks_ones_own_operations_however_it_is_spelled(spelling: str) -> None:
-    for debug, message, total in run_on_ranks(verified, 2, spelling):
-        assert (debug, total) == ("True", "2.0")
+@pytest.mark.parametrize("spelling", ["1", "true", "yes", "0"])
+def test_debug_mode_alone_checks_ones_own_operations_however_it_is_spelled(spelling: str) -> None:
+    for rank, (debug, message, total) in enumerate(run_on_ranks(verified, 2, spelling)):
+        assert (debug, total) == (str(spelling != "0"), "2.0")
+        if spelling == "0":
+            assert message == f"returned {rank + 1.0}"
+            continue
         assert "verified.<locals>.outer could not be done" in message
-        assert "rank 0: tests.runtime.operations.test_collective.verified.<locals>.total(float32[1])" in message
-        assert "rank 1: tests.runtime.operations.test_collective.verified.<locals>.total(float32[2])" in message
-
-
-def not_verified() -> str:
-    PartialState(cpu=True)
-
-    @alone.verify_operation
-    def size(tensor: torch.Tensor) -> int:
-        return tensor.numel()
-
-    return error_of(lambda: size(torch.ones(alone_rank() + 1)))
-
-
-def test_ones_own_operations_are_not_checked_without_debug_mode() -> None:
-    assert run_on_ranks(not_verified, 2) == ["nothing raised, 1", "nothing raised, 2"]
+        for other in (1, 2):
+            called = f"tests.runtime.operations.test_collective.verified.<locals>.total(float32[{other}])"
+            assert f"rank {other - 1}: {called}" in message
 
 
 def flags() -> list[bool]:
@@ -224,11 +203,6 @@ def test_parameters_are_whole_where_nobody_parts_them() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     with alone.GatheredParameters([weight], modifier_rank=0):
         assert weight.numel() == 2
-
-
-def test_an_error_of_an_operation_is_accelerates_exception() -> None:
-    assert issubclass(alone.DistributedOperationException, Exception)
-    assert alone.DistributedOperationException is OperationError
 
 
 def test_one_process_keeps_what_it_has() -> None:

@@ -82,27 +82,23 @@ def test_inputs_are_padded_with_zeros_to_the_next_multiple(rows: int, processes:
     assert found.sum() == given.sum()
 
 
-def test_mappings_keep_their_type() -> None:
-    for mapping in (UserDict(a=torch.ones(1)), defaultdict(list, a=torch.ones(1)), OrderedDict(a=torch.ones(1))):
-        for result in (
-            ours.send_to_device(mapping, "cpu"),
-            ours.convert_to_fp32(mapping),
-            ours.concatenate([mapping, mapping]),
-        ):
+class Encoding(UserDict):
+    """A mapping that holds more than its items, as those of tokenizers do."""
+
+    n_sequences = 0
+
+
+def test_mappings_keep_their_type_and_what_else_they_hold() -> None:
+    half = torch.ones(1, dtype=torch.float16)
+    mappings = Encoding(a=half), defaultdict(list, a=half), OrderedDict(a=half)
+    mappings[0].n_sequences = 2
+    for mapping in mappings:
+        converted = ours.convert_to_fp32(mapping)
+        for result in (converted, ours.send_to_device(mapping, "cpu"), ours.concatenate([mapping, mapping])):
             assert type(result) is type(mapping)
+        assert (converted["a"].dtype, mapping["a"].dtype) == (torch.float32, torch.float16)
+    assert ours.convert_to_fp32(mappings[0]).n_sequences == 2
     assert ours.convert_to_fp32(defaultdict(list))["new"] == []
-
-
-def test_mappings_keep_what_else_they_hold() -> None:
-    class Encoding(UserDict):  # as those of tokenizers
-        def __init__(self, *, n_sequences: int) -> None:
-            super().__init__()
-            self.n_sequences = n_sequences
-
-    given = Encoding(n_sequences=2)
-    given["half"] = torch.ones(1, dtype=torch.float16)
-    found = ours.convert_to_fp32(given)
-    assert (found.n_sequences, found["half"].dtype, given["half"].dtype) == (2, torch.float32, torch.float16)
 
 
 def test_keys_can_stay_where_they_are() -> None:
