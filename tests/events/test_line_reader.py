@@ -99,19 +99,13 @@ def test_a_warning_of_torch_that_harms_nothing_is_kept_and_not_shown():
     assert [line.text[:10] for line in lines] == ["mine: [W11"]
 
 
-def test_bytes_that_are_no_text_are_shown_as_escapes():
-    assert shown(b"a\xffb") == r"a\xffb"
-    assert shown("ä".encode()) == "ä"
-
-
 def test_a_very_long_line_is_cut_where_it_is_shown_and_kept_whole():
     raw, (text,) = assembled([b"x" * 100_000 + b"\n"])
     assert len(raw) == 100_001
     assert text == "x" * LONGEST_SHOWN + " … (100,000 bytes)"
-
-
-def test_a_long_line_is_not_cut_inside_a_letter():
+    # never inside a letter; bytes that are no text are shown as escapes
     assert "\\x" not in shown("ä".encode() * LONGEST_SHOWN + b"!") + shown(b"!" + "ä".encode() * LONGEST_SHOWN)
+    assert shown(b"a\xffb") == r"a\xffb"
 
 
 def test_a_progress_bar_is_given_each_time_it_moves_and_once_as_a_line():

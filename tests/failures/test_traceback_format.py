@@ -69,28 +69,15 @@ def test_frames_of_installed_packages_are_folded_but_the_last():
     assert lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property name")
 
 
-def test_causes_come_first():
-    def fails():
-        try:
-            {}["first"]
-        except KeyError as error:
-            raise ValueError("second") from error
-
-    text = "\n".join(lines_of(fails))
-    assert text.index("KeyError: 'first'") < text.index("which led to:") < text.index("ValueError: second")
-
-
-def test_an_error_while_another_was_handled_shows_both_unless_suppressed():
-    def fails(hide):
-        try:
-            {}["first"]
-        except KeyError:
-            if hide:
-                raise ValueError("second") from None
-            raise ValueError("second")  # noqa: B904
-
-    assert "KeyError: 'first'" in lines_of(lambda: fails(hide=False))
-    assert "KeyError: 'first'" not in lines_of(lambda: fails(hide=True))
+@pytest.mark.parametrize("how", ["", " from error", " from None"])
+def test_causes_and_contexts_come_first_unless_suppressed(cell, how):
+    text = "def f():\n    try:\n        {}['first']\n    except KeyError as error:\n        raise ValueError('second')"
+    names, sources = cell(f"{text}{how}\n")
+    lines = lines_of(names["f"], sources)
+    if how == " from None":
+        assert "KeyError: 'first'" not in lines
+    else:
+        assert lines.index("KeyError: 'first'") < lines.index("which led to:") < lines.index("ValueError: second")
 
 
 def test_a_chain_that_bites_its_tail_ends():

@@ -147,32 +147,13 @@ def test_fp8_trains_close_to_bf16(launched: Callable[..., Any], device: str) -> 
     assert losses[-1] < losses[0]
 
 
-def overflows(device: str) -> list[Any]:
-    """Whether each step of fp16 was left out, and how the scale went, where the second step's gradients overflow."""
-    accelerator = Accelerator(
-        cpu=device == "cpu", mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)]
-    )
-    model, optimizer = accelerator.prepare(model := nn.Linear(4, 1), torch.optim.SGD(model.parameters(), 0.1))
-    found = []
-    for size in (1.0, float("inf"), 1.0):
-        accelerator.backward(model(torch.ones(2, 4, device=accelerator.device)).float().sum() * size)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((optimizer.step_was_skipped, accelerator.scaler.get_scale()))
-    return found
-
-
-def test_a_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str) -> None:
-    assert launched(overflows, device, num_processes=1) == [[(False, 1024.0), (True, 512.0), (False, 512.0)]]
-
-
-def fused_steps(device: str) -> list[Any]:
-    """The same of an optimizer that is told of an overflow and leaves the step out by itself, with the numbers of its weights."""
+def fp16_steps(device: str, fused: bool) -> list[Any]:
+    """What each step of fp16 did, where the second one's gradients overflow; a fused optimizer leaves that step out by itself."""
     accelerator = Accelerator(
         cpu=device == "cpu", mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)]
     )
     model = nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=fused)
     model, optimizer, schedule = accelerator.prepare(
         model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     )
@@ -183,13 +164,15 @@ def fused_steps(device: str) -> list[Any]:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        found.append((optimizer.step_was_skipped, torch.equal(before, model.weight), schedule.get_last_lr()[0]))
+        is_same, rate = torch.equal(before, model.weight), schedule.get_last_lr()[0]
+        found.append((optimizer.step_was_skipped, is_same, rate, accelerator.scaler.get_scale()))
     return found
 
 
-def test_a_fused_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str) -> None:
-    expected = [(False, False, 0.05), (True, True, 0.05), (False, False, 0.025)]
-    assert launched(fused_steps, device, num_processes=1) == [expected]
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str, fused: bool) -> None:
+    expected = [(False, False, 0.05, 1024.0), (True, True, 0.05, 512.0), (False, False, 0.025, 512.0)]
+    assert launched(fp16_steps, device, fused, num_processes=1) == [expected]
 
 
 def captures(device: str) -> list[float]:

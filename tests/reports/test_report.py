@@ -336,11 +336,9 @@ def test_every_metric_is_a_picture_with_a_line_for_each_rank():
     assert len({path.get("stroke") for path in loss.iter(f"{svg}path")}) == 4
     assert len(list(rate.iter(f"{svg}path"))) == 1
     assert "loss" in "".join(loss.itertext())
-
-
-def test_many_ranks_are_a_band():
+    # many ranks are a band
     (loss, _) = map(ET.fromstring, pictures(report(stories.end(stories.training(64, 50)))["text/html"]))
-    band, mean = loss.iter("{http://www.w3.org/2000/svg}path")
+    band, mean = loss.iter(f"{svg}path")
     assert band.get("fill-opacity")
     assert mean.get("stroke")
 
@@ -499,20 +497,10 @@ def nothing_but_trouble():
         for number in range(100):
             view.apply(Metric(rank, f"{characters * 5}{number}", number, number, 1.0))
             view.apply(DeviceSample(rank, f"{characters * 50}{number}", 1.0, 1, 2, 1.0))
-            view.apply(
-                Progress(rank, f"{characters * 50}{number}", 1, 2, 1.0, 1.0, characters * 9, note=characters * 50)
-            )
-        view.apply(
-            Failure(
-                rank,
-                characters,
-                characters * 10_000,
-                "",
-                1.0,
-                last_lines=(characters * 100,) * 30,
-                advice=characters * 1000,
-            )
-        )
+            label, note = f"{characters * 50}{number}", characters * 50
+            view.apply(Progress(rank, label, 1, 2, 1.0, 1.0, characters * 9, note=note))
+        last, advice = (characters * 100,) * 30, characters * 1000
+        view.apply(Failure(rank, characters, characters * 10_000, "", 1.0, last_lines=last, advice=advice))
     return stories.end(view, "failed")
 
 
@@ -531,14 +519,8 @@ def usual():
     for step in range(300):
         time = stories.STARTED + 1 + step / 10 + noise.random() / 100
         for rank in range(2):
-            for name, height in (
-                ("loss", 2.3),
-                ("accuracy", 0.5),
-                ("lr", 0.025),
-                ("norm", 9),
-                ("val/loss", 2),
-                ("val/f1", 1),
-            ):
+            heights = {"loss": 2.3, "accuracy": 0.5, "lr": 0.025, "norm": 9, "val/loss": 2, "val/f1": 1}
+            for name, height in heights.items():
                 view.apply(Metric(rank, name, height * (1 + noise.random() / 10), step, time))
             if step % 10 == 0:
                 view.apply(LogLine(rank, "stdout", f"step {step} loss {noise.random():.4f}", time))

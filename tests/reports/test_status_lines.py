@@ -63,9 +63,11 @@ def test_newest_metrics_stand_below_the_lines():
     paper = StatusPaper()
     paper.feed(metric(2.0), metric(3e-4, name="lr"), metric(0.5, rank=1))
     assert paper.open == ["[0] loss 2  lr 3.00e-4  step 7", "[1] loss 0.5  step 7"]
-    paper.feed(metric(1.25, step=8))
-    assert paper.open[0] == "[0] loss 1.25  lr 3.00e-4  step 8"
+    paper.feed(metric(1.25, step=8), bar())
+    assert paper.open[0] == "[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03  loss 1.25  lr 3.00e-4  step 8"
     assert paper.texts == []
+    paper.end()
+    assert paper.open == []
 
 
 def test_a_profile_is_a_line_of_the_rank_that_has_it_first():
@@ -77,31 +79,27 @@ def test_a_profile_is_a_line_of_the_rank_that_has_it_first():
     assert paper.texts == [f"... {head} · aten::mm 60% · trace: /runs/1/p.json.gz ..."]
 
 
-def test_a_bar_that_is_drawn_as_text_is_shown_once():
+NAMELESS = DRAWN.removeprefix("epoch 1: ")
+
+
+@pytest.mark.parametrize(
+    ("events", "shown"),
+    [
+        ([bar(), drawn(DRAWN), bar(1), drawn(DRAWN, rank=1)], [f"[0] {DRAWN}", f"[1] {DRAWN}"]),
+        ([bar(label="progress"), drawn(NAMELESS), metric(2.0)], [f"[0] {NAMELESS}", "[0] loss 2  step 7"]),
+        ([bar(name="")], ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03"]),
+        ([bar(name=""), bar(name="", done=10, closed=True)], []),
+        (
+            [bar(label="outer", name="tqdm 1"), bar(), drawn(DRAWN)],
+            [f"[0] {DRAWN}", "[0] outer █████░░░░░░░ 4/10 2 it/s 00:03"],
+        ),
+    ],
+    ids=["drawn as text", "without a name", "drawn by nobody", "ended", "above one that is drawn"],
+)
+def test_a_bar_is_shown_once(events, shown):
     paper = StatusPaper()
-    paper.feed(bar(), drawn(DRAWN), bar(1), drawn(DRAWN, rank=1))
-    assert paper.open == [f"[0] {DRAWN}", f"[1] {DRAWN}"]
-
-
-def test_a_bar_without_a_name_is_shown_once():
-    paper = StatusPaper()
-    nameless = DRAWN.removeprefix("epoch 1: ")
-    paper.feed(bar(label="progress"), drawn(nameless), metric(2.0))
-    assert paper.open == [f"[0] {nameless}", "[0] loss 2  step 7"]
-
-
-def test_a_bar_that_nobody_draws_is_shown():
-    paper = StatusPaper()
-    paper.feed(bar(name=""))
-    assert paper.open == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03"]
-    paper.feed(bar(name="", done=10, closed=True))
-    assert paper.open == []
-
-
-def test_the_outer_bar_is_shown_above_the_inner_one_that_is_drawn():
-    paper = StatusPaper()
-    paper.feed(bar(label="outer", name="tqdm 1"), bar(), drawn(DRAWN))
-    assert paper.open == [f"[0] {DRAWN}", "[0] outer █████░░░░░░░ 4/10 2 it/s 00:03"]
+    paper.feed(*events)
+    assert paper.open == shown
 
 
 def test_many_ranks_are_reported_in_one_line():
@@ -122,13 +120,6 @@ def test_many_ranks_of_several_nodes_are_reported_in_a_line_a_node():
         "node 2 · host-2, ranks 32–47: loss 1 mean of 16  step 7",
         "node 3 · host-3, ranks 48–59: loss 1 mean of 12  step 7",
     ]
-
-
-def test_the_end_clears_what_moved():
-    paper = StatusPaper()
-    paper.feed(metric(2.0), bar())
-    paper.end()
-    assert paper.open == []
 
 
 # -------------------------------------------------------------------------------------------------------------------- a log

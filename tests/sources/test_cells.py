@@ -25,6 +25,9 @@ def cell():
 
 def test_cells_travel_as_plain_values_and_show_up_in_tracebacks(cell):
     name, lines = cell
+    # files stay where they are
+    linecache.getline(__file__, 1)
+    assert __file__ not in current_sources().lines
     plain = json.loads(json.dumps(asdict(current_sources())))
     del linecache.cache[name]
     sources = CellSources(**plain)
@@ -37,11 +40,6 @@ def test_cells_travel_as_plain_values_and_show_up_in_tracebacks(cell):
     assert "raise ValueError('here')" in "".join(traceback.format_tb(caught.value.__traceback__))
     linecache.checkcache()
     assert linecache.getline(name, 2) == lines[1]
-
-
-def test_files_stay_where_they_are():
-    linecache.getline(__file__, 1)
-    assert __file__ not in current_sources().lines
 
 
 def test_a_place_is_named_as_a_person_would():
@@ -81,6 +79,8 @@ def test_a_place_reads_as_a_person_writes_it(tmp_path):
     path = exported(tmp_path, *CELLS)
     number = path.read_text().split("\n").index("    nb_shell.shown(y)") + 1
     assert cell_line(str(path), number) == "train.ipynb, cell 4, line 7"
+    assert CellSources({}, {}).location(str(path), number) == "train.ipynb, cell 4, line 7"
+    assert CellSources({}, {}).location(str(path), 2) == f'File "{path}", line 2'
     assert cell_line(str(path), 1) is None
     assert cell_line(str(path), number + 1) is None  # what waits for the cell
 
@@ -91,13 +91,6 @@ def test_other_files_have_no_places(tmp_path):
     assert cell_line(str(tmp_path / "none.py"), 3) is None
     assert cell_line(__file__, 3) is None
     assert table([]) == {}
-
-
-def test_a_worker_names_the_cells_of_a_script(tmp_path):
-    path = str(exported(tmp_path, "x = 1", "y = 2"))
-    line = Path(path).read_text().split("\n").index("y = 2") + 1
-    assert CellSources({}, {}).location(path, line) == "train.ipynb, cell 2, line 1"
-    assert CellSources({}, {}).location(path, 2) == f'File "{path}", line 2'
 
 
 @pytest.mark.parametrize("name", ["a b.ipynb", "ü [1].ipynb", "x\ny.ipynb", "a # +.ipynb"])

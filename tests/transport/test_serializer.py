@@ -146,12 +146,8 @@ def test_an_array_arrives(array):
     assert found.dtype == array.dtype
     assert found.shape == array.shape
     assert np.array_equal(found, array)
-
-
-def test_arrays_can_be_written_to_where_they_arrive():
-    found = travelled(np.zeros(100))
-    found += 1
-    assert found.sum() == 100
+    # and can be written to
+    found[...] = found[...]
 
 
 def test_values_without_large_parts_arrive():
@@ -249,14 +245,6 @@ def in_a_cell(text):
     return names
 
 
-def test_a_global_of_a_cell_is_named_with_the_function_that_uses_it():
-    names = in_a_cell("import threading\nmutex = threading.Lock()\ndef train():\n    with mutex:\n        return 1\n")
-    text = complaint(names["train"])
-    assert "'mutex', a _thread.lock, can't be sent to the workers" in text
-    assert "captured as train → mutex by 'train'" in text
-    assert "Make 'mutex' inside the function" in text
-
-
 def test_a_closure_s_variable_is_named(tmp_path):
     with (tmp_path / "log").open("w") as handle:
         text = complaint(lambda: handle.name)
@@ -264,15 +252,16 @@ def test_a_closure_s_variable_is_named(tmp_path):
     assert "→ handle by '<lambda>'" in text
 
 
-def test_what_a_nested_helper_captures_is_found():
+def test_what_a_nested_helper_of_a_cell_captures_is_found():
     names = in_a_cell(
         "numbers = (n for n in range(3))\n"
         "def helper():\n    return next(numbers)\n"
         "def train():\n    def inner():\n        return helper()\n    return inner()\n"
     )
     text = complaint(names["train"])
-    assert "'numbers', a generator" in text
-    assert "train → helper → numbers by 'helper'" in text
+    assert "'numbers', a generator, can't be sent to the workers" in text
+    assert "captured as train → helper → numbers by 'helper'" in text
+    assert "Make 'numbers' inside the function" in text
 
 
 class Trainer:
@@ -321,8 +310,6 @@ def test_an_unpicklable_value_that_can_t_be_reached_by_names_is_its_owner():
 
 
 def test_a_failed_packing_leaves_no_descriptor_open():
-    import os
-
     before = len(os.listdir("/proc/self/fd"))
     complaint(print, threading.Lock())
     # threads of other tests may have some for a moment
