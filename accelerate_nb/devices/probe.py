@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.gpus import DEVICE_TYPES
-from accelerate_nb.devices.torch_build import torch_is_built_for
+from accelerate_nb.devices.gpus import DEVICE_TYPES, torch_is_built_for
 from accelerate_nb.devices.xla import XlaDevices
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import TPU_VARIABLES, requests_tpu
-from accelerate_nb.devices.torch_build import torch_version
+from accelerate_nb.devices.gpus import torch_version
 
 # What is worth having loaded before a worker is forked: three seconds of imports, and no thread or device in any of them.
 MODULES = (

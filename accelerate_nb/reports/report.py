@@ -16,7 +16,6 @@ from accelerate_nb.events.terminal_lines import SEQUENCE, legible, plain
 from accelerate_nb.reports import summary
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.metric_curves import MOST_VALUES, coarsened, curves_of, names_of, picture
-from accelerate_nb.reports.step_causes import step_causes
 from accelerate_nb.reports.text_format import (
     aligned,
     counted,
@@ -212,7 +211,7 @@ def _upper_parts(
     if cause is not None:
         yield _ReportPart("\n".join(_html_cause(cause)), "\n".join(cause_lines(cause)))
     yield _ranks_part([*summary.rows_of(ranks, columns := logged_names(names)[:_MOST_COLUMNS], view.nodes)], columns)
-    if slow := step_causes(ranks, view.nodes, is_over=view.ended is not None):
+    if slow := summary.step_causes(ranks, view.nodes, is_over=view.ended is not None):
         yield _lines_part(slow)
     if (profile := summary.newest_profile(ranks)) is not None:
         yield _profile_part(*profile)

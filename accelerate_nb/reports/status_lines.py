@@ -9,10 +9,9 @@ from accelerate_nb.events.rank_state import RankSummary, logged_names
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar, plain
 from accelerate_nb.failures.worker_error import failure_line
+from accelerate_nb.reports import summary as summaries
 from accelerate_nb.reports.failure_summary import restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
-from accelerate_nb.reports.step_causes import step_causes
-from accelerate_nb.reports.summary import curve_text, newest_profile, profile_line, ranks_of_nodes, row_of, unread_text
 from accelerate_nb.reports.text_format import aligned, narrowed, ranks_text, time_text
 
 _MOST_RANKS = 8
@@ -41,7 +40,7 @@ def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) 
             by_text.setdefault(_status([rank], names), []).append(rank.rank)
         yield from ((tuple(numbers), text) for text, numbers in by_text.items())
         return
-    for node, members in ranks_of_nodes(moving, nodes if len(nodes) <= _MOST_NODES else ()):
+    for node, members in summaries.ranks_of_nodes(moving, nodes if len(nodes) <= _MOST_NODES else ()):
         if members:
             label = f"{node}, ranks" if node else "ranks"
             yield (), f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}"
@@ -60,7 +59,7 @@ def undrawn(rank: RankSummary) -> RankSummary:
 
 
 def _status(ranks: Sequence[RankSummary], names: Sequence[str]) -> str:
-    row = row_of(ranks, names)
+    row = summaries.row_of(ranks, names)
     moving = any(not bar.closed for rank in ranks for bar in rank.progress.values())
     values = [f"{narrowed(plain(name), 40)} {value}" for name, value in zip(names, row.values, strict=True) if value]
     steps = [rank.metrics[name].step for rank in ranks for name in names if name in rank.metrics]
@@ -123,9 +122,9 @@ class StatusLines:
             if warning is not None:
                 yield narrowed(plain(warning.text), 1500)
         # of several ranks, the one that is there first
-        if (found := newest_profile(ranks)) is not None and found[0].number > self._profile:
+        if (found := summaries.newest_profile(ranks)) is not None and found[0].number > self._profile:
             self._profile = found[0].number
-            yield profile_line(found[0])
+            yield summaries.profile_line(found[0])
 
 
 def summary(run: RunInfo) -> list[str]:
@@ -135,9 +134,9 @@ def summary(run: RunInfo) -> list[str]:
     apart = f" ({', '.join(f'{state}: {which}' for state, which in states.items())})" if len(states) > 1 else ""
     lasted = time_text((run.view.ended or run.started) - run.started)
     head = f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}"
-    lines = [", ".join([head, *unread_text(run.view)])]
+    lines = [", ".join([head, *summaries.unread_text(run.view)])]
     if names := logged_names(names_of(ranks)):
-        lines += [f"  {line}" for line in aligned([*map(curve_text, curves_of(ranks, names[:_MOST_CURVES]))])]
+        lines += [f"  {line}" for line in aligned([*map(summaries.curve_text, curves_of(ranks, names[:_MOST_CURVES]))])]
         lines += [f"… and {len(names) - _MOST_CURVES} more metrics"] if len(names) > _MOST_CURVES else []
-        lines += [f"  {cause}" for cause in step_causes(ranks, run.view.nodes, is_over=True)]
+        lines += [f"  {cause}" for cause in summaries.step_causes(ranks, run.view.nodes, is_over=True)]
     return lines

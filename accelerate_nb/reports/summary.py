@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean, median_low, stdev
 from typing import Any, TypeVar
 
-from accelerate_nb.events.event_types import DeviceSample, HostSample, MemoryUse, NodeRanks, Progress, StepProfile
-from accelerate_nb.events.rank_state import RankState, RankSummary
+from accelerate_nb.events import event_types
+from accelerate_nb.events.rank_state import RankState, RankSummary, mean_steps
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import default_name, differing_arguments, kept_runs
 from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import plain, plain_name
 from accelerate_nb.reports.metric_curves import MetricCurve, sparkline
-from accelerate_nb.reports.step_causes import step_text
 from accelerate_nb.reports.text_format import bytes_text, counted, narrowed, ranks_text, time_text, value_text
 
 # The parts in the order of strips; what a device can't tell is 0.
@@ -68,7 +70,7 @@ class RunFacts:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
+def memory_parts(memory: event_types.MemoryUse) -> tuple[int, ...]:
     """The bytes of each of `MEMORY_PARTS`."""
     # Activations, which are measured on GPUs alone, are what the allocator's peak held beside the first three; others are what the
     # device, or on a CPU the process, has in use beside all that: caches, libraries, other processes.
@@ -78,7 +80,7 @@ def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
     return memory.weights, memory.gradients, memory.optimizer, activations, others
 
 
-def batch_factor(memory: MemoryUse) -> float | None:
+def batch_factor(memory: event_types.MemoryUse) -> float | None:
     """How many times the batch would fit, in tenths, if activations grow with it; `None` where that is unknown or hardly more."""
     *_, activations, others = memory_parts(memory)
     if memory.total is None or memory.peak is None or activations < _LEAST_ACTIVATIONS * memory.peak:
@@ -88,7 +90,7 @@ def batch_factor(memory: MemoryUse) -> float | None:
     return min(factor, _LARGEST_FACTOR) if factor >= 1.1 else None
 
 
-def memory_text(memory: MemoryUse) -> str:
+def memory_text(memory: event_types.MemoryUse) -> str:
     """A rank's memory in words, with the peak and what would fit."""
     *_, activations, others = memory_parts(memory)
     names = ("weights", "gradients", "optimizer")
@@ -149,7 +151,7 @@ def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
     return narrowed(plain(curve.name), 60), course, low, high, newest, more
 
 
-def bar_text(bar: Progress, *, moves: bool = True) -> str:
+def bar_text(bar: event_types.Progress, *, moves: bool = True) -> str:
     """A progress bar as text, with the time that is left: `train ██████░░░░░░ 30/60 10 it/s 00:03`."""
     done = f"{value_text(bar.done)}/{value_text(bar.total)}" if bar.total else f"{value_text(bar.done)} {bar.unit}"
     filled = round(_BAR * min(max(bar.done / bar.total, 0), 1)) if bar.total else 0
@@ -172,7 +174,9 @@ def shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     return [chosen[rank] for rank in sorted(chosen)]
 
 
-def rows_of(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[NodeRanks]) -> Iterator[SummaryRow]:
+def rows_of(
+    ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[event_types.NodeRanks]
+) -> Iterator[SummaryRow]:
     """The rows of a table of all ranks, by node: those that are shown alone, and the others in groups of a state."""
     known = {rank.rank for rank in shown_alone(ranks)}
     for node, members in ranks_of_nodes(ranks, nodes):
@@ -182,7 +186,9 @@ def rows_of(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[
             yield row_of(list(group), columns, node)
 
 
-def ranks_of_nodes(ranks: Sequence[AnyRank], nodes: Sequence[NodeRanks]) -> Iterator[tuple[str, list[AnyRank]]]:
+def ranks_of_nodes(
+    ranks: Sequence[AnyRank], nodes: Sequence[event_types.NodeRanks]
+) -> Iterator[tuple[str, list[AnyRank]]]:
     """The label of each node with its ranks, in order; all ranks under an empty label where there are not several nodes."""
     if len(nodes) < 2:
         yield "", list(ranks)
@@ -209,7 +215,7 @@ def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "")
 def _progress(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Of a rank the newest bars that still move, or else the one that moved last; of several ranks the slowest."""
     moves = ranks[0].state in {"running", "stopping"}
-    shown: list[list[Progress]] = []
+    shown: list[list[event_types.Progress]] = []
     for rank in ranks:
         bars = list(rank.progress.values())
         shown.append([bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:])
@@ -245,14 +251,14 @@ def coordinates_text(coordinates: Mapping[str, int]) -> str:
     return " ".join(f"{narrowed(plain(axis), 20)} {index}" for axis, index in coordinates.items())
 
 
-def device_text(sample: DeviceSample) -> str:
+def device_text(sample: event_types.DeviceSample) -> str:
     """A device's load and memory: `cuda:0 87% 51.2/74.5 GiB`."""
     busy = f"{sample.utilisation:.0f}%" if sample.utilisation is not None else ""
     memory = bytes_text(sample.memory_used, sample.memory_total) if sample.memory_used is not None else ""
     return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))
 
 
-def host_amounts(host: HostSample) -> Iterator[tuple[str, str]]:
+def host_amounts(host: event_types.HostSample) -> Iterator[tuple[str, str]]:
     """What is in use of a machine, each with its name."""
     yield "CPU", f"{host.cpu:.0f}%"
     for name, amount in (("memory", host.memory), ("disk", host.disk), ("shared memory", host.shared_memory)):
@@ -263,7 +269,7 @@ def host_amounts(host: HostSample) -> Iterator[tuple[str, str]]:
 # --------------------------------------------------------------------------------------------------------------------- profile
 
 
-def newest_profile(ranks: Sequence[RankSummary]) -> tuple[StepProfile, tuple[int, ...]] | None:
+def newest_profile(ranks: Sequence[RankSummary]) -> tuple[event_types.StepProfile, tuple[int, ...]] | None:
     """The newest profile of the first rank that has one, and all ranks that have it; `None` where no rank was profiled."""
     profiles = [rank.profile for rank in ranks if rank.profile is not None]
     if not profiles:
@@ -274,7 +280,7 @@ def newest_profile(ranks: Sequence[RankSummary]) -> tuple[StepProfile, tuple[int
     return newest[0], tuple(sorted(item.rank for item in newest))
 
 
-def profile_head(profile: StepProfile) -> str:
+def profile_head(profile: event_types.StepProfile) -> str:
     """A profile in a line: `rank 0, profile of 10 steps: 52 ms a step, costliest operations on the CPU`."""
     if profile.problem:
         return f"rank {profile.rank} was not profiled: {narrowed(plain(profile.problem), 300)}"
@@ -284,7 +290,7 @@ def profile_head(profile: StepProfile) -> str:
     return f"rank {profile.rank}, profile of {steps}: {each} a step, costliest operations on the {device}"
 
 
-def profile_line(profile: StepProfile) -> str:
+def profile_line(profile: event_types.StepProfile) -> str:
     """A profile's head with its first operations."""
     first = profile.operations[:_MOST_OPERATIONS]
     shares = ", ".join(f"{narrowed(plain(item.name), _WIDEST_OPERATION)} {item.share:.0%}" for item in first)
@@ -300,3 +306,165 @@ def profile_row(operation: tuple[str, int, float, float, str]) -> tuple[str, str
     """An operation in a table: its name, its calls, the seconds in itself, and their share."""
     name, calls, seconds, share, _ = operation
     return narrowed(plain(name), _WIDEST_OPERATION), f"{calls:,}", milliseconds(seconds), f"{share:.1%}"
+
+
+# ------------------------------------------------------------------------------------------------ what makes steps slow
+
+# The phases of a step, with what a sentence says of each.
+PHASES: Mapping[str, str] = {
+    "data": "waiting for its loader",
+    "forward": "its forward",
+    "backward": "its backward",
+    "communication": "waiting for other ranks",
+    "optimizer": "its optimizer",
+    "idle": "the loop's own code",
+}
+# From these shares of a step on, something is worth a sentence.
+_SLOWER = 0.15
+# Of that part of its step a rank waits for a core where ranks disturb each other.
+_PREEMPTED = 0.2
+# So many windows say something, more where the system does not count what ranks wait for a core; a slow rank leads in that part of them.
+_WINDOWS, _UNCOUNTED_WINDOWS, _LEADING = 4, 6, 0.8
+_DATA, _COMMUNICATION, _IDLE = 0.25, 0.3, 0.3
+# A first step that takes so many seconds, and so many times as long as the others, is explained.
+_FIRST_STEP, _TIMES = 3.0, 10.0
+
+
+def step_causes(
+    ranks: Sequence[RankSummary], nodes: Sequence[event_types.NodeRanks] = (), *, is_over: bool = False
+) -> tuple[str, ...]:
+    """What makes the steps of a run slow, each in a sentence with what to do about it; nothing where they are as they should be."""
+    # A slow rank keeps the others waiting: communication is judged by the rank that waits least. A rank is slow where it leads over
+    # most windows, by more than windows differ from each other by chance; ranks that share busy cores disturb each other.
+    verb = "was" if is_over else "is"
+    steps = {
+        rank.rank: mean_steps(rank.windows, [1.0] * len(rank.windows)) if rank.windows else rank.steps
+        for rank in ranks
+        if rank.steps is not None and rank.steps.total > 0 and rank.steps.step > 2
+    }
+    slow = [*_slow_rank(ranks, verb)]
+    disturbed = [] if slow else [*_disturbed(steps, nodes, "disturbed" if is_over else "disturb")]
+    of_all = _of_all(list(steps.values()), verb, explains_waiting=bool(disturbed))
+    return (*_first_step(ranks), *slow, *disturbed, *of_all)
+
+
+def step_text(steps: event_types.StepBreakdown) -> str:
+    """The parts of a step, the longest first: `12.0 ms: data 62 %, forward 38 %`."""
+    found = sorted(PHASES, key=lambda phase: -_share(steps, phase))
+    parts = [f"{phase} {_percent(_share(steps, phase))}" for phase in found if _share(steps, phase) >= 0.005]
+    return f"{time_of(steps.total)}: {', '.join(parts)}"
+
+
+def time_of(seconds: float) -> str:
+    """A step's time with three digits: 12.3 ms, 4.56 s."""
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def _first_step(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    first = max(
+        (rank.first_step for rank in ranks if rank.first_step is not None), key=lambda step: step.total, default=None
+    )
+    usual = max((rank.steps.total for rank in ranks if rank.steps is not None), default=0.0)
+    if first is None or first.total < max(_FIRST_STEP, _TIMES * usual):
+        return
+    if first.compiled:
+        yield f"first step {time_of(first.total)}: compiling"
+    elif _share(first, "data") > 0.5:
+        workers = "" if first.workers is None else f" (num_workers={first.workers})"
+        yield f"first step {time_of(first.total)}: its loader took {time_of(first.data)} to begin{workers}"
+
+
+def _slow_rank(ranks: Sequence[RankSummary], verb: str) -> Iterator[str]:
+    """A sentence on the rank that the others wait for."""
+    windows = [*_common_windows([rank for rank in ranks if rank.windows])]
+    is_counted = all(steps.preempted is not None for window in windows for steps in window.values())
+    if len(windows) < (_WINDOWS if is_counted else _UNCOUNTED_WINDOWS):
+        return
+    (rank, led), *_ = Counter(max(window, key=lambda rank: _own(window[rank])) for window in windows).most_common(1)
+    ((phase, most),) = Counter(_longer_phase(window, rank) for window in windows).most_common(1)
+    slower = [_slower(window, rank) for window in windows]
+    mean = fmean(slower)
+    # Student's t: equal ranks come so far apart by chance once in thousands of runs
+    by_chance = stdev(slower) * (4.5 + 20 / (len(slower) - 2)) / len(slower) ** 0.5
+    if led < _LEADING * len(windows) or most <= len(windows) / 2 or mean < max(_SLOWER, by_chance):
+        return
+    mine = mean_steps([window[rank] for window in windows], [1.0] * len(windows))
+    workers = f" (num_workers={mine.workers})" if phase == "data" and mine.workers is not None else ""
+    how = f"{_percent(mean)} slower" if mean < 2 else f"{mean + 1:.1f} × as slow"
+    yield f"rank {rank} {verb} {how}: {_percent(_share(mine, phase))} of its step {verb} {PHASES[phase]}{workers}"
+
+
+def _common_windows(ranks: Sequence[RankSummary]) -> Iterator[Mapping[int, event_types.StepBreakdown]]:
+    """The windows of the first rank, each with those of the others that end nearest to the same step."""
+    ends = {rank.rank: [window.step for window in rank.windows] for rank in ranks}
+    for window in ranks[0].windows if len(ranks) > 1 else ():
+        found = {}
+        for rank in ranks:
+            at = bisect_left(ends[rank.rank], window.step)
+            near = rank.windows[max(at - 1, 0) : at + 1]
+            found[rank.rank] = min(near, key=lambda other: abs(other.step - window.step))
+        yield found
+
+
+def _slower(window: Mapping[int, event_types.StepBreakdown], rank: int) -> float:
+    """How much slower a rank is than is usual, as a part of that: also without what each of them waited for a core."""
+    usual = median_low(map(_own, window.values()))
+    running = {other: _own(steps) - (steps.preempted or 0.0) for other, steps in window.items()}
+    longer = min(_own(window[rank]) - usual, running[rank] - median_low(running.values()))
+    return longer / max(usual, 1e-9)
+
+
+def _longer_phase(window: Mapping[int, event_types.StepBreakdown], rank: int) -> str:
+    phases = [phase for phase in PHASES if phase != "communication"]
+    usual = {phase: median_low(getattr(steps, phase) for steps in window.values()) for phase in phases}
+    return max(phases, key=lambda phase: getattr(window[rank], phase) - usual[phase])
+
+
+def _disturbed(
+    steps: Mapping[int, event_types.StepBreakdown], nodes: Sequence[event_types.NodeRanks], verb: str
+) -> Iterator[str]:
+    """Whether ranks wait for a core of their machine."""
+    share = {rank: (mine.preempted or 0.0) / mine.total for rank, mine in steps.items()}
+    if len(steps) < 2 or max(share.values()) < _PREEMPTED:
+        return
+    rank = max(share, key=share.__getitem__)
+    beside = next(([*range(node.first, node.last + 1)] for node in nodes if node.first <= rank <= node.last), [*steps])
+    yield f"ranks {verb} each other: {counted(len(beside), 'rank')} on {counted(steps[rank].cores or 0, 'busy core')}"
+
+
+def _of_all(steps: Sequence[event_types.StepBreakdown], verb: str, *, explains_waiting: bool) -> Iterator[str]:
+    """What is much of every rank's step."""
+    if not steps:
+        return
+    data, communication, idle = (
+        min(_share(mine, phase) for mine in steps) for phase in ("data", "communication", "idle")
+    )
+    if data >= _DATA:
+        workers = steps[0].workers
+        known = "" if workers is None else f" (num_workers={workers})"
+        advice = (
+            "give the DataLoader more workers, or prepare less in it"
+            if workers
+            else "pass num_workers=4 to the DataLoader"
+        )
+        yield f"waiting for the loader {verb} {_percent(data)} of the step{known}: {advice}"
+    if communication >= _COMMUNICATION and not explains_waiting:
+        yield f"communication {verb} {_percent(communication)} of the step: accumulate gradients, or use a larger batch"
+    if idle >= _IDLE:
+        yield (
+            f"the loop's own code {verb} {_percent(idle)} of the step: log, print and copy results every few steps only"
+        )
+
+
+def _own(steps: event_types.StepBreakdown) -> float:
+    """What a step takes without the wait for others."""
+    return steps.total - steps.communication
+
+
+def _share(steps: event_types.StepBreakdown, phase: str) -> float:
+    return float(getattr(steps, phase)) / steps.total if steps.total > 0 else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerate_nb.devices import cpu, gpus, torch_build
+from accelerate_nb.devices import cpu, gpus
 from accelerate_nb.devices.probe import probe
 
 
@@ -130,7 +130,7 @@ def test_a_mac_has_one_gpu_or_none():
 
 @pytest.mark.parametrize("name", ["cuda", "hip", "xpu"])
 def test_what_torch_was_built_for_is_read_right(name):
-    assert torch_build.torch_is_built_for(name) == (getattr(torch.version, name, None) is not None)
+    assert gpus.torch_is_built_for(name) == (getattr(torch.version, name, None) is not None)
 
 
 def test_no_more_cores_are_counted_than_the_process_may_use():

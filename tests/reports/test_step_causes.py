@@ -7,7 +7,7 @@ import pytest
 
 from accelerate_nb.events.event_types import NodeRanks, StepBreakdown
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.step_causes import step_causes
+from accelerate_nb.reports.summary import step_causes
 
 PARTS = {"data": 0.001, "forward": 0.006, "backward": 0.011, "optimizer": 0.002, "idle": 0.001}
 

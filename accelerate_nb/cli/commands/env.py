@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(environment: Mapping[str, str], config_file: str | None = None, *, with_torch: bool = False) -> Facts:
     """Everything, under the headings in their order; the keys are stable."""
     settings = _configuration(environment, config_file)
-    from accelerate_nb.devices.torch_build import torch_is_built_for, torch_version
+    from accelerate_nb.devices.gpus import torch_is_built_for, torch_version
     from accelerate_nb.launching.engines.supervisor import supervisors
 
     facts = {

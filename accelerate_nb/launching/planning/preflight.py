@@ -11,9 +11,9 @@ from typing import Any
 
 from accelerate_nb.config.environment import already_launched, runs_folder
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
+from accelerate_nb.devices.gpus import torch_is_built_for
 from accelerate_nb.devices.nvml import Driver, driver
 from accelerate_nb.devices.probe import AvailableDevices, probe
-from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.event_types import CheckResult
 from accelerate_nb.failures.process_limits import soft_limit

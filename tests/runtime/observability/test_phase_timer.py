@@ -16,7 +16,7 @@ from accelerate_nb import Accelerator
 from accelerate_nb.events.event_types import StepBreakdown
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.event_sink import connect
-from accelerate_nb.reports.step_causes import step_causes
+from accelerate_nb.reports.summary import step_causes
 from accelerate_nb.runtime.observability import phase_timer
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from tests.ranks import run_on_ranks
