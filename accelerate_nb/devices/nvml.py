@@ -46,14 +46,9 @@ class GpuGauge(DeviceGauge):
         # a slice of a GPU (MIG) knows its memory, and not how busy it is
         knows_busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)) == 0
         knows_memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-        return DeviceSample(
-            rank=rank,
-            device=f"cuda:{rank}",
-            utilisation=float(busy.gpu) if knows_busy else None,
-            memory_used=int(memory.used) if knows_memory else None,
-            memory_total=int(memory.total) if knows_memory else None,
-            time=now,
-        )
+        utilisation = float(busy.gpu) if knows_busy else None
+        used, total = (int(memory.used), int(memory.total)) if knows_memory else (None, None)
+        return DeviceSample(rank, f"cuda:{rank}", utilisation, used, total, now)
 
     def memory_sizes(self) -> list[int]:
         """The memory of each GPU where that is known, in bytes."""

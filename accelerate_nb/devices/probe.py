@@ -81,9 +81,8 @@ def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
             continue
         if (count := device_type.count(variables)) > 0:
             physical = device_type.count({}) if device_type.variable in variables else count
-            return AvailableDevices(
-                device_type.name, device_type.label, count, cores(), physical, device_type.variable, xla=through
-            )
+            name, label, variable = device_type.name, device_type.label, device_type.variable
+            return AvailableDevices(name, label, count, cores(), physical, variable, xla=through)
     if through is not None and through.requested:
         return _of_xla(through)
     return AvailableDevices("cpu", "CPU", 0, cores(), xla=through)

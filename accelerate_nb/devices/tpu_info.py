@@ -45,14 +45,7 @@ class TpuGauge(DeviceGauge):
         for futures in queries:
             known = cores(*map(_reply, futures)) | known
         for rank, (_, (used, total, busy)) in enumerate(sorted(known.items())[: ranks.size]):
-            yield DeviceSample(
-                rank=rank,
-                device=f"TPU {rank}",
-                utilisation=busy,
-                memory_used=used,
-                memory_total=total,
-                time=now,
-            )
+            yield DeviceSample(rank, f"TPU {rank}", busy, used, total, now)
 
     def close(self) -> None:
         for channel, _ in self._services:

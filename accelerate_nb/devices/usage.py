@@ -101,15 +101,9 @@ class WorkerGauge(DeviceGauge):
                 continue
             known = [item.seconds - self._before[item.pid] for item in processes if item.pid in self._before]
             busy = 100.0 * sum(known) / (passed * self._share) if known and passed > 0 else None
-            sample = DeviceSample(
-                rank=rank,
-                device="cpu",
-                utilisation=None if busy is None else min(100.0, max(0.0, busy)),
-                memory_used=sum(item.memory for item in processes),
-                memory_total=ranks.memory,
-                time=now,
-            )
-            samples.append(sample)
+            utilisation = None if busy is None else min(100.0, max(0.0, busy))
+            memory_used = sum(item.memory for item in processes)
+            samples.append(DeviceSample(rank, "cpu", utilisation, memory_used, ranks.memory, now))
         self._before = {entry.pid: entry.seconds for item in found.values() for entry in item}
         return samples
 

@@ -197,12 +197,8 @@ def tpu_facts(environment: Mapping[str, str]) -> dict[str, Any]:
         "generation": generation(),
     }
     if found is not None:
-        facts |= {
-            "device": found.device,
-            "count": found.count,
-            "asked_for": found.requested,
-            "trouble": found.trouble or None,
-        }
+        facts |= {"device": found.device, "count": found.count, "asked_for": found.requested}
+        facts["trouble"] = found.trouble or None
     if chips:
         facts["held_by"] = [{"process": pid, "name": None} for pid in holders()]
         for holder in facts["held_by"]:

@@ -42,14 +42,8 @@ _GLOG = re.compile(r"\[?([IWEF])(\d{3,4} \d\d:\d\d:\d\d\S*)? *[^\]]*?\S+:\d+\] "
 _TENSORFLOW = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) \S+:\d+\] ")
 _NCCL = re.compile(r"\S+:\d+:\d+ \[\d+\] (\S+ )?NCCL WARN ")
 
-_GLOG_LEVELS: dict[str, Meaning] = {"W": "warning", "E": "error", "F": "error"}
-_WORDS: dict[str, Meaning] = {
-    "WARN": "warning",
-    "WARNING": "warning",
-    "ERROR": "error",
-    "CRITICAL": "error",
-    "FATAL": "error",
-}
+# The first letters of levels that alarm: of glog's, and of the words in `_WORD`.
+_ALARMS: dict[str, Meaning] = {"W": "warning", "E": "error", "F": "error", "C": "error"}
 
 
 class LineClassifier:
@@ -79,9 +73,9 @@ class LineClassifier:
 def _of_level(text: str) -> Meaning:
     """The meaning of the level that a logger has written, if it is one of those known."""
     if found := _GLOG.match(text) or _TENSORFLOW.match(text):
-        return _GLOG_LEVELS.get(found[1], "")
+        return _ALARMS.get(found[1], "")
     if any(level in text for level in _LOWER_LEVELS) and (found := _BRACKETED.search(text, 0, 60)):
-        return _WORDS[found[1].upper()]
+        return _ALARMS[found[1][0].upper()]
     if not any(level in text for level in _LEVELS):
         return ""
     if _NCCL.match(text):
@@ -95,7 +89,7 @@ def _of_level(text: str) -> Meaning:
         is_level = _AFTER.match(text, end) or _TEXT_AFTER.match(text, end)
     else:
         is_level = _FIELD.search(before) and _AFTER.match(text, end)
-    return _WORDS.get(found[1], "") if is_level else ""
+    return _ALARMS.get(found[1][0], "") if is_level else ""
 
 
 # A line longer than this is shown cut; the run's folder keeps all of it.

@@ -127,9 +127,8 @@ def kept_run(folder: Path) -> SavedRun | None:
     began, name = _from_name(folder)
     is_known = facts.get("state") in get_args(event_types.State)
     last_state = cast(event_types.State, facts["state"]) if is_known else "failed"
-    state: event_types.State = (
-        "failed" if last_state in event_types.GOING_ON and is_over(folder, status) else last_state
-    )
+    is_lost = last_state in event_types.GOING_ON and is_over(folder, status)
+    state: event_types.State = "failed" if is_lost else last_state
     # a run of an earlier version has only the time of its status, which was written at its end
     ended = _number(facts.get("ended", facts.get("time")), math.nan)
     has_end = state == facts.get("state") and state not in event_types.GOING_ON and not math.isnan(ended)

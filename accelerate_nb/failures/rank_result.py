@@ -10,11 +10,9 @@ from accelerate_nb.events.event_types import Failure
 from accelerate_nb.failures.hints import advice_on_death
 
 _SIGNALS = {item.value: item.name for item in signal.Signals}
-_FAULT = "it touched memory that is not its own: a fault in compiled code"
 _REASONS = {
     "SIGKILL": "it was killed from outside; Linux does that to a process when memory runs out",
-    "SIGSEGV": _FAULT,
-    "SIGBUS": _FAULT,
+    **dict.fromkeys(("SIGSEGV", "SIGBUS"), "it touched memory that is not its own: a fault in compiled code"),
 }
 
 

@@ -55,10 +55,8 @@ def compare(runs: Sequence[SavedRun]) -> Comparison:
             overlay.apply(metric)
     series = [overlay.rank(index) for index in range(len(runs))]
     names = tuple(in_order(name for run in series for name in run.series))[:_MOST_METRICS]
-    sources = [
-        [replace(part, origin=plain(part.origin), text=plain(part.text)) for part in kept_source(run.folder)]
-        for run in runs
-    ]
+    kept = (kept_source(run.folder) for run in runs)
+    sources = [[replace(part, origin=plain(part.origin), text=plain(part.text)) for part in parts] for parts in kept]
     return Comparison(
         runs=tuple(runs),
         settings=(*_differing_rows(runs, sources),),

@@ -72,9 +72,8 @@ def cause_of_hang(hang: Hang, size_limit: int) -> FailureCause:
 def restart_line(restart: Restart) -> str:
     """A restart in one line: `restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL`."""
     pause = f", after {restart.delay:g} s" if restart.delay else ""
-    return narrowed(
-        f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE
-    )
+    attempt = f"restart {restart.attempt} of {restart.max_restarts}"
+    return narrowed(f"{attempt}{pause}: {plain(restart.reason)}", _WIDEST_LINE)
 
 
 def _folded(frames: Sequence[Frame]) -> Iterator[str]:

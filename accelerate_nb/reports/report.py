@@ -18,6 +18,7 @@ from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_
 from accelerate_nb.reports.metric_curves import MOST_VALUES, coarsened, curves_of, names_of, picture
 from accelerate_nb.reports.text_format import (
     aligned,
+    bytes_text,
     counted,
     first_fitting,
     fitted,
@@ -215,8 +216,10 @@ def _upper_parts(
         yield _lines_part(slow)
     if (profile := summary.newest_profile(ranks)) is not None:
         yield _profile_part(*profile)
-    if view.host is not None:
-        amounts = [f"{name} {amount}" for name, amount in summary.host_amounts(view.host)]
+    if (host := view.host) is not None:
+        sizes = {"memory": host.memory, "disk": host.disk, "shared memory": host.shared_memory}
+        used = (f"{name} {bytes_text(*size)}" for name, size in sizes.items() if size is not None)
+        amounts = [f"CPU {host.cpu:.0f}%", *used]
         yield _ReportPart(f"<div{_GAP}>{' &nbsp; '.join(map(escape, amounts))}</div>", "  ".join(amounts))
     if names:
         yield _curves_part(ranks, names, live=live)

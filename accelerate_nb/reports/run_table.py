@@ -215,11 +215,8 @@ def _metrics(run: SavedRun) -> str:
     # the one whose curve stands beside them leads
     first = [] if run.curve is None else [run.curve[0]]
     names = dict.fromkeys([*first, *logged_names(run.metrics)])
-    newest = [
-        f"{name} {value_text(run.metrics[name])} {run.metrics_of.get(name, '')}".rstrip()
-        for name in names
-        if name in run.metrics
-    ]
+    known = [name for name in names if name in run.metrics]
+    newest = [f"{name} {value_text(run.metrics[name])} {run.metrics_of.get(name, '')}".rstrip() for name in known]
     return ", ".join(newest[:_MOST_METRICS]) + (" …" if len(newest) > _MOST_METRICS else "")
 
 

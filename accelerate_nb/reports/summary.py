@@ -11,7 +11,7 @@ from itertools import groupby
 from statistics import fmean, median_low, stdev
 from typing import Any, TypeVar
 
-from accelerate_nb.events import event_types
+from accelerate_nb.events.event_types import DeviceSample, MemoryUse, NodeRanks, Progress, StepBreakdown, StepProfile
 from accelerate_nb.events.rank_state import RankState, RankSummary, mean_steps
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.events.run_reader import default_name, differing_arguments, kept_runs
@@ -70,7 +70,7 @@ class RunFacts:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def memory_parts(memory: event_types.MemoryUse) -> tuple[int, ...]:
+def memory_parts(memory: MemoryUse) -> tuple[int, ...]:
     """The bytes of each of `MEMORY_PARTS`."""
     # Activations, which are measured on GPUs alone, are what the allocator's peak held beside the first three; others are what the
     # device, or on a CPU the process, has in use beside all that: caches, libraries, other processes.
@@ -80,7 +80,7 @@ def memory_parts(memory: event_types.MemoryUse) -> tuple[int, ...]:
     return memory.weights, memory.gradients, memory.optimizer, activations, others
 
 
-def batch_factor(memory: event_types.MemoryUse) -> float | None:
+def batch_factor(memory: MemoryUse) -> float | None:
     """How many times the batch would fit, in tenths, if activations grow with it; `None` where that is unknown or hardly more."""
     *_, activations, others = memory_parts(memory)
     if memory.total is None or memory.peak is None or activations < _LEAST_ACTIVATIONS * memory.peak:
@@ -90,7 +90,7 @@ def batch_factor(memory: event_types.MemoryUse) -> float | None:
     return min(factor, _LARGEST_FACTOR) if factor >= 1.1 else None
 
 
-def memory_text(memory: event_types.MemoryUse) -> str:
+def memory_text(memory: MemoryUse) -> str:
     """A rank's memory in words, with the peak and what would fit."""
     *_, activations, others = memory_parts(memory)
     names = ("weights", "gradients", "optimizer")
@@ -151,7 +151,7 @@ def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
     return narrowed(plain(curve.name), 60), course, low, high, newest, more
 
 
-def bar_text(bar: event_types.Progress, *, moves: bool = True) -> str:
+def bar_text(bar: Progress, *, moves: bool = True) -> str:
     """A progress bar as text, with the time that is left: `train ██████░░░░░░ 30/60 10 it/s 00:03`."""
     done = f"{value_text(bar.done)}/{value_text(bar.total)}" if bar.total else f"{value_text(bar.done)} {bar.unit}"
     filled = round(_BAR * min(max(bar.done / bar.total, 0), 1)) if bar.total else 0
@@ -174,9 +174,7 @@ def shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     return [chosen[rank] for rank in sorted(chosen)]
 
 
-def rows_of(
-    ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[event_types.NodeRanks]
-) -> Iterator[SummaryRow]:
+def rows_of(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[NodeRanks]) -> Iterator[SummaryRow]:
     """The rows of a table of all ranks, by node: those that are shown alone, and the others in groups of a state."""
     known = {rank.rank for rank in shown_alone(ranks)}
     for node, members in ranks_of_nodes(ranks, nodes):
@@ -186,9 +184,7 @@ def rows_of(
             yield row_of(list(group), columns, node)
 
 
-def ranks_of_nodes(
-    ranks: Sequence[AnyRank], nodes: Sequence[event_types.NodeRanks]
-) -> Iterator[tuple[str, list[AnyRank]]]:
+def ranks_of_nodes(ranks: Sequence[AnyRank], nodes: Sequence[NodeRanks]) -> Iterator[tuple[str, list[AnyRank]]]:
     """The label of each node with its ranks, in order; all ranks under an empty label where there are not several nodes."""
     if len(nodes) < 2:
         yield "", list(ranks)
@@ -215,7 +211,7 @@ def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "")
 def _progress(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Of a rank the newest bars that still move, or else the one that moved last; of several ranks the slowest."""
     moves = ranks[0].state in {"running", "stopping"}
-    shown: list[list[event_types.Progress]] = []
+    shown: list[list[Progress]] = []
     for rank in ranks:
         bars = list(rank.progress.values())
         shown.append([bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:])
@@ -251,25 +247,17 @@ def coordinates_text(coordinates: Mapping[str, int]) -> str:
     return " ".join(f"{narrowed(plain(axis), 20)} {index}" for axis, index in coordinates.items())
 
 
-def device_text(sample: event_types.DeviceSample) -> str:
+def device_text(sample: DeviceSample) -> str:
     """A device's load and memory: `cuda:0 87% 51.2/74.5 GiB`."""
     busy = f"{sample.utilisation:.0f}%" if sample.utilisation is not None else ""
     memory = bytes_text(sample.memory_used, sample.memory_total) if sample.memory_used is not None else ""
     return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))
 
 
-def host_amounts(host: event_types.HostSample) -> Iterator[tuple[str, str]]:
-    """What is in use of a machine, each with its name."""
-    yield "CPU", f"{host.cpu:.0f}%"
-    for name, amount in (("memory", host.memory), ("disk", host.disk), ("shared memory", host.shared_memory)):
-        if amount is not None:
-            yield name, bytes_text(*amount)
-
-
 # --------------------------------------------------------------------------------------------------------------------- profile
 
 
-def newest_profile(ranks: Sequence[RankSummary]) -> tuple[event_types.StepProfile, tuple[int, ...]] | None:
+def newest_profile(ranks: Sequence[RankSummary]) -> tuple[StepProfile, tuple[int, ...]] | None:
     """The newest profile of the first rank that has one, and all ranks that have it; `None` where no rank was profiled."""
     profiles = [rank.profile for rank in ranks if rank.profile is not None]
     if not profiles:
@@ -280,7 +268,7 @@ def newest_profile(ranks: Sequence[RankSummary]) -> tuple[event_types.StepProfil
     return newest[0], tuple(sorted(item.rank for item in newest))
 
 
-def profile_head(profile: event_types.StepProfile) -> str:
+def profile_head(profile: StepProfile) -> str:
     """A profile in a line: `rank 0, profile of 10 steps: 52 ms a step, costliest operations on the CPU`."""
     if profile.problem:
         return f"rank {profile.rank} was not profiled: {narrowed(plain(profile.problem), 300)}"
@@ -290,7 +278,7 @@ def profile_head(profile: event_types.StepProfile) -> str:
     return f"rank {profile.rank}, profile of {steps}: {each} a step, costliest operations on the {device}"
 
 
-def profile_line(profile: event_types.StepProfile) -> str:
+def profile_line(profile: StepProfile) -> str:
     """A profile's head with its first operations."""
     first = profile.operations[:_MOST_OPERATIONS]
     shares = ", ".join(f"{narrowed(plain(item.name), _WIDEST_OPERATION)} {item.share:.0%}" for item in first)
@@ -331,7 +319,7 @@ _FIRST_STEP, _TIMES = 3.0, 10.0
 
 
 def step_causes(
-    ranks: Sequence[RankSummary], nodes: Sequence[event_types.NodeRanks] = (), *, is_over: bool = False
+    ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = (), *, is_over: bool = False
 ) -> tuple[str, ...]:
     """What makes the steps of a run slow, each in a sentence with what to do about it; nothing where they are as they should be."""
     # A slow rank keeps the others waiting: communication is judged by the rank that waits least. A rank is slow where it leads over
@@ -348,7 +336,7 @@ def step_causes(
     return (*_first_step(ranks), *slow, *disturbed, *of_all)
 
 
-def step_text(steps: event_types.StepBreakdown) -> str:
+def step_text(steps: StepBreakdown) -> str:
     """The parts of a step, the longest first: `12.0 ms: data 62 %, forward 38 %`."""
     found = sorted(PHASES, key=lambda phase: -_share(steps, phase))
     parts = [f"{phase} {_percent(_share(steps, phase))}" for phase in found if _share(steps, phase) >= 0.005]
@@ -395,7 +383,7 @@ def _slow_rank(ranks: Sequence[RankSummary], verb: str) -> Iterator[str]:
     yield f"rank {rank} {verb} {how}: {_percent(_share(mine, phase))} of its step {verb} {PHASES[phase]}{workers}"
 
 
-def _common_windows(ranks: Sequence[RankSummary]) -> Iterator[Mapping[int, event_types.StepBreakdown]]:
+def _common_windows(ranks: Sequence[RankSummary]) -> Iterator[Mapping[int, StepBreakdown]]:
     """The windows of the first rank, each with those of the others that end nearest to the same step."""
     ends = {rank.rank: [window.step for window in rank.windows] for rank in ranks}
     for window in ranks[0].windows if len(ranks) > 1 else ():
@@ -407,7 +395,7 @@ def _common_windows(ranks: Sequence[RankSummary]) -> Iterator[Mapping[int, event
         yield found
 
 
-def _slower(window: Mapping[int, event_types.StepBreakdown], rank: int) -> float:
+def _slower(window: Mapping[int, StepBreakdown], rank: int) -> float:
     """How much slower a rank is than is usual, as a part of that: also without what each of them waited for a core."""
     usual = median_low(map(_own, window.values()))
     running = {other: _own(steps) - (steps.preempted or 0.0) for other, steps in window.items()}
@@ -415,15 +403,13 @@ def _slower(window: Mapping[int, event_types.StepBreakdown], rank: int) -> float
     return longer / max(usual, 1e-9)
 
 
-def _longer_phase(window: Mapping[int, event_types.StepBreakdown], rank: int) -> str:
+def _longer_phase(window: Mapping[int, StepBreakdown], rank: int) -> str:
     phases = [phase for phase in PHASES if phase != "communication"]
     usual = {phase: median_low(getattr(steps, phase) for steps in window.values()) for phase in phases}
     return max(phases, key=lambda phase: getattr(window[rank], phase) - usual[phase])
 
 
-def _disturbed(
-    steps: Mapping[int, event_types.StepBreakdown], nodes: Sequence[event_types.NodeRanks], verb: str
-) -> Iterator[str]:
+def _disturbed(steps: Mapping[int, StepBreakdown], nodes: Sequence[NodeRanks], verb: str) -> Iterator[str]:
     """Whether ranks wait for a core of their machine."""
     share = {rank: (mine.preempted or 0.0) / mine.total for rank, mine in steps.items()}
     if len(steps) < 2 or max(share.values()) < _PREEMPTED:
@@ -433,7 +419,7 @@ def _disturbed(
     yield f"ranks {verb} each other: {counted(len(beside), 'rank')} on {counted(steps[rank].cores or 0, 'busy core')}"
 
 
-def _of_all(steps: Sequence[event_types.StepBreakdown], verb: str, *, explains_waiting: bool) -> Iterator[str]:
+def _of_all(steps: Sequence[StepBreakdown], verb: str, *, explains_waiting: bool) -> Iterator[str]:
     """What is much of every rank's step."""
     if not steps:
         return
@@ -443,11 +429,9 @@ def _of_all(steps: Sequence[event_types.StepBreakdown], verb: str, *, explains_w
     if data >= _DATA:
         workers = steps[0].workers
         known = "" if workers is None else f" (num_workers={workers})"
-        advice = (
-            "give the DataLoader more workers, or prepare less in it"
-            if workers
-            else "pass num_workers=4 to the DataLoader"
-        )
+        advice = "pass num_workers=4 to the DataLoader"
+        if workers:
+            advice = "give the DataLoader more workers, or prepare less in it"
         yield f"waiting for the loader {verb} {_percent(data)} of the step{known}: {advice}"
     if communication >= _COMMUNICATION and not explains_waiting:
         yield f"communication {verb} {_percent(communication)} of the step: accumulate gradients, or use a larger batch"
@@ -457,12 +441,12 @@ def _of_all(steps: Sequence[event_types.StepBreakdown], verb: str, *, explains_w
         )
 
 
-def _own(steps: event_types.StepBreakdown) -> float:
+def _own(steps: StepBreakdown) -> float:
     """What a step takes without the wait for others."""
     return steps.total - steps.communication
 
 
-def _share(steps: event_types.StepBreakdown, phase: str) -> float:
+def _share(steps: StepBreakdown, phase: str) -> float:
     return float(getattr(steps, phase)) / steps.total if steps.total > 0 else 0.0
 
 

@@ -72,9 +72,8 @@ def frame(message: Message, descriptors: int = 0, size_limit: int = SIZE_LIMIT) 
     """A message with its head; raises `ProtocolError` where it is too long, or can't have so many descriptors."""
     body = encode(message)
     if len(body) > size_limit:
-        raise ProtocolError(
-            "oversized", f"a message of {len(body)} bytes was to be sent, and {size_limit} is the limit"
-        )
+        text = f"a message of {len(body)} bytes was to be sent, and {size_limit} is the limit"
+        raise ProtocolError("oversized", text)
     if message.carries not in {None, descriptors} or descriptors > _HEAD.size * MOST_DESCRIPTORS:
         raise ProtocolError("descriptors", f"{type(message).__name__} was to be sent with {descriptors} descriptors")
     return _HEAD.pack(_MAGIC, VERSION, descriptors, len(body)) + body
