@@ -24,14 +24,7 @@ MODULES = (
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
 # Google's numbers for its chips, as torch_xla 2.9 knows them (`torch_xla/_internal/tpu.py`).
-_GENERATIONS = {
-    "0x0027": "v2 or v3",
-    "0x005e": "v4",
-    "0x0062": "v5p",
-    "0x0063": "v5e",
-    "0x006f": "v6e",
-    "0x0076": "7x",
-}
+_GENERATIONS = {"0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "7x"}
 # Those with two devices on a chip, which torch_xla drives as threads of one process.
 _RETIRED = "v2 or v3"
 _LABELS = {"TPU": "TPU chip", "CPU": "XLA CPU device"}

@@ -229,10 +229,8 @@ class StepBreakdown(BaseEvent, frozen=True, tag="step_breakdown"):
     # what it waited for other ranks after its last gradient was computed
     communication: float
     optimizer: float
-    # what is none of the others
     idle: float
     time: float
-    # the loader's `num_workers`
     workers: int | None = None
     # `torch.compile` made a graph in the first step, which has an event of its own
     compiled: bool = False
@@ -283,9 +281,7 @@ class HeldAt(BaseEvent, frozen=True, tag="held_at"):
     steps: int | None
     # seconds from one boundary to the next so far, 0 before the first
     pace: float = 0.0
-    # whether its function checks for a stop itself
     checks: bool = False
-    # whether it is saving at this moment
     saves: bool = False
     # how often it checked without a step before
     stepless_checks: int = 0

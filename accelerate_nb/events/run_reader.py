@@ -48,7 +48,6 @@ class SavedRun:
     ranks: int
     # what its wait raised, or would have
     error: str
-    # how often all ranks were started again
     restarts: int = 0
     is_detached: bool = False
     # what its status says; a run whose launcher died has failed all the same

@@ -41,7 +41,6 @@ class StackSnapshot:
     # of a process that can't write one its state (`process_state`), or nothing
     replies: Mapping[int, str]
     collectives: Mapping[int, Sequence[Mapping[str, Any]]]
-    # the ranks whose function has ended
     returned: Collection[int] = ()
 
 

@@ -34,7 +34,6 @@ class RankInfo:
     run: str
     node_rank: int = 0
     nodes: int = 1
-    # how often the workers of the `run` were started again
     restart_count: int = 0
     max_restarts: int = 0
 

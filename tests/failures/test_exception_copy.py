@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from accelerate_nb.failures import exception_copy
+from accelerate_nb.transport.serializer import dump, load
 
 
 class Wants(Exception):
     def __init__(self, first, *, second):
         super().__init__(f"{first} and {second}")
         self.second = second
+
+
+class Kept(OSError):
+    def __init__(self, path):
+        super().__init__(2, "not here", path)
 
 
 class Made(Exception):
@@ -62,6 +68,7 @@ ERRORS = [
     torch.OutOfMemoryError("too much"),
     torch.distributed.DistBackendError("gloo"),
     Wants(1, second=2),
+    Kept("a.txt"),
     Made("text", 7),
     Frozen(3),
     Slotted([1]),
@@ -75,6 +82,9 @@ def test_an_exception_made_anew_is_the_same(error):
     assert found.args == error.args
     assert str(found) == str(error)
     assert exception_copy.exception_values(found) == exception_copy.exception_values(error)
+    # and after its way to another process
+    (arrived,) = load(dump([error]))
+    assert (type(arrived), arrived.args, str(arrived)) == (type(error), error.args, str(error))
 
 
 def test_what_c_keeps_is_held_too():

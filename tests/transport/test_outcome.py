@@ -83,15 +83,6 @@ def test_an_exception_comes_back_with_what_it_holds(file):
     assert (found.failure.rank, found.failure.message) == (1, "holding something")
 
 
-def test_of_an_exception_that_holds_what_can_t_travel_the_type_and_message_come_back(file):
-    found = brought_back(file, Holding(threading.Lock()))
-    assert type(found.error) is Holding
-    assert found.error.args == ("holding something",)
-    found = brought_back(file, ValueError("with", threading.Lock()))
-    assert type(found.error) is ValueError
-    assert "with" in str(found.error)
-
-
 def test_an_exception_whose_message_can_t_be_had_is_a_failure_all_the_same(file):
     class Mute(Exception):
         def __str__(self):

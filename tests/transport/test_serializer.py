@@ -192,29 +192,6 @@ def test_a_homeward_value_names_the_notebook_s_classes(monkeypatch):
         del main.Homeward
 
 
-class Wants(Exception):
-    def __init__(self, first, *, second):
-        super().__init__(f"{first} and {second}")
-        self.first, self.second = first, second
-
-
-class Kept(OSError):
-    def __init__(self, path):
-        super().__init__(2, "not here", path)
-
-
-def test_exceptions_arrive_whatever_their_constructors_want():
-    found = travelled(Wants(1, second=[2]))
-    assert (type(found), str(found), found.first, found.second) == (Wants, "1 and [2]", 1, [2])
-    lost = travelled(Kept("a.txt"))
-    assert (type(lost), lost.errno, lost.filename) == (Kept, 2, "a.txt")
-    assert str(lost) == str(Kept("a.txt"))
-    group = travelled(ValueError("a", 1))
-    assert group.args == ("a", 1)
-    unicode = travelled(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
-    assert (unicode.reason, str(unicode)) == ("bad", str(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")))
-
-
 def test_a_function_keeps_the_names_of_its_files():
     def outer():
         return lambda: None
