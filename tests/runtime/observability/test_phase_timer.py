@@ -128,7 +128,7 @@ def test_what_makes_steps_slow_is_reported_in_words():
 
 
 def test_a_first_step_that_compiles_is_named(listener, monkeypatch):
-    monkeypatch.setattr("accelerate_nb.reports.step_causes._FIRST_STEP", 0.05)
+    monkeypatch.setattr("accelerate_nb.reports.summary._FIRST_STEP", 0.05)
     first, steps = trained(Rows(), dynamo_backend="eager")
     assert first.compiled
     assert not steps.compiled
