@@ -7,79 +7,52 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# Where each public name lives. Importing this package imports none of them: torch comes with the first that needs it.
-_HOMES: dict[str, str] = {
-    "notebook_launcher": "accelerate_nb.notebook.api",
-    "debug_launcher": "accelerate_nb.notebook.api",
-    "launch": "accelerate_nb.notebook.api",
-    "Run": "accelerate_nb.launching.run",
-    "attach": "accelerate_nb.notebook.runs",
-    "runs": "accelerate_nb.notebook.runs",
-    "config_picker": "accelerate_nb.notebook.picker.form",
-    "load_ipython_extension": "accelerate_nb.notebook.extension",
-    "unload_ipython_extension": "accelerate_nb.notebook.extension",
-    "Accelerator": "accelerate_nb.runtime.accelerator.accelerator",
-    "PartialState": "accelerate_nb.runtime.world.state",
-    "Strategy": "accelerate_nb.runtime.strategies.base",
-    "DDP": "accelerate_nb.runtime.strategies.ddp",
-    "skip_first_batches": "accelerate_nb.runtime.data.prepared_loader",
-    "AutocastKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
-    "DataLoaderConfiguration": "accelerate_nb.runtime.compat.kwargs_handlers",
-    "DistributedDataParallelKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
-    "GradScalerKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
-    "InitProcessGroupKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
-    "DDPCommunicationHookType": "accelerate_nb.runtime.compat.enums",
-    "DistributedType": "accelerate_nb.runtime.compat.enums",
-    "ProfileKwargs": "accelerate_nb.runtime.observability.profiling",
-    "DeepSpeedPlugin": "accelerate_nb.runtime.strategies.deepspeed.plugin",
-    "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.strategies.fsdp.plugin",
-    "ParallelismConfig": "accelerate_nb.runtime.parallelism_config",
-    "prepare_pippy": "accelerate_nb.runtime.strategies.pipeline.inference",
-    "is_rich_available": "accelerate_nb.runtime.compat.packages",
-    "find_executable_batch_size": "accelerate_nb.runtime.training.memory",
-    "synchronize_rng_states": "accelerate_nb.runtime.training.seed",
-    "init_empty_weights": "accelerate_nb.big_models.empty",
-    "init_on_device": "accelerate_nb.big_models.empty",
-    "infer_auto_device_map": "accelerate_nb.big_models.device_map",
-    "load_checkpoint_in_model": "accelerate_nb.big_models.load_checkpoint",
-    "load_checkpoint_and_dispatch": "accelerate_nb.big_models.load_checkpoint",
-    "cpu_offload": "accelerate_nb.big_models.dispatch",
-    "disk_offload": "accelerate_nb.big_models.dispatch",
-    "dispatch_model": "accelerate_nb.big_models.dispatch",
-    "cpu_offload_with_hook": "accelerate_nb.big_models.offload_hooks",
-    "AccelerateNbError": "accelerate_nb.errors",
-    "ConfigurationError": "accelerate_nb.errors",
-    "LaunchError": "accelerate_nb.errors",
-    "PayloadError": "accelerate_nb.errors",
-    "WorkerError": "accelerate_nb.errors",
-    "HangError": "accelerate_nb.errors",
-    "StoppedError": "accelerate_nb.errors",
-    "StopRequested": "accelerate_nb.errors",
-}
+# The public names of each module. Importing this package imports none of them: torch comes with the first that needs it.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "notebook.api": ("notebook_launcher", "debug_launcher", "launch"),
+    "launching.run": ("Run",),
+    "notebook.runs": ("attach", "runs"),
+    "notebook.picker.form": ("config_picker",),
+    "notebook.extension": ("load_ipython_extension", "unload_ipython_extension"),
+    "runtime.accelerator.accelerator": ("Accelerator",),
+    "runtime.world.state": ("PartialState",),
+    "runtime.strategies.base": ("Strategy",),
+    "runtime.strategies.ddp": ("DDP",),
+    "runtime.data.prepared_loader": ("skip_first_batches",),
+    "runtime.compat.kwargs_handlers": (
+        "AutocastKwargs", "DataLoaderConfiguration", "DistributedDataParallelKwargs", "GradScalerKwargs",
+        "InitProcessGroupKwargs",
+    ),
+    "runtime.compat.enums": ("DDPCommunicationHookType", "DistributedType"),
+    "runtime.observability.profiling": ("ProfileKwargs",),
+    "runtime.strategies.deepspeed.plugin": ("DeepSpeedPlugin",),
+    "runtime.strategies.fsdp.plugin": ("FullyShardedDataParallelPlugin",),
+    "runtime.parallelism_config": ("ParallelismConfig",),
+    "runtime.strategies.pipeline.inference": ("prepare_pippy",),
+    "runtime.compat.packages": ("is_rich_available",),
+    "runtime.training.memory": ("find_executable_batch_size",),
+    "runtime.training.seed": ("synchronize_rng_states",),
+    "big_models.empty": ("init_empty_weights", "init_on_device"),
+    "big_models.device_map": ("infer_auto_device_map",),
+    "big_models.load_checkpoint": ("load_checkpoint_in_model", "load_checkpoint_and_dispatch"),
+    "big_models.dispatch": ("cpu_offload", "disk_offload", "dispatch_model"),
+    "big_models.offload_hooks": ("cpu_offload_with_hook",),
+    "errors": (
+        "AccelerateNbError", "ConfigurationError", "LaunchError", "PayloadError", "WorkerError", "HangError",
+        "StoppedError", "StopRequested",
+    ),
+}  # fmt: skip
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table
 
 
 # The modules that `import accelerate` offers as attributes, loaded when they are first used.
 _MODULES = (
-    "accelerator",
-    "big_modeling",
-    "checkpointing",
-    "commands",
-    "data_loader",
-    "hooks",
-    "inference",
-    "launchers",
-    "local_sgd",
-    "logging",
-    "memory_utils",
-    "optimizer",
-    "parallelism_config",
-    "scheduler",
-    "state",
-    "tracking",
+    "accelerator", "big_modeling", "checkpointing", "commands", "data_loader", "hooks", "inference", "launchers",
+    "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "tracking",
     "utils",
-)
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

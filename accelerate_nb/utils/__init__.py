@@ -7,16 +7,7 @@ from accelerate_nb.utils.ao import *
 from accelerate_nb.utils.bnb import *
 from accelerate_nb.utils.constants import *
 from accelerate_nb.utils.dataclasses import *
-from accelerate_nb.utils.deepspeed import (
-    DeepSpeedEngineWrapper as DeepSpeedEngineWrapper,
-    DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
-    DummyOptim as DummyOptim,
-    DummyScheduler as DummyScheduler,
-    HfDeepSpeedConfig as HfDeepSpeedConfig,
-    get_active_deepspeed_plugin as get_active_deepspeed_plugin,
-    map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
-)
+from accelerate_nb.utils.deepspeed import *
 from accelerate_nb.utils.environment import *
 from accelerate_nb.utils.fsdp_utils import *
 from accelerate_nb.utils.imports import *
