@@ -1,11 +1,10 @@
 """What a checkpoint costs: ours and Hugging Face Accelerate's side by side, interleaved in one run."""
 
-import gc
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,20 @@ from torch import nn
 
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, compared, print_rows, read_arguments, timed
-from tests.ranks import run_on_ranks
+from tests.bench.rows import SINGLE, Row, compared, main, on_one_and_two, timed, without_collector
 
 LAYERS, WIDTH = 20, 1024
-
-
-def main() -> None:
-    """Measure with one process and with two, and print what was found."""
-    flags = {
-        "single": {"action": "store_true", "help": "one process only"},
-        "folder": {"default": tempfile.gettempdir(), "help": "where the checkpoints are written"},
-    }
-    arguments, load = read_arguments(__doc__, rounds=9, **flags), os.getloadavg()[0]
-    rows = measure(arguments.rounds, arguments.folder)
-    if not arguments.single:
-        rows += run_on_ranks(measure, 2, arguments.rounds, arguments.folder, limit=120 + 20 * arguments.rounds)[0]
-    size = LAYERS * WIDTH * WIDTH * 4 / 1e6
-    about = f"a model of {size:.0f} MB with AdamW; ours is on the disk when it returns, theirs is not"
-    print_rows(rows, load, as_json=arguments.json, about=about, decimals=1)
+SIZE = LAYERS * WIDTH * WIDTH * 4 / 1e6
+NOTE = f"a model of {SIZE:.0f} MB with AdamW; ours is on the disk when it returns, theirs is not"
+FOLDER: dict[str, Any] = {"default": tempfile.gettempdir(), "help": "where the checkpoints are written"}
 
 
 def measure(rounds: int, folder: str) -> list[Row]:
-    """The median time of each way; they take turns, so that all meet the same noise."""
     torch.set_num_threads(1)
     world = current_world()
     home = Path(folder, "bench_checkpoints")
     # Accelerate writes into a folder that is there; each save gets a folder of its own, as numbered ones do
-    theirs, ours = hugging_face(world.device), this_package()
+    theirs, ours = (stepped(package, world.device) for package in ("accelerate", "accelerate_nb"))
     ways: dict[str, Callable[[Path], Any]] = {
         "save_state, Accelerate": theirs.save_state,
         "save_state, accelerate_nb": ours.save_state,
@@ -54,19 +39,18 @@ def measure(rounds: int, folder: str) -> list[Row]:
     fixed = {"load_state, Accelerate": home / "theirs", "load_state, accelerate_nb": home / "ours"}
     theirs.save_state(fixed["load_state, Accelerate"])
     ours.save_state(fixed["load_state, accelerate_nb"])
-    gc.disable()
-    for turn in range(rounds + 1):
-        for number, (name, way) in enumerate(ways.items()):
-            path = fixed.get(name, home / f"{turn}-{number}")
-            # what one process waits for is waited for by all
-            took = timed(partial(way, path), before=together, after=together)
-            if turn > 0:  # the first turn allocates
-                taken[name].append(took)
-            ours.wait_for_checkpoint()
-            together()
-            if path not in fixed.values() and world.is_main:
-                shutil.rmtree(path)
-    gc.enable()
+    with without_collector():
+        for turn in range(rounds + 1):
+            for number, (name, way) in enumerate(ways.items()):
+                path = fixed.get(name, home / f"{turn}-{number}")
+                # what one process waits for is waited for by all
+                took = timed(partial(way, path), before=together, after=together)
+                if turn > 0:  # the first turn allocates
+                    taken[name].append(took)
+                ours.wait_for_checkpoint()
+                together()
+                if path not in fixed.values() and world.is_main:
+                    shutil.rmtree(path)
     together()
     if world.is_main:
         shutil.rmtree(home)
@@ -85,22 +69,9 @@ def together() -> None:
         dist.barrier()
 
 
-def this_package() -> Any:
-    """A training with this package."""
-    from accelerate_nb import Accelerator
-
-    return stepped(Accelerator())
-
-
-def hugging_face(device: torch.device) -> Any:
-    """A training with Hugging Face Accelerate, which wants to be told that it runs on CPUs."""
-    from accelerate import Accelerator
-
-    return stepped(Accelerator(cpu=device.type == "cpu"))
-
-
-def stepped(accelerator: Any) -> Any:
-    """The accelerator after one step of a training, so that the optimizer has a state."""
+def stepped(package: str, device: torch.device) -> Any:
+    """The package's accelerator after one step of a training, so that the optimizer has a state."""
+    accelerator = import_module(package).Accelerator(cpu=device.type == "cpu")
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -111,4 +82,11 @@ def stepped(accelerator: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        lambda given: on_one_and_two(measure, given, given.folder),
+        *(__doc__, 9),
+        decimals=1,
+        note=NOTE,
+        single=SINGLE,
+        folder=FOLDER,
+    )

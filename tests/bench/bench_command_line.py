@@ -1,5 +1,6 @@
 """What a command line costs: `accelerate-nb launch`, torchrun and `accelerate launch` side by side, interleaved in one run."""
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments
+from tests.bench.rows import Row, compared, in_turns, main
 
 RANKS = 2
 # It imports what every training script does, connects the ranks, and says so.
@@ -41,14 +42,11 @@ class Cost:
     cpu: float
 
 
-def main() -> None:
-    """Measure, and print what was found."""
-    arguments, load = read_arguments(__doc__, rounds=7), os.getloadavg()[0]
+def measure(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ACCELERATE_NB_FOLDER"] = str(Path(folder, "runs"))
         os.environ["HF_HOME"] = folder
-        rows = [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
-    print_rows(rows, load, as_json=arguments.json)
+        return [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
 
 
 def launches(rounds: int, folder: Path) -> list[Row]:
@@ -70,7 +68,6 @@ def launches(rounds: int, folder: Path) -> list[Row]:
 
 
 def beside(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
-    """Medians of the one command beside those of the other."""
     rows = []
     for field, label in (
         ("first", "to every rank's first line"),
@@ -83,7 +80,6 @@ def beside(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
 
 
 def launched(words: Sequence[str], ranks: int) -> Cost:
-    """Run a command once."""
     begin = time.perf_counter()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
@@ -99,14 +95,12 @@ def launched(words: Sequence[str], ranks: int) -> Cost:
 
 
 def helps(rounds: int) -> list[Row]:
-    """CPU seconds of `launch --help`."""
     commands = {"accelerate launch": THEIRS[:4], "accelerate-nb launch": OURS[:4]}
     taken = in_turns({name: partial(cpu_of, [*words, "--help"]) for name, words in commands.items()}, rounds)
     return compared(taken, "accelerate launch", "s", "{} --help: CPU")
 
 
 def cpu_of(words: Sequence[str]) -> float:
-    """Seconds of CPU that a command takes."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -114,4 +108,4 @@ def cpu_of(words: Sequence[str]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 7)

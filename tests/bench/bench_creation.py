@@ -1,6 +1,5 @@
 """What creating an `Accelerator` costs: ours and Hugging Face's side by side, the first in a process and the following ones."""
 
-import os
 import statistics
 from functools import partial
 from importlib import import_module
@@ -8,17 +7,10 @@ from importlib import import_module
 import torch.distributed as dist
 
 from accelerate_nb.reports.text_format import counted
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, timed
 from tests.ranks import run_on_ranks
 
 FOLLOWING = 50
-
-
-def main() -> None:
-    """Measure with one process and with two, and print what was found."""
-    arguments, load = read_arguments(__doc__, rounds=15), os.getloadavg()[0]
-    rows = [row for processes in (1, 2) for row in measure(processes, arguments.rounds)]
-    print_rows(rows, load, as_json=arguments.json, decimals=1)
 
 
 def measure(processes: int, rounds: int) -> list[Row]:
@@ -49,4 +41,4 @@ def created(package: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    main(lambda given: [row for size in (1, 2) for row in measure(size, given.rounds)], __doc__, 15, decimals=1)

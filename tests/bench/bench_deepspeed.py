@@ -1,6 +1,6 @@
 """What a step with DeepSpeed costs here, beside a loop that is written for DeepSpeed by hand, alternating in one run."""
 
-import os
+import argparse
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -12,27 +12,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
 from accelerate_nb.utils import DeepSpeedPlugin
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, timed
 from tests.ranks import run_on_ranks
 
 BATCH = 8
 Step = Callable[[], None]
 
 
-def main() -> None:
-    """Measure on two processes, and print what was found."""
-    width = {"type": int, "default": 512, "help": "the width of the network"}
-    arguments = read_arguments(__doc__, rounds=15, width=width)
+def measure(arguments: argparse.Namespace) -> list[Row]:
     if find_spec("deepspeed") is None:
         print("DeepSpeed is not installed here: `make test-scale` makes an environment that has it")
-        return
-    load = os.getloadavg()[0]
-    rows = [
-        row
-        for stage in (1, 2, 3)
-        for row in run_on_ranks(steps, 2, stage, arguments.rounds, arguments.width, limit=1800)[0]
-    ]
-    print_rows(rows, load, as_json=arguments.json)
+        return []
+    sizes = (arguments.rounds, arguments.width)
+    return [row for stage in (1, 2, 3) for row in run_on_ranks(steps, 2, stage, *sizes, limit=1800)[0]]
 
 
 def steps(stage: int, rounds: int, width: int) -> list[Row]:
@@ -92,4 +84,4 @@ def by_hand(stage: int, width: int) -> Step:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 15, width={"type": int, "default": 512, "help": "the width of the network"})

@@ -1,6 +1,6 @@
 """What a detached run costs: its launch beside one that ends with the notebook, and the way back to a run of a day."""
 
-import os
+import argparse
 import statistics
 import tempfile
 import time
@@ -10,29 +10,24 @@ from pathlib import Path
 from accelerate_nb import attach, launch
 from accelerate_nb.events.event_types import Metric
 from accelerate_nb.events.run_folder import RunRecorder
-from tests.bench.rows import Row, print_rows, read_arguments
+from tests.bench.rows import Row, main
 
 LINES = 50_000  # of each of two ranks
 SECONDS = 86_400  # a day, with a number of each name every second
 NAMES = ("loss", "learning_rate", "accuracy")
 
 
-def main() -> None:
-    """Measure what was asked for, and print what was found."""
-    arguments = read_arguments(__doc__, rounds=10)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    load = os.getloadavg()[0]
+def measure(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         attached = [launching(folder, detach=False) for _ in range(arguments.rounds)]
         detached = [launching(folder, detach=True) for _ in range(arguments.rounds)]
         back = [attaching(a_day(Path(folder, f"2026-01-01_00000{number}_day"))) for number in range(3)]
     usual, middle = statistics.median(attached[1:]), statistics.median(detached[1:])
-    rows = [
+    return [
         Row("launch to the first line on 2 ranks", usual, "s"),
         Row("the same, detached", middle, "s", middle / usual, "a launch that ends with the notebook"),
         Row(f"attach to {2 * LINES:,} lines and {SECONDS * len(NAMES):,} numbers", statistics.median(back), "s"),
     ]
-    print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
 
 
 def launching(folder: str, *, detach: bool) -> float:
@@ -65,4 +60,4 @@ def attaching(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 10, decimals=3)

@@ -1,43 +1,40 @@
 """What sharded weights cost: a step and the memory of a process, beside hand-written `fully_shard` and Accelerate, in one run."""
 
-import gc
-import os
+import argparse
 import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.bench_gpt import GPT, Shape
 from tests.bench.bench_gpt_shards import WAYS
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, timed, without_collector
 from tests.ranks import run_on_ranks
 
-BATCH, LENGTH = 4, 64
+FLAGS: dict[str, Any] = {
+    "width": {"type": int, "default": 256, "help": "the width of the GPT"},
+    "blocks": {"type": int, "default": 6, "help": "how many blocks it has"},
+    "megabytes": {"type": int, "default": 256, "help": "how much a process saves"},
+}
 
 
-def main() -> None:
-    """Measure on two processes, and print what was found."""
-    flags = {
-        "width": {"type": int, "default": 256, "help": "the width of the transformer"},
-        "blocks": {"type": int, "default": 6, "help": "how many blocks it has"},
-        "megabytes": {"type": int, "default": 256, "help": "how much a process saves"},
-    }
-    arguments, load = read_arguments(__doc__, rounds=15, **flags), os.getloadavg()[0]
+def measure(arguments: argparse.Namespace) -> list[Row]:
     sizes = (arguments.width, arguments.blocks)
-    rows = run_on_ranks(steps, 2, arguments.rounds, *sizes, limit=1800)[0]
+    rows: list[Row] = run_on_ranks(steps, 2, arguments.rounds, *sizes, limit=1800)[0]
     hand = 0.0
     for way in WAYS:
         peak = max(run_on_ranks(memory, 2, way, *sizes, limit=600))
         hand = hand or peak
         rows.append(Row(f"2 ranks, peak memory: {way}", peak / 2**20, "MiB", peak / hand, "hand-written"))
-    rows += run_on_ranks(saves, 2, arguments.megabytes, limit=600)[0]
-    print_rows(rows, load, as_json=arguments.json)
+    return rows + run_on_ranks(saves, 2, arguments.megabytes, limit=600)[0]
 
 
 def steps(rounds: int, width: int, blocks: int) -> list[Row]:
@@ -47,10 +44,8 @@ def steps(rounds: int, width: int, blocks: int) -> list[Row]:
     ways = {name: step_of(name, width, blocks) for name in WAYS}
     for step in ways.values():
         step()
-    gc.collect()
-    gc.disable()
-    taken = in_turns({name: partial(timed, step, 3, before=dist.barrier) for name, step in ways.items()}, rounds)
-    gc.enable()
+    with without_collector():
+        taken = in_turns({name: partial(timed, step, 3, before=dist.barrier) for name, step in ways.items()}, rounds)
     return compared(taken, "hand-written", "ms", "2 ranks, step: {}", 1e3)
 
 
@@ -111,43 +106,13 @@ def saves(megabytes: int) -> list[Row]:
     ]
 
 
-class Block(nn.Module):
-    """A block of a transformer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The block's output, of the shape of its input `(batch, length, width)`."""
-        normed = self.norms[0](inputs)
-        inputs = inputs + self.attention(normed, normed, normed, need_weights=False)[0]
-        return inputs + self.hidden(self.norms[1](inputs))
-
-
-class Transformer(nn.Module):
-    """Blocks and a head."""
-
-    def __init__(self, width: int, blocks: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
-        self.head = nn.Linear(width, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A loss: the mean square of a number for each token."""
-        for block in self.blocks:
-            inputs = block(inputs)
-        return self.head(inputs).square().mean()
-
-
 def step_of(way: str, width: int, blocks: int) -> Callable[[], None]:
     """A step of one way, with the same weights and inputs for each."""
     torch.manual_seed(0)
-    step, inputs = WAYS[way](partial(Transformer, width, blocks), bf16=False), torch.randn(BATCH, LENGTH, width)
-    return partial(step, inputs)
+    shape = Shape(layers=blocks, heads=4, width=width, vocabulary=256, context=64, batch=4)
+    step = WAYS[way](partial(GPT, shape), bf16=False)
+    return partial(step, torch.randint(shape.vocabulary, (shape.batch, shape.context)))
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 15, **FLAGS)

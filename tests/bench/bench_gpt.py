@@ -1,11 +1,11 @@
 """Tokens a second of a 124 M-parameter GPT in bf16 on one GPU: hand-written, ours and Hugging Face Accelerate in turns."""
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, on_gpus_or_tiny, timed
 
 Epoch = Callable[[], None]
 
@@ -76,18 +76,6 @@ class GPT(nn.Module):
         return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), tokens[:, 1:].reshape(-1))
 
 
-def main() -> None:
-    """Measure on the first GPU and print what was found, or that there is none."""
-    tiny = {"action": "store_true", "help": "a tiny model on whatever device there is"}
-    arguments = read_arguments(__doc__, rounds=6, tiny=tiny)
-    if not arguments.tiny and not torch.cuda.is_available():
-        print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
-        return
-    load = os.getloadavg()[0]
-    shape = TINY if arguments.tiny else Shape()
-    print_rows(measure(shape, arguments.rounds), load, as_json=arguments.json, decimals=0)
-
-
 def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
     """
     The speed of each loop; the loops take turns, so that all meet the same clock and temperature.
@@ -98,8 +86,8 @@ def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loops: dict[str, Epoch] = {
         "hand-written": hand_written(shape, device),
-        "accelerate_nb": ours(shape),
-        "Accelerate": hugging_face(shape, device),
+        "accelerate_nb": prepared("accelerate_nb", shape, device),
+        "Accelerate": prepared("accelerate", shape, device),
     }
     for epoch in loops.values():
         epoch()
@@ -112,7 +100,6 @@ def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
 
 
 def parts(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
-    """The model, its optimizer and pinned batches of random tokens."""
     torch.manual_seed(0)
     model = GPT(shape)
     if torch.cuda.is_available():
@@ -124,7 +111,6 @@ def parts(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[An
 
 
 def hand_written(shape: Shape, device: torch.device) -> Epoch:
-    """The loop as one writes it with nothing but PyTorch."""
     model, optimizer, loader = parts(shape)
 
     def epoch() -> None:
@@ -139,25 +125,11 @@ def hand_written(shape: Shape, device: torch.device) -> Epoch:
     return epoch
 
 
-def ours(shape: Shape) -> Epoch:
-    """The loop with this package."""
-    from accelerate_nb import Accelerator, DataLoaderConfiguration
-
-    config = DataLoaderConfiguration(non_blocking=True)
-    return prepared(Accelerator(mixed_precision="bf16", dataloader_config=config), shape)
-
-
-def hugging_face(shape: Shape, device: torch.device) -> Epoch:
-    """The loop with Hugging Face Accelerate."""
-    from accelerate import Accelerator, DataLoaderConfiguration
-
-    config = DataLoaderConfiguration(non_blocking=True)
+def prepared(name: str, shape: Shape, device: torch.device) -> Epoch:
+    package = import_module(name)
+    config = package.DataLoaderConfiguration(non_blocking=True)
     cpu = device.type == "cpu"
-    return prepared(Accelerator(mixed_precision="bf16", dataloader_config=config, cpu=cpu), shape)
-
-
-def prepared(accelerator: Any, shape: Shape) -> Epoch:
-    """The loop that both know."""
+    accelerator = package.Accelerator(mixed_precision="bf16", dataloader_config=config, cpu=cpu)
     model, optimizer, loader = accelerator.prepare(*parts(shape))
 
     def epoch() -> None:
@@ -172,4 +144,9 @@ def prepared(accelerator: Any, shape: Shape) -> Epoch:
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        partial(on_gpus_or_tiny, lambda given: measure(TINY if given.tiny else Shape(), given.rounds)),
+        *(__doc__, 6),
+        decimals=0,
+        tiny={"action": "store_true", "help": "a tiny model on whatever device there is"},
+    )

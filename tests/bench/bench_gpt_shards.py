@@ -1,8 +1,8 @@
 """A step and the peak memory of a GPT with sharded weights in bf16: hand-written `fully_shard`, ours and Accelerate, one rank a GPU."""
 
+import argparse
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.utils import release_memory
 from tests.bench.bench_gpt import GPT, TINY, Shape
-from tests.bench.rows import Row, compared, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, main, on_gpus_or_tiny, timed
 from tests.ranks import run_on_ranks
 
 Step = Callable[[Tensor], None]
@@ -39,7 +39,6 @@ def rows_of(count: int, rounds: int, seconds: float, *, tiny: bool) -> Iterator[
 
 
 def measured(size: str, shape: Shape, rounds: int, seconds: float) -> list[Row]:
-    """The rows of one model, on this rank."""
     device = current_world().device
     until = time.monotonic() + seconds
     taken: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -86,14 +85,12 @@ def _turn(name: str, shape: Shape, device: torch.device) -> tuple[float, float]:
 
 
 def _all_agree(value: bool) -> bool:
-    """Whether it is so on any rank."""
     found = [False] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return any(found)
 
 
 def hand_written(make: Make, *, bf16: bool) -> Step:
-    """The step with torch alone."""
     device = current_world().device
     number = torch.bfloat16 if bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=number, reduce_dtype=number)
@@ -116,7 +113,6 @@ def hand_written(make: Make, *, bf16: bool) -> Step:
 
 
 def ours(make: Make, *, bf16: bool) -> Step:
-    """The step with this package."""
     from accelerate_nb import Accelerator
 
     is_cpu = current_world().device.type == "cpu"
@@ -157,23 +153,14 @@ def _with(accelerator: Any, make: Make) -> Step:
     return step
 
 
-WAYS: dict[str, Callable[..., Step]] = {
-    "hand-written": hand_written,
-    "accelerate_nb": ours,
-    "Accelerate": accelerates,
-}
+WAYS: dict[str, Callable[..., Step]] = {"hand-written": hand_written, "accelerate_nb": ours, "Accelerate": accelerates}
 
 
-def main() -> None:
-    """Measure on all GPUs and print what was found, or that there is none."""
-    tiny = {"action": "store_true", "help": "a tiny model on two ranks of the CPU"}
-    arguments = read_arguments(__doc__, rounds=6, tiny=tiny)
-    if not arguments.tiny and not torch.cuda.is_available():
-        print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
-        return
-    load, count = os.getloadavg()[0], 2 if arguments.tiny else torch.cuda.device_count()
-    print_rows(list(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny)), load, as_json=arguments.json)
+def on_all(arguments: argparse.Namespace) -> list[Row]:
+    count = 2 if arguments.tiny else torch.cuda.device_count()
+    return list(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny))
 
 
 if __name__ == "__main__":
-    main()
+    tiny = {"action": "store_true", "help": "a tiny model on two ranks of the CPU"}
+    main(partial(on_gpus_or_tiny, on_all), __doc__, 6, tiny=tiny)

@@ -27,7 +27,6 @@ PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 def main() -> None:
-    """Measure what was asked for, print it, and write it where that was asked for."""
     arguments = read_arguments()
     if not arguments.tiny and not torch.cuda.is_available():
         print("torch sees no NVIDIA GPU here: nothing measured (--tiny tries everything on the CPU, with two ranks)")
@@ -53,7 +52,6 @@ def main() -> None:
 
 
 def read_arguments() -> argparse.Namespace:
-    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long all of it may take, about")
     parser.add_argument("--only", nargs="+", choices=list(PARTS))
@@ -64,14 +62,12 @@ def read_arguments() -> argparse.Namespace:
 
 
 def write(path: Path | None, text: str) -> None:
-    """Write a file, where one was asked for."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
 
 
 def machine(tiny: bool) -> dict[str, Any]:
-    """Where it was measured."""
     if tiny:
         return {"device": "CPU", "ranks": 2, "torch": torch.__version__}
     name = torch.cuda.get_device_name(0)
@@ -79,12 +75,10 @@ def machine(tiny: bool) -> dict[str, Any]:
 
 
 def ranks(tiny: bool) -> int:
-    """How many ranks are measured: one on each GPU."""
     return 2 if tiny else torch.cuda.device_count()
 
 
 def in_one_process(measure: Callable[..., Any], *arguments: Any, limit: float) -> Any:
-    """What a function returns in a new process that is alone."""
     return run_on_ranks(alone, 1, measure, arguments, limit=limit)[0]
 
 
@@ -134,7 +128,6 @@ def first_moments(tiny: bool) -> tuple[float, float]:
 
 
 def note_moments(rank: int, folder: str, tiny: bool) -> None:
-    """The same for a launcher that returns nothing."""
     os.environ["LOCAL_RANK"] = str(rank)
     Path(folder, str(rank)).write_text(json.dumps(first_moments(tiny)))
 
@@ -188,7 +181,6 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
 
 
 def operating(tiny: bool, seconds: float) -> list[Row]:
-    """Calls between ranks."""
     size = ranks(tiny)
     if size == 1:
         raise RuntimeError("calls between ranks need two GPUs, and there is one here")

@@ -1,5 +1,6 @@
 """What a launch costs: ours, a bare forkserver's and Hugging Face Accelerate's side by side, interleaved in one run."""
 
+import argparse
 import multiprocessing
 import os
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.rows import Row, print_rows, read_arguments
+from tests.bench.rows import Row, main
 
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
@@ -26,27 +27,11 @@ WRITERS = 4
 MANY = 128  # ranks
 
 
-def main() -> None:
-    """Measure what was asked for, and print what was found."""
-    wanted: dict[str, Callable[[int], list[Row]]] = {
-        "import": importing,
-        "launch": launching,
-        "many": launching_many,
-        "captured": capturing,
-        "lines": writing,
-    }
-    resident = {"type": int, "default": 0, "help": "MiB of data that this process holds, as a notebook does"}
-    arguments = read_arguments(__doc__, rounds=15, resident=resident, only={"nargs": "+", "choices": list(wanted)})
-    # what is measured is a launch, not the threads of one
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+def measure(arguments: argparse.Namespace) -> list[Row]:
     torch.set_num_threads(1)
     held = torch.ones(arguments.resident << 18)  # in small pages, as Python's own objects are
-    load = os.getloadavg()[0]
-    rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
-    held_size = held.nbytes >> 20
-    print_rows(
-        rows, load, as_json=arguments.json, about=f"{held_size} MiB of data held", decimals=1, resident=held_size
-    )
+    rows = [row for name in arguments.only or SECTIONS for row in SECTIONS[name](arguments.rounds)]
+    return [*rows, Row("data that this process held", held.nbytes >> 20, "MiB")]
 
 
 # -------------------------------------------------------------------------------------------------------------- import
@@ -71,7 +56,6 @@ def importing(rounds: int) -> list[Row]:
 
 
 def answer_of(program: str) -> str:
-    """What a fresh Python prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
@@ -88,7 +72,6 @@ def rendezvous() -> float:
 
 
 def first_reduce(package: str) -> float:
-    """The same by an `Accelerator`."""
     import_module(package).Accelerator(cpu=True).reduce(torch.ones(1), "sum")
     return time.time()
 
@@ -163,18 +146,15 @@ def launching_many(rounds: int) -> list[Row]:
 
 
 def rendezvous_from() -> tuple[float, float]:
-    """When a rank's work begins, and when it is done."""
     return time.time(), rendezvous()
 
 
 def ours(size: int, function: Callable[..., float] = rendezvous, args: tuple[Any, ...] = (), **settings: Any) -> float:
-    """Seconds of one launch of ours."""
     begin = time.time()
     return max(launched(function, size, args, **settings)) - begin
 
 
 def launched(function: Callable[..., Any], size: int, args: tuple[Any, ...] = (), **settings: Any) -> list[Any]:
-    """The results of all ranks of one launch of ours."""
     from accelerate_nb import notebook_launcher
 
     with tempfile.TemporaryDirectory() as folder:
@@ -287,7 +267,6 @@ def capturing(rounds: int) -> list[Row]:
 
 
 def writes(lines: int) -> None:
-    """Write as fast as it goes."""
     for number in range(lines):
         print(f"step {number} loss {number / 7:.4f} and a few words more")
 
@@ -299,7 +278,6 @@ def writing(rounds: int) -> list[Row]:
 
 
 def lines_a_second() -> float:
-    """From the first line that arrives to the last."""
     from accelerate_nb import launch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -315,5 +293,19 @@ def lines_a_second() -> float:
         return (run.view.line_count - had) / seconds
 
 
+SECTIONS: dict[str, Callable[[int], list[Row]]] = {
+    "import": importing,
+    "launch": launching,
+    "many": launching_many,
+    "captured": capturing,
+    "lines": writing,
+}
+
+
 if __name__ == "__main__":
-    main()
+    main(
+        *(measure, __doc__, 15),
+        decimals=1,
+        resident={"type": int, "default": 0, "help": "MiB of data that this process holds, as a notebook does"},
+        only={"nargs": "+", "choices": list(SECTIONS)},
+    )

@@ -1,11 +1,9 @@
 """What one batch costs: hand-written PyTorch, this package and Hugging Face Accelerate side by side, interleaved in one run."""
 
-import gc
-import os
 import warnings
 from collections import deque
-from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,22 +12,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
-from tests.ranks import run_on_ranks
+from tests.bench.rows import SINGLE, Row, compared, in_turns, main, on_one_and_two, timed, without_collector
 
 BATCHES = 300
 SIZE = 8
-Epoch = Callable[[], None]
-
-
-def main() -> None:
-    """Measure with one process and with two, and print what was found."""
-    single = {"action": "store_true", "help": "one process only"}
-    arguments, load = read_arguments(__doc__, rounds=9, single=single), os.getloadavg()[0]
-    rows = measure(arguments.rounds)
-    if not arguments.single:
-        rows += run_on_ranks(measure, 2, arguments.rounds, limit=120 + 20 * arguments.rounds)[0]
-    print_rows(rows, load, as_json=arguments.json)
 
 
 def measure(rounds: int) -> list[Row]:
@@ -41,22 +27,21 @@ def measure(rounds: int) -> list[Row]:
 
 
 def of_way(way: str, rounds: int) -> list[Row]:
-    """The rows of one way of reading: microseconds a batch."""
-    loaders = {"hand-written": hand_written(way), "accelerate_nb": ours(way), "Accelerate": hugging_face(way)}
+    loaders = {
+        "hand-written": hand_written(way),
+        "accelerate_nb": prepared("accelerate_nb", way),
+        "Accelerate": prepared("accelerate", way),
+    }
     for loader in loaders.values():
         assert sum(1 for _ in loader) == BATCHES
-    gc.collect()
-    gc.disable()
     meet = dist.barrier if dist.is_initialized() else int
-    taken = in_turns(
-        {name: partial(timed, partial(deque, loader, 0), before=meet) for name, loader in loaders.items()}, rounds
-    )
-    gc.enable()
+    ways = {name: partial(timed, partial(deque, loader, 0), before=meet) for name, loader in loaders.items()}
+    with without_collector():
+        taken = in_turns(ways, rounds)
     return compared(taken, "hand-written", "µs", f"{counted(processes(), 'rank')}, {way}: {{}}", 1e6 / BATCHES)
 
 
 def processes() -> int:
-    """How many processes read."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -67,7 +52,6 @@ def data() -> TensorDataset:
 
 
 def plain() -> DataLoader[Any]:
-    """A loader as it is before it is prepared."""
     return DataLoader(data(), batch_size=SIZE)
 
 
@@ -89,7 +73,6 @@ class Received:
 
 
 def hand_written(way: str) -> Any:
-    """The loader as one writes it with nothing but PyTorch."""
     if processes() == 1:
         return plain()
     if way == "dispatched":
@@ -97,23 +80,10 @@ def hand_written(way: str) -> Any:
     return DataLoader(data(), batch_size=SIZE, sampler=DistributedSampler(data(), shuffle=False))
 
 
-def ours(way: str) -> Any:
-    """The loader of this package."""
-    from accelerate_nb import Accelerator
-    from accelerate_nb.utils import DataLoaderConfiguration
-
-    config = DataLoaderConfiguration(dispatch_batches=way == "dispatched")
-    return Accelerator(dataloader_config=config).prepare(plain())
-
-
-def hugging_face(way: str) -> Any:
-    """The loader of Hugging Face Accelerate, which wants to be told that it runs on CPUs."""
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration
-
-    config = DataLoaderConfiguration(dispatch_batches=way == "dispatched")
-    return Accelerator(cpu=True, dataloader_config=config).prepare(plain())
+def prepared(package: str, way: str) -> Any:
+    config = import_module(f"{package}.utils").DataLoaderConfiguration(dispatch_batches=way == "dispatched")
+    return import_module(package).Accelerator(cpu=True, dataloader_config=config).prepare(plain())
 
 
 if __name__ == "__main__":
-    main()
+    main(partial(on_one_and_two, measure), __doc__, 9, single=SINGLE)

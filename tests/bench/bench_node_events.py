@@ -20,7 +20,6 @@ SIZES = (2, 8, 32, 128, 1024)
 
 
 def main() -> None:
-    """Measure each number of ranks, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each number of ranks is measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="the numbers of ranks")
@@ -41,16 +40,8 @@ def measure(ranks: int, seconds: float) -> list[Row]:
         tempfile.TemporaryDirectory() as folder,
         counted() as messages,
     ):
-        run = launch(
-            int,
-            num_processes=ranks,
-            num_nodes=nodes,
-            engine="local",
-            cpu=True,
-            config_file="",
-            panel="off",
-            folder=folder,
-        )
+        settings = {"engine": "local", "cpu": True, "config_file": "", "panel": "off", "folder": folder}
+        run = launch(int, num_processes=ranks, num_nodes=nodes, **settings)
         while not all(summary.state == "running" for summary in run.view.glances()):
             time.sleep(0.05)
         time.sleep(1.0)
@@ -71,7 +62,6 @@ def measure(ranks: int, seconds: float) -> list[Row]:
 
 @contextmanager
 def counted() -> Iterator[list[None]]:
-    """One item for each message of an agent."""
     messages: list[None] = []
     take = RemoteAgent._take
 

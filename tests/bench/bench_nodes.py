@@ -1,6 +1,6 @@
 """What several nodes cost: a launch of 2 x 2 ranks on one machine, on agents that are kept or that ssh or Ray reach, and with peers."""
 
-import os
+import argparse
 import statistics
 import tempfile
 import time
@@ -17,7 +17,7 @@ from accelerate_nb import launch
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.nodes import node_pool
 from tests.bench.node_peers import ray_cluster, ray_train, torchrun
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments
+from tests.bench.rows import Row, compared, in_turns, main
 from tests.nodes.hosts import Hosts, made_hosts
 
 RANKS = 4
@@ -25,17 +25,11 @@ RANKS = 4
 _ROUNDS_OF_PEERS = 3
 
 
-def main() -> None:
-    """Measure the ways that this machine allows, in turns, and print what was found."""
-    arguments = read_arguments(__doc__, rounds=15)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    load = os.getloadavg()[0]
+def on_this_machine(arguments: argparse.Namespace) -> list[Row]:
     with ExitStack() as made:
         folder = Path(made.enter_context(tempfile.TemporaryDirectory()))
-        settings: dict[str, dict[str, object]] = {
-            "one machine": {},
-            "two agents here": {"num_nodes": 2, "engine": "local"},
-        }
+        settings: dict[str, dict[str, object]] = {"one machine": {}}
+        settings["two agents here"] = {"num_nodes": 2, "engine": "local"}
         if (hosts := hosts_of(made, folder)) is not None:
             settings["two hosts by ssh"] = {"hosts": list(hosts.addresses), "ssh_command": hosts.ssh_command}
         peers: dict[str, Callable[[], float]] = {"torchrun": torchrun}
@@ -44,8 +38,7 @@ def main() -> None:
             peers["Ray Train"] = ray_train
         made.callback(node_pool.close_nodes)
         ways = {name: way(found, folder) for name, found in settings.items()}
-        rows = [*measure(ways, arguments.rounds), *measure_peers(peers, lambda: ways["one machine"]().reduced)]
-    print_rows(rows, load, as_json=arguments.json, decimals=1, rounds=arguments.rounds)
+        return [*measure(ways, arguments.rounds), *measure_peers(peers, lambda: ways["one machine"]().reduced)]
 
 
 def hosts_of(made: ExitStack, folder: Path) -> Hosts | None:
@@ -74,7 +67,6 @@ class TimedLaunch(NamedTuple):
 
 
 def measure(ways: dict[str, Callable[[], TimedLaunch]], rounds: int) -> list[Row]:
-    """The medians of each way, and its ratio to one machine."""
     cold = {name: way().reduced for name, way in ways.items()}
     for way in ways.values():
         way()
@@ -95,20 +87,11 @@ def measure_peers(ways: dict[str, Callable[[], float]], one_machine: Callable[[]
 
 
 def way(settings: dict[str, object], folder: Path) -> Callable[[], TimedLaunch]:
-    """A launch with these settings."""
 
     def once() -> TimedLaunch:
         begin = time.time()
-        run = launch(
-            rendezvous,
-            num_processes=RANKS,
-            cpu=True,
-            config_file="",
-            panel="off",
-            results="all",
-            folder=str(folder),
-            **settings,
-        )
+        usual = {"num_processes": RANKS, "cpu": True, "config_file": "", "panel": "off", "results": "all"}
+        run = launch(rendezvous, folder=str(folder), **usual, **settings)
         reduced = max(run.wait(120))
         return TimedLaunch(1e3 * (reduced - begin), 1e3 * (time.time() - begin))
 
@@ -125,4 +108,4 @@ def rendezvous() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(on_this_machine, __doc__, 15, decimals=1)

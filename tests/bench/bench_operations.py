@@ -1,7 +1,6 @@
 """What one operation between processes costs: ours and Hugging Face Accelerate's side by side."""
 
-import gc
-import os
+import argparse
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, timed, without_collector
 from tests.ranks import run_on_ranks
 
 Call = Callable[[], object]
@@ -20,17 +19,15 @@ TURN = 4000.0
 OURS, THEIRS = "accelerate_nb", "Accelerate"
 
 
-def main() -> None:
-    """Measure on as many processes as asked for, and print what was found."""
-    flags = {
-        "processes": {"type": int, "nargs": "+", "default": [2, 4]},
-        "only": {"default": "", "help": "operations whose name holds this"},
-    }
-    arguments, load = read_arguments(__doc__, rounds=40, **flags), os.getloadavg()[0]
-    rows: list[Row] = []
-    for processes in arguments.processes:
-        rows += run_on_ranks(measure, processes, arguments.rounds, arguments.only, limit=3600)[0]
-    print_rows(rows, load, as_json=arguments.json)
+FLAGS: dict[str, Any] = {
+    "processes": {"type": int, "nargs": "+", "default": [2, 4]},
+    "only": {"default": "", "help": "operations whose name holds this"},
+}
+
+
+def on_ranks(given: argparse.Namespace) -> list[Row]:
+    each = (run_on_ranks(measure, size, given.rounds, given.only, limit=3600)[0] for size in given.processes)
+    return [row for rows in each for row in rows]
 
 
 def measure(rounds: int, only: str) -> list[Row]:
@@ -45,15 +42,10 @@ def measure(rounds: int, only: str) -> list[Row]:
     from accelerate_nb import Accelerator as Ours
 
     ours, theirs = Ours(), Theirs(cpu=device.type == "cpu")
-    packages = {
-        OURS: ways(ours, our_operations, device),
-        THEIRS: ways(theirs, their_operations, device),
-    }
-    gc.collect()
-    gc.disable()
+    packages = {OURS: ways(ours, our_operations, device), THEIRS: ways(theirs, their_operations, device)}
     rows = []
-    for operation in packages[THEIRS]:
-        if only in operation:
+    with without_collector():
+        for operation in (name for name in packages[THEIRS] if only in name):
             calls = {way: several[operation] for way, several in packages.items()}
             for call in calls.values():
                 call()
@@ -61,12 +53,10 @@ def measure(rounds: int, only: str) -> list[Row]:
             ways_ = {way: partial(timed, call, count, before=dist.barrier, after=finish) for way, call in calls.items()}
             what = f"{dist.get_world_size()} ranks, {operation}: {{}}"
             rows += compared(in_turns(ways_, rounds), THEIRS, "µs", what, 1e6)
-    gc.enable()
     return rows
 
 
 def finish() -> None:
-    """Wait until a GPU has done everything."""
     if current_world().device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -96,4 +86,4 @@ def ways(accelerator: Any, package: Any, device: torch.device) -> dict[str, Call
 
 
 if __name__ == "__main__":
-    main()
+    main(on_ranks, __doc__, 40, **FLAGS)

@@ -1,5 +1,6 @@
 """What a failure costs: the seconds from a rank's SIGKILL to the next optimizer step of all, after a restart from a checkpoint."""
 
+import argparse
 import os
 import signal
 import statistics
@@ -12,33 +13,27 @@ from torch import nn
 
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.launch import LaunchingConfig
-from tests.bench.rows import Row, print_rows, read_arguments
+from tests.bench.rows import Row, main
 
 # What torchft publishes for a replica that is killed and joins again, in seconds.
 TORCHFT = 1.05
 
 
-def main() -> None:
-    """Measure what was asked for, and print what was found."""
-    arguments = read_arguments(__doc__, rounds=15)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    load = os.getloadavg()[0]
+def measure(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "second"):
             restart(Path(folder, name))  # what workers need is loaded when the first run has ended
         found = [restart(Path(folder, str(number))) for number in range(arguments.rounds)]
     delay = LaunchingConfig().restart_delay
     middle = statistics.median(found)
-    rows = [
+    return [
         Row("SIGKILL to next step, 2 ranks on the CPU", middle, "s", middle / TORCHFT, "torchft's figure"),
         Row("the slowest of them", max(found), "s", max(found) / TORCHFT, "torchft's figure"),
         Row("of which restart_delay", delay, "s"),
     ]
-    print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
 
 
 def restart(folder: Path) -> float:
-    """The seconds of one failure."""
     folder.mkdir()
     settings = {"num_processes": 2, "cpu": True, "config_file": "", "panel": "off", "folder": str(folder / "runs")}
     run = launch(train, (str(folder),), max_restarts=1, results="all", **settings)
@@ -67,4 +62,4 @@ def train(folder: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 15, decimals=3)

@@ -1,16 +1,17 @@
 """How long an empty cell, and one with a single all-reduce, take on two ranks: a session, ipyparallel and nbdistributed in turn."""
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.bench.rows import Row, main
+
 CELLS = 100
-ROUNDS = 3
 LIMIT = 180
 # Everything else that they need is there where this package is developed; with their needs, they would bring a torch of their own.
 PEERS = ("ipyparallel", "nbdistributed", "decorator")
@@ -97,18 +98,26 @@ finally:
 }
 
 
-def main() -> None:
-    """Print the medians of all, and the ratios to ours, over rounds in which one comes after the other."""
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    """The medians of all, and the ratios to ours, over rounds in which one comes after the other."""
     with tempfile.TemporaryDirectory() as folder:
         excuse = installed(Path(folder))
         names = list(PROGRAMS) if excuse is None else ["accelerate_nb"]
         if excuse is not None:
             print(f"The peers are skipped: {excuse}")
         found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-        for _ in range(ROUNDS):
+        for _ in range(arguments.rounds):
             for name in names:
                 found[name] += measured(name, Path(folder))
-    print(report(found))
+    rows = []
+    for cell in found["accelerate_nb"][0] if found["accelerate_nb"] else ():
+        medians = {name: statistics.median(item[cell] for item in rounds) for name, rounds in found.items() if rounds}
+        ours = medians["accelerate_nb"]
+        rows += [
+            Row(f"{cell}: {name}", 1e3 * value, "ms", None if value is ours else value / ours, "ours")
+            for name, value in medians.items()
+        ]
+    return rows
 
 
 def installed(folder: Path) -> str | None:
@@ -134,24 +143,5 @@ def measured(name: str, folder: Path) -> list[dict[str, float]]:
     return [json.loads(done.stdout.splitlines()[-1])]
 
 
-def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """
-    A line for each, with its median of the rounds and how many times ours it is.
-
-    >>> print(report({"accelerate_nb": [{"empty": 0.002}], "other": [{"empty": 0.01}]}))
-    empty        accelerate_nb      2.00 ms
-    empty        other             10.00 ms   5.0 times ours
-    """
-    lines = []
-    for cell in found["accelerate_nb"][0] if found["accelerate_nb"] else ():
-        ours = statistics.median(item[cell] for item in found["accelerate_nb"])
-        for name, rounds in found.items():
-            if rounds:
-                theirs = statistics.median(item[cell] for item in rounds)
-                ratio = "" if name == "accelerate_nb" else f"   {theirs / ours:.1f} times ours"
-                lines.append(f"{cell:12} {name:16} {theirs * 1e3:6.2f} ms{ratio}")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__, 3)

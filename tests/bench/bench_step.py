@@ -1,12 +1,11 @@
 """What one step costs: ours, Hugging Face Accelerate's and hand-written PyTorch side by side, interleaved in one run."""
 
-import gc
-import os
 import socket
 import statistics
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,37 +14,27 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from accelerate_nb import Accelerator
 from accelerate_nb.events.event_codec import EventSender
 from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.reports.text_format import counted
 from accelerate_nb.runtime.world.registry import current_world
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
-from tests.ranks import run_on_ranks
+from tests.bench.rows import SINGLE, Row, compared, in_turns, main, on_one_and_two, timed, without_collector
 
 STEPS = 200
 Epoch = Callable[[], None]
 
 
-def main() -> None:
-    """Measure with one process and with two, and print what was found."""
-    single = {"action": "store_true", "help": "one process only"}
-    arguments, load = read_arguments(__doc__, rounds=15, single=single), os.getloadavg()[0]
-    rows = measure(arguments.rounds)
-    if not arguments.single:
-        rows += run_on_ranks(measure, 2, arguments.rounds, limit=60 + 4 * arguments.rounds)[0]
-    print_rows(rows, load, as_json=arguments.json)
-
-
 def measure(rounds: int) -> list[Row]:
-    """The median time of a step of each loop, and what it adds to that of the hand-written one."""
     torch.set_num_threads(1)
     # connects the processes, which all three loops then find connected
     world = current_world()
     loops: dict[str, Epoch] = {
         "hand-written": hand_written(world.device),
-        "accelerate_nb": ours(),
+        "accelerate_nb": prepared(Accelerator()),
         "with autolog": watched(),
-        "Accelerate": hugging_face(world.device),
+        # it wants to be told that it runs on CPUs
+        "Accelerate": prepared(import_module("accelerate").Accelerator(cpu=world.device.type == "cpu")),
     }
     for epoch in loops.values():
         epoch()
@@ -59,11 +48,9 @@ def measure(rounds: int) -> list[Row]:
             dist.barrier()
         finish()
 
-    gc.collect()
-    gc.disable()
     ways = {name: partial(timed, epoch, before=meet, after=finish) for name, epoch in loops.items()}
-    taken = in_turns(ways, rounds)
-    gc.enable()
+    with without_collector():
+        taken = in_turns(ways, rounds)
     ranks = counted(world.size, "rank")
     rows = compared(taken, "hand-written", "µs", f"a step of a tiny model on {ranks}: {{}}", 1e6 / STEPS)
     hand = taken["hand-written"]
@@ -82,7 +69,6 @@ def parts(size: int) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
 
 
 def hand_written(device: torch.device) -> Epoch:
-    """The loop as one writes it with nothing but PyTorch."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     model, optimizer, data = parts(size)
     model.to(device)
@@ -102,17 +88,8 @@ def hand_written(device: torch.device) -> Epoch:
     return epoch
 
 
-def ours() -> Epoch:
-    """The loop with this package."""
-    from accelerate_nb import Accelerator
-
-    return prepared(Accelerator())
-
-
 def watched() -> Epoch:
     """The loop with this package as in a worker, whose metrics of each step are sent to a thread that reads them."""
-    from accelerate_nb import Accelerator
-
     theirs, mine = socket.socketpair()
     threading.Thread(target=read_all, args=(theirs,), daemon=True).start()
     sender = EventSender(mine, current_world().rank)
@@ -130,20 +107,11 @@ def watched() -> Epoch:
 
 
 def read_all(sock: socket.socket) -> None:
-    """Read until the other end is closed."""
     while sock.recv(65536):
         pass
 
 
-def hugging_face(device: torch.device) -> Epoch:
-    """The loop with Hugging Face Accelerate, which wants to be told that it runs on CPUs."""
-    from accelerate import Accelerator
-
-    return prepared(Accelerator(cpu=device.type == "cpu"))
-
-
 def prepared(accelerator: Any) -> Epoch:
-    """The loop that both know."""
     model, optimizer, data = parts(accelerator.num_processes)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
 
@@ -160,4 +128,4 @@ def prepared(accelerator: Any) -> Epoch:
 
 
 if __name__ == "__main__":
-    main()
+    main(partial(on_one_and_two, measure), __doc__, 15, single=SINGLE)

@@ -1,5 +1,6 @@
 """What a training through torch_xla costs: ours, Hugging Face Accelerate's and hand-written code in turns, without a chip."""
 
+import argparse
 import json
 import os
 import tempfile
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,31 +17,21 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, compared, in_turns, print_rows, read_arguments, timed
+from tests.bench.rows import Row, compared, in_turns, main, timed
 
 STEPS, WIDTH = 20, 64
 Epoch = Callable[[], None]
 
 
-def main() -> None:
-    """Measure what was asked for, and print what was found."""
-    wanted: dict[str, Callable[[int], list[Row]]] = {
-        "step": stepping,
-        "launch": launching,
-        "print": printing,
-    }
-    arguments = read_arguments(__doc__, rounds=9, only={"nargs": "+", "choices": list(wanted)})
+def measure(arguments: argparse.Namespace) -> list[Row]:
     missing = [name for name in ("torch_xla", "accelerate") if find_spec(name) is None]
     if missing:
         print(
             f"{' and '.join(missing)} can't be imported here, so nothing is measured: make bench-tpu does it where they are"
         )
-        return
+        return []
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    load = os.getloadavg()[0]
-    rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
-    print_rows(rows, load, as_json=arguments.json, about="one device of torch_xla's CPU backend")
+    return [row for name in arguments.only or SECTIONS for row in SECTIONS[name](arguments.rounds)]
 
 
 def on_device(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -59,7 +51,6 @@ def stepping(rounds: int) -> list[Row]:
 
 
 def steps_in_turns(rounds: int) -> dict[str, list[float]]:
-    """The times of each way's step, in this process."""
     torch.set_num_threads(1)
     epochs = {name: way() for name, way in WRITTEN.items()}
     for epoch in epochs.values():
@@ -75,7 +66,6 @@ def step_of(epoch: Epoch) -> float:
 
 
 def parts(device: torch.device | None = None) -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
-    """A small model and its data, for as many steps as are measured."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     # torch puts other weights in the place of those that go to an XLA device, so by hand the optimizer is made after that
@@ -88,7 +78,6 @@ def parts(device: torch.device | None = None) -> tuple[nn.Module, torch.optim.Op
 
 
 def hand_written() -> Epoch:
-    """The loop as one writes it with nothing but torch_xla."""
     import torch_xla
     import torch_xla.core.xla_model as xm
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
@@ -108,22 +97,7 @@ def hand_written() -> Epoch:
     return epoch
 
 
-def ours() -> Epoch:
-    """The loop with this package."""
-    from accelerate_nb import Accelerator
-
-    return prepared(Accelerator())
-
-
-def hugging_face() -> Epoch:
-    """The loop with Hugging Face Accelerate."""
-    from accelerate import Accelerator
-
-    return prepared(Accelerator())
-
-
 def prepared(accelerator: Any, print_loss: Callable[[torch.Tensor], object] | None = None) -> Epoch:
-    """The loop that both know."""
     assert accelerator.device.type == "xla", accelerator.device
     model, optimizer, loader, schedule = accelerator.prepare(*parts())
 
@@ -145,8 +119,8 @@ def prepared(accelerator: Any, print_loss: Callable[[torch.Tensor], object] | No
 
 WRITTEN: dict[str, Callable[[], Epoch]] = {
     "hand-written": hand_written,
-    "Accelerate": hugging_face,
-    "accelerate_nb": ours,
+    "Accelerate": lambda: prepared(import_module("accelerate").Accelerator()),
+    "accelerate_nb": lambda: prepared(import_module("accelerate_nb").Accelerator()),
 }
 
 
@@ -182,19 +156,16 @@ def first_moments() -> tuple[float, float]:
 
 
 def note_moments(index: int, folder: str) -> None:
-    """The same for a launcher that returns nothing."""
     Path(folder, str(index)).write_text(json.dumps(first_moments()))
 
 
 def own_launch() -> tuple[float, float]:
-    """Seconds of one launch of ours."""
     begin = time.time()
     begun, done = on_device(first_moments)
     return begun - begin, done - begin
 
 
 def torch_xla_s(method: str) -> tuple[float, float]:
-    """Seconds of one launch of torch_xla's own."""
     from torch_xla.distributed import xla_multiprocessing as xmp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +179,6 @@ def torch_xla_s(method: str) -> tuple[float, float]:
 
 
 def printing(rounds: int) -> list[Row]:
-    """What it costs to print the loss in every step."""
     return compared(on_device(prints_in_turns, rounds), "no print", "ms", "a step of ours that tells its loss: {}")
 
 
@@ -232,5 +202,9 @@ def prints_in_turns(rounds: int) -> dict[str, list[float]]:
         return in_turns({name: partial(step_of, epoch) for name, epoch in epochs.items()}, rounds)
 
 
+SECTIONS: dict[str, Callable[[int], list[Row]]] = {"step": stepping, "launch": launching, "print": printing}
+
+
 if __name__ == "__main__":
-    main()
+    only: dict[str, Any] = {"nargs": "+", "choices": list(SECTIONS)}
+    main(measure, __doc__, 9, note="one device of torch_xla's CPU backend", only=only)

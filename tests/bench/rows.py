@@ -1,13 +1,20 @@
 """What a benchmark measures in turns, and how it is told: to a person, or to a program."""
 
 import argparse
+import gc
 import json
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
+
+import torch
+
+from tests.ranks import run_on_ranks
 
 T = TypeVar("T")
 
@@ -24,13 +31,62 @@ class Row:
 
 
 def read_arguments(about: str | None, rounds: int, **flags: Mapping[str, Any]) -> argparse.Namespace:
-    """What the command line says: how many rounds, whether a program reads the numbers, and further flags."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each way is taken; they take turns")
     parser.add_argument("--json", action="store_true", help="print numbers for a program")
     for name, details in flags.items():
         parser.add_argument(f"--{name}", **details)
     return parser.parse_args()
+
+
+def main(
+    measure: Callable[[argparse.Namespace], Sequence[Row]],
+    about: str | None,
+    rounds: int,
+    *,
+    decimals: int = 2,
+    note: str = "",
+    **flags: Mapping[str, Any],
+) -> None:
+    """Measure what a command line asks for, and print what was found, with a `note` about it."""
+    arguments = read_arguments(about, rounds, **flags)
+    # what is measured is the work, not the threads of one process
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    load = os.getloadavg()[0]
+    if rows := measure(arguments):
+        print_rows(rows, load, as_json=arguments.json, about=note, decimals=decimals, rounds=arguments.rounds)
+
+
+SINGLE: dict[str, Any] = {"action": "store_true", "help": "one process only"}
+
+
+def on_one_and_two(measure: Callable[..., list[Row]], arguments: argparse.Namespace, *more: Any) -> list[Row]:
+    """The rows of this process, and, unless there is to be a single one, those of two ranks."""
+    rows = measure(arguments.rounds, *more)
+    if not arguments.single:
+        rows += run_on_ranks(measure, 2, arguments.rounds, *more, limit=120 + 20 * arguments.rounds)[0]
+    return rows
+
+
+def on_gpus_or_tiny(
+    measure: Callable[[argparse.Namespace], Sequence[Row]], arguments: argparse.Namespace
+) -> Sequence[Row]:
+    """The rows, where there is a GPU, or tiny models are asked for."""
+    if arguments.tiny or torch.cuda.is_available():
+        return measure(arguments)
+    print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
+    return []
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Inside the block Python looks for no garbage."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int, *, until: float = math.inf) -> dict[str, list[T]]:
@@ -83,12 +139,10 @@ def compared(
 
 
 def json_of(rows: Sequence[Row], load: float, **more: Any) -> str:
-    """What was measured, for a program; `more` says more of it."""
     return json.dumps({"load": load, **more, "rows": [asdict(row) for row in rows]}, indent=2)
 
 
 def markdown_of(rows: Sequence[Row]) -> str:
-    """What was measured, as a table for the docs."""
     lines = ["| what | value | unit | compared |", "| --- | ---: | --- | --- |"]
     for row in rows:
         compared = "" if row.ratio is None else f"{row.ratio:.3f} × {row.beside}"

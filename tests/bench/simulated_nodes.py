@@ -55,7 +55,6 @@ class SimulatedNodes(NodeEngine):
             process.wait()
 
     def place(self, node: str) -> PlacedAgent:
-        """Have one of the processes serve another agent."""
         near, far = socket.socketpair()
         with far, self._lock:
             socket.send_fds(self._hosts[0], [b"a"], [far.fileno()])
@@ -63,7 +62,6 @@ class SimulatedNodes(NodeEngine):
         return PlacedAgent(Channel(near))
 
     def advice(self, node: str) -> str:
-        """Nobody asks for it."""
         return ""
 
 
@@ -106,26 +104,21 @@ class SimulatedWorkers:
         return ()
 
     def news(self) -> None:
-        """Nothing has to be read."""
+        pass
 
     def exit_codes(self) -> Mapping[int, int]:
-        """All ranks end together."""
         return self._codes
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Any signal ends them."""
         self._over.set()
 
     def kill(self) -> None:
-        """End them."""
         self._over.set()
 
     def lost(self) -> str | None:
-        """They can't be lost."""
         return None
 
     def close(self) -> None:
-        """Close their ends."""
         self._thread.join()
         for files in self._files.values():
             for descriptor in files:
