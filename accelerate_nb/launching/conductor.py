@@ -39,11 +39,7 @@ from accelerate_nb.transport.payload import Payload
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """
-    A launch as the process knows it that conducts its run: the settings, what was chosen of them, the notebook's lines, the run's own folder.
-
-    `facts` are those of the call, for the run's status.
-    """
+    """A launch as the process knows it that conducts its run; `facts` are those of the call, for the run's status."""
 
     name: str
     config: RunConfig
@@ -103,11 +99,8 @@ class Nodes:
         """Have this called where the end is requested on another node."""
 
     def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """
-        Choose the nodes of another attempt after those of these ranks were lost; returns a sentence, which is empty where nothing changes.
-
-        It waits for others unless a stop was requested. Raises `LaunchError` with the reason where there can't be one.
-        """
+        """Choose another attempt's nodes after a loss; what changes, in words; raises `LaunchError`."""
+        # those of several machines wait for others, unless a stop was requested
         return ""
 
     def leave(self, reason: str) -> None:
@@ -115,12 +108,9 @@ class Nodes:
 
 
 class Conductor:
-    """
-    Conducts a run in this process: one attempt after the other, in a thread of its own; the first cause, restarts, the results.
+    """Conducts a run in this process, in a thread of its own: attempts, restarts, the first cause, and the results."""
 
-    `worker_group` makes the workers of an attempt by its number. `on_event` is called with every event but the lines of output, in the
-    run's thread, once the view knows of it. `outcomes` makes what takes the results, in memory or in the run's folder.
-    """
+    # `on_event` gets every event but the lines of output, in the run's thread, once the view knows of it.
 
     def __init__(
         self,

@@ -28,17 +28,11 @@ _EXIT_TIMEOUT, _POLL_INTERVAL = 30.0, 0.2
 
 @contextmanager
 def end_on_signals(run: Conductor) -> Iterator[list[int]]:
-    """
-    Inside the block a signal that would end this process requests the end of the run; gives the signals that have come.
-
-    The first lets all ranks stop after the same step, where a function that checks `Accelerator.stop_requested` saves; the
-    next interrupts them, one more kills them. Programs that handle the signal themselves, as those do that save before a
-    cluster takes their machine away, get the first one as it is, and have time to end. A signal that is ignored (`nohup`)
-    stays so. Only in the main thread; elsewhere no signal is handled.
-
-    >>> with end_on_signals(conductor) as signals:
-    ...     Run(conductor, front_end).start().wait()
-    """
+    """Inside the block a signal that would end this process ends the run first; gives the signals that have come."""
+    # The first lets ranks stop after the same step, where a function that checks `Accelerator.stop_requested` saves;
+    # the next interrupts them, one more kills them. Programs with a handler of their own, as those that save before a
+    # cluster takes their machine away, get the first as it is. One that is ignored (`nohup`) stays so; only the main
+    # thread can handle any.
     received: list[int] = []
 
     def hand_on(number: int, _: FrameType | None) -> None:

@@ -80,13 +80,7 @@ class RunContext:
 
 @dataclass(slots=True)
 class IdleWatchdog:
-    """
-    Restarts with every message; a warning is due after `timeout` seconds, and then each time that the time has doubled.
-
-    >>> watchdog = IdleWatchdog(timeout=60.0, since=0.0)
-    >>> watchdog.is_due(59.0), watchdog.is_due(60.0), watchdog.is_due(61.0), watchdog.is_due(120.0)
-    (False, True, False, True)
-    """
+    """Restarts with every message; warns after `timeout` seconds, and each time that the time has doubled."""
 
     timeout: float
     since: float
@@ -111,11 +105,7 @@ class IdleWatchdog:
 
 
 class IdleObserver:
-    """
-    Takes a snapshot of the ranks of a run from which nothing comes, in a thread of its own, and warns of it in the run's.
-
-    Where they wait for a rank that has returned, `end_deadlock` is called with it, in the run's thread too.
-    """
+    """Takes a snapshot of ranks from which nothing comes, in a thread, and acts on it in the run's."""
 
     def __init__(
         self,
@@ -166,13 +156,10 @@ class IdleObserver:
 
 
 class GroupRunner:
-    """
-    Runs a plan's workers through agents, one a node of the plan, whose messages it hands to the group and to the run.
+    """Runs a plan's workers through agents, one a node, whose messages it hands to the group and to the run."""
 
-    `follow` is called once, in the run's thread; `stop`, `send` and `snapshot` may be called from any other. `master` is the
-    rendezvous, where it is open: in the agent of rank 0, or on the listening socket `store`, which stays the caller's. `group` is
-    another state machine.
-    """
+    # `follow` is called once, in the run's thread; `stop`, `send` and `snapshot` from any. `master` is the rendezvous,
+    # where it is open: in the agent of rank 0, or on the listening socket `store`, which stays the caller's.
 
     def __init__(
         self,

@@ -46,13 +46,10 @@ def warm_early() -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(Launch):
-    """
-    A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
+    """A launch as values, which any process of its user can conduct: the call's payload, the workers' plan."""
 
-    `nodes` are those of several agents. With a `cluster` the process that conducts the run is to find them, since they go with it; until
-    then they have no names and no sizes.
-    So it is where each node launches its part: until that process has met the others, the placement and the plan are those of this node.
-    """
+    # With a `cluster`, or where each node launches its part, the process that conducts the run finds the nodes; until
+    # then placement and plan are those of this node, or have no sizes.
 
     plan: LaunchPlan
     nodes: Nodes
@@ -67,14 +64,8 @@ def prepare(
     *,
     is_run_kept: bool = True,
 ) -> Conductor:
-    """
-    The conductor of a run of `function(*args)` on as many workers as the configuration requests, ready to be started.
-
-    Of a run that is not kept, nobody reads the results that the configuration does not request; ranks don't send them. `on_event` is
-    the conductor's.
-
-    Raises `LaunchError` or `PayloadError` before anything has started.
-    """
+    """The conductor of a run of `function(*args)`, not started yet; raises `LaunchError` or `PayloadError`."""
+    # nobody reads results of a run that is not kept, but those that the configuration requests: ranks don't send them
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     call = FunctionCall(function, tuple(args))
     config.launching.check_min_nodes()
@@ -114,11 +105,7 @@ def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: 
 def request(
     function: Callable[..., Any], args: Sequence[Any], config: RunConfig, folder: Path | None = None
 ) -> RunRequest:
-    """
-    The values from which another process conducts a run of `function(*args)`; its folder is made here, where none is given.
-
-    Raises `LaunchError` or `PayloadError`, also where the workers could only be forked from this very process.
-    """
+    """The values from which another process conducts a run; raises `LaunchError` also where it would fork."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config.launching.check_min_nodes()
     call = FunctionCall(function, tuple(args))
@@ -174,12 +161,7 @@ def conductor_of(
 
 
 def choose_where(config: RunConfig) -> tuple[Placement, Nodes]:
-    """
-    The placement of a run, and its nodes where it has several agents, which are there then.
-
-    Of a run that is launched on each of several machines it is the placement of this one. Raises `LaunchError` where it doesn't fit
-    the machine, a node can't be reached, or has other versions than this process.
-    """
+    """The placement of a run on this machine, or of all on its nodes, which are there then; raises `LaunchError`."""
     if config.launching.names_hosts or (config.launching.num_nodes > 1 and not config.launching.is_on_each_node):
         return find_nodes(config)
     is_part = config.launching.is_on_each_node

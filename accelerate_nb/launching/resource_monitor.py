@@ -27,15 +27,9 @@ _BETWEEN_AT_REST = 5.0
 
 
 class ResourceMonitor:
-    """
-    While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
+    """While its block runs, what a view knows of the machine and of its ranks is as of about a second ago."""
 
-    Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
-    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known. `ranks` returns those of this machine.
-
-    >>> with ResourceMonitor(view, lambda: range(2), "cpu", {}, [folder]):
-    ...     ...
-    """
+    # Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder.
 
     def __init__(
         self,

@@ -27,12 +27,7 @@ _LONG_ATTEMPT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """
-    An attempt of a run that has failed.
-
-    `reason` is the first cause in one line, `exceptions` names its class and that one's bases. `has_stepped`: some rank made an
-    optimizer step.
-    """
+    """A failed attempt of a run: its first cause in one line, and the names of that one's class and bases."""
 
     reason: str
     exceptions: tuple[str, ...] = ()
@@ -57,12 +52,7 @@ class GiveUp:
 
 
 def decide(attempts: Sequence[FailedAttempt], max_restarts: int, restart_delay: float) -> StartAgain | GiveUp:
-    """
-    The decision after the last of these attempts has failed.
-
-    >>> decide([FailedAttempt("rank 1 ended with SIGKILL", has_stepped=True)], max_restarts=3, restart_delay=0.1)
-    StartAgain(delay=0.1)
-    """
+    """The decision after the last of these attempts has failed; the pause in seconds doubles each time."""
     last = attempts[-1]
     if last.was_stopped or last.timed_out or max_restarts == 0:
         return GiveUp()

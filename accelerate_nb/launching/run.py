@@ -66,13 +66,7 @@ def keep_drawing(run: Run, refresh: Callable[[], None], closed: Callable[[], Non
 
 @dataclass(frozen=True, slots=True)
 class LaunchFacts:
-    """
-    The facts of a run that are known from its first moment: in this process, or from its folder.
-
-    `arguments` are those of the `function` as texts, where they are known; `results` are those that a wait returns. `ranks` run it, without any
-    all of them. `is_cell`: it is a cell of a session, whose workers stay. `is_detached`: it outlives the process that launched it.
-    `outlives_wait`: it goes on where a wait for it is interrupted.
-    """
+    """The facts of a run that are known from its first moment: in this process, or from its folder."""
 
     name: str
     why: str
@@ -90,10 +84,7 @@ class LaunchFacts:
 
 
 class RunControl(Protocol):
-    """
-    The way to a run's workers: `Conductor` in this process, `RemoteConductor`, which reaches the run host of a detached run, or `CellControl`
-    for a cell of a session.
-    """
+    """The way to a run's workers: `Conductor`, `RemoteConductor` of a detached run, `CellControl` of a cell."""
 
     facts: LaunchFacts
     view: RunState

@@ -19,11 +19,7 @@ _START = CheckResult("start", "Workers start", "waiting")
 
 
 class SelfTest(FrontEnd):
-    """
-    One test of a configuration, as the front end of its run: `run` takes as long as the test, `stop` ends it from another thread.
-
-    `on_check` is called with each check whenever there is news of it, from the thread that runs the test.
-    """
+    """One test of a configuration, as the front end of its run; `on_check` is called in `run`'s thread."""
 
     def __init__(self, config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> None:
         launching, is_inline = config.launching, config.launching.engine == "inline"
@@ -64,7 +60,7 @@ class SelfTest(FrontEnd):
         return self.checks
 
     def stop(self) -> None:
-        """End the test; checks that were not made are left out."""
+        """End the test, from any thread; checks that were not made are left out."""
         self._stopped.set()
         if (run := self._run) is not None:
             run.request_stop("interrupt")

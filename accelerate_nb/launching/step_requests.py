@@ -26,15 +26,7 @@ _MOST_STEPS = 100
 
 @dataclass
 class StopNegotiation:
-    """
-    Ranks that were sent a request to hold: their replies, and what follows from them.
-
-    >>> negotiation = StopNegotiation(ranks=[0, 1], stop_grace_period=2.0, now=0.0)
-    >>> negotiation.reply(0, HeldAt(0, STOP, steps=7, pace=0.1), now=0.0)
-    >>> negotiation.reply(1, HeldAt(1, STOP, steps=8, pace=0.1), now=0.0)
-    >>> negotiation.last_step
-    9
-    """
+    """Ranks that were sent a request to hold: their replies, and what follows from them."""
 
     ranks: Collection[int]
     stop_grace_period: float
@@ -154,11 +146,7 @@ class KnobChanges:
 
 
 def checked_ranks(view: RunState, steps: object, ranks: Iterable[int] | None) -> tuple[int, ...]:
-    """
-    The ranks of a run that are to profile so many steps, with `None` all that run.
-
-    Raises `ConfigurationError` for steps or ranks that there are not, and `StateError` where they don't run, or profile already.
-    """
+    """The ranks that are to profile so many steps; raises `ConfigurationError` or `StateError`."""
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= _MOST_STEPS:
         raise ConfigurationError(f"A profile of {steps!r} steps was requested. Profile 1 to {_MOST_STEPS} steps.")
     known = {summary.rank: summary for summary in view.glances()}

@@ -40,17 +40,7 @@ def stronger(before: Stop | None, how: Stop) -> Stop:
 
 
 class WorkerGroup:
-    """
-    Decides what happens to `size` ranks: takes the agents' reports and the time in seconds, gives messages and events.
-
-    It holds values alone. `deadline` is when all must have returned, `None` for never.
-
-    >>> group = WorkerGroup(size=1, stop_grace_period=2.0)
-    >>> group.take(RankEvent(0, 0, StateChange(0, "finished", 1700000000.0)), now=0.0)
-    [StateChange(rank=0, state='finished', time=1700000000.0, detail='')]
-    >>> group.advance(now=0.0)
-    [ReleaseRanks(ranks=(0,))]
-    """
+    """Decides what happens to `size` ranks by values alone: reports and seconds in, messages and events out."""
 
     def __init__(self, size: int, stop_grace_period: float, *, deadline: float | None = None) -> None:
         self.size, self.deadline = size, deadline

@@ -13,11 +13,7 @@ _FILE = "attempt_notes.jsonl"
 
 
 def leave_note(topic: str, **facts: Any) -> None:
-    """
-    Leave plain values under a topic, each once; a process that no launcher of this package started leaves none.
-
-    A note is there for others when this returns, whatever becomes of the process.
-    """
+    """Leave plain values under a topic, each once; a process that this package did not launch leaves none."""
     if (attempt := attempt_of(os.environ)) is None:
         return
     folder, number = attempt

@@ -21,11 +21,7 @@ _tasks = _BackgroundTasks()
 
 
 def register(wait: Wait, salvage: Wait | None = None) -> None:
-    """
-    Register a task in the background; `wait` returns when it is done, and raises if it failed.
-
-    `salvage` is called instead where the function has failed: it does what can be done of it without the other ranks.
-    """
+    """Register a task that `wait` waits for; `salvage` does what one rank can after a failure."""
     _tasks.going[wait] = salvage
 
 
@@ -43,11 +39,8 @@ def finish() -> None:
 
 
 def salvage(timeout: float = _TIMEOUT) -> None:
-    """
-    Save what can be saved after a failure: some seconds at most, and nothing that goes wrong is raised.
-
-    The failure that is to be reported after it is more important.
-    """
+    """Save what can be saved after a failure, some seconds at most."""
+    # nothing that goes wrong here is raised: the failure that is to be reported after it is more important
     calls = [saves for saves in list(_tasks.going.values()) if saves is not None]
     if not calls:
         return

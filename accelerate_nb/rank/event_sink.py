@@ -86,12 +86,7 @@ def _send(numbers: Mapping[str, float], step: int | None, now: float | None = No
 
 
 def numbers_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """
-    The numbers among values, also arrays and tensors of one element on any device; names in nested mappings are joined by a slash.
-
-    >>> dict(numbers_of({"loss": 1, "eval": {"loss": 2.5}, "note": "text"}))
-    {'loss': 1.0, 'eval/loss': 2.5}
-    """
+    """The numbers among values, also tensors of one element; nested names are joined: `eval/loss`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers_of(value, f"{prefix}{name}/")

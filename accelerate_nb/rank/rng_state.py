@@ -10,12 +10,10 @@ from accelerate_nb.devices.xla import random_state, set_random_state
 
 @dataclass(frozen=True, slots=True)
 class RandomStates:
-    """
-    Python's state, and numpy's and torch's (CPU) where the notebook has imported them.
+    """The random states of Python, and of numpy and torch (CPU, GPUs, torch_xla) where they are imported."""
 
-    `cuda` holds those of the GPUs, `tpu` that of the device of torch_xla. Without them, these begin with the last seed that
-    torch was given, as they do in a process that has touched none.
-    """
+    # without `cuda` and `tpu` these begin with the last seed that torch was given, as in a process that has touched
+    # none
 
     python: Any
     numpy: Any

@@ -32,18 +32,13 @@ class StopPoint(NamedTuple):
 
 
 class StepHold:
-    """
-    Requests to act after a step that all ranks share, between the thread that receives them and the one that trains.
+    """Requests to act after a step that all ranks share, between the thread that receives and that which trains."""
 
-    Nobody knows at which step the other ranks are, and to agree on one in every step would cost a collective. So a rank
-    that is to hold reports how many steps it has made, and waits at the end of the one that it is in; the kernel replies
-    with the step after which all act, which is one more than the farthest rank has made, and each goes on until it has made that.
-    Whoever waits in a collective for a rank that holds is waited for no longer than the reply takes.
-
-    Where a function checks for a stop and makes no steps, in an evaluation or with optimizers that are not prepared, its checks
-    are counted and agreed on in the same way, and a rank stops at whichever it comes to first. A check that follows a step, or
-    stands in the midst of one, is none of these: the loop is to end after a whole step.
-    """
+    # To agree on a step in every step would cost a collective. So a rank that is to hold reports its steps and waits at
+    # the end of the one that it is in; the kernel replies with the step after which all act, one more than the farthest
+    # rank has made. Who waits in a collective for a rank that holds is waited for no longer than the reply takes.
+    # Checks without a step (in an evaluation) are counted and agreed on in the same way, and a rank stops at whichever
+    # it comes to first. A check after a step, or in the midst of one, is none: the loop is to end after a whole step.
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -220,11 +215,7 @@ def current_step_hold() -> StepHold:
 
 
 class Knob:
-    """
-    A number of the training that a person can change while it runs; `Accelerator.knob` declares one.
-
-    `value` is its value now, and `float(knob)` as well.
-    """
+    """A number of the training that a person can change while it runs; its `value`, or `float(knob)`."""
 
     def __init__(self, name: str, value: float, least: float | None, most: float | None) -> None:
         self.name, self.least, self.most = name, least, most

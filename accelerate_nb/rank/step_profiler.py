@@ -61,12 +61,10 @@ class _Recording:
 
 
 class StepProfiler:
-    """
-    Profiles a rank's steps, between the thread that receives the request and the one that trains.
+    """Profiles a rank's steps, between the thread that receives the request and the one that trains."""
 
-    It begins after a step of whichever optimizer makes the next one, and ends after so many more of the same. What it saw is worked up in a
-    thread of its own. Ranks need not agree on a step, as they do for a knob: each profiles its own.
-    """
+    # It begins after a step of whichever optimizer makes the next one, and ends after so many more of the same. Ranks
+    # need not agree on a step, as they do for a knob.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,12 +187,7 @@ _FINISH_LATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_finish_late)
 
 
 def costliest(averages: Sequence[Any]) -> tuple[ProfiledOperation, ...]:
-    """
-    The operations that took the most time in themselves, the costliest first: on the device where one was used, else on the CPU.
-
-    `averages` are each an operation's totals in microseconds (`torch.autograd.profiler_util.FunctionEventAvg`). A device's kernels count
-    for the operations that launched them.
-    """
+    """The operations that took the most time, on the device where one was used; `averages` in microseconds."""
     operations = [item for item in averages if _type_of(item.device_type) == "cpu"]
     kernels = [item for item in averages if _type_of(item.device_type) != "cpu" and item.self_device_time_total > 0]
     device = _type_of(kernels[0].device_type) if kernels else "cpu"

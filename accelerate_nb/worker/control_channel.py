@@ -25,11 +25,7 @@ Handler: TypeAlias = Callable[[Any, Sequence[int]], None]
 
 
 class ControlChannel:
-    """
-    A worker's end of its socket: handlers are called with each message of their class, in the inbox's thread.
-
-    A handler is quick and raises nothing. A message without a handler is kept for one that is registered later.
-    """
+    """A worker's end of its socket: handlers, which are quick, are called with messages in its thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
@@ -138,12 +134,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def awaited_ranks(entries: Sequence[dict[str, Any]]) -> list[int]:
-    """
-    The ranks without which the call does not return that the main thread is in, as far as they are known.
-
-    A call of torch names its process group, or its peer; else one of this package does, else the oldest of these recorded
-    collectives.
-    """
+    """The ranks that the main thread's call waits for: by torch's group or peer, this package's, or an entry's."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return []

@@ -26,13 +26,9 @@ def launched_call(
     results: Literal["main", "all"],
     facts: Callable[[], Any] = lambda: None,
 ) -> tuple[list[Any], list[Any]]:
-    """
-    Call a function in this process, as all processes of the launch do; returns rank 0's value or each rank's, and each rank's facts.
-
-    The values travel over the process group, as by `broadcast_object_list`. The groups and the world that the function leaves, and
-    that were not there before, end with the call; so does what it drew of the random numbers. An exception is raised as it is, and
-    the other processes find the group closed.
-    """
+    """Call a function as all processes of a launch do; returns rank 0's value or each rank's, and each rank's facts."""
+    # The groups and the world that the function leaves end with the call; so does what it drew of the random numbers.
+    # An exception is raised as it is, and the other processes find the group closed.
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     rank, size, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), next(_numbers)
     if size > 1:

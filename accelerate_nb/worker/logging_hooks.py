@@ -15,11 +15,8 @@ _Reader: TypeAlias = Callable[[Any, _Call], _Logged]
 
 
 def install() -> None:
-    """
-    Send what is logged by these libraries as metrics, unless `autolog` is off. Nothing is imported here.
-
-    A log that calls another one (`Trainer` logs to TensorBoard, say) is reported once, by the names of the outermost.
-    """
+    """Send what is logged by these libraries as metrics, unless `autolog` is off; nothing is imported here."""
+    # a log that calls another one (`Trainer` logs to TensorBoard, say) is reported once, by the names of the outermost
     if not event_sink.is_on():
         return
     for module in dict.fromkeys(entry[0] for entry in _LOGS):

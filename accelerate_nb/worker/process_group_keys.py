@@ -21,13 +21,10 @@ _groups = _GroupKeys()
 
 
 def separate_groups(host: str, port: int) -> None:
-    """
-    Give every default group of this rank that is made by `env://` at this store keys of its own there.
-
-    torch itself uses the same keys for all groups of a process, where a second one finds the addresses of the first
-    one's closed connections (`torch.distributed.rendezvous._env_rendezvous_handler`). Ranks agree on the number of a group
-    because all of them make the same groups in the same order.
-    """
+    """Give every default group of this rank that is made by `env://` at this store keys of its own there."""
+    # torch uses the same keys for all groups of a process, where a second one finds the addresses of the first one's
+    # closed connections (`torch.distributed.rendezvous._env_rendezvous_handler`). Ranks agree on a group's number: all
+    # make the same groups in the same order.
     _groups.numbers.setdefault(f"{host}:{port}", itertools.count())
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     # what torch calls for `init_process_group("env://")`: it gives the store, the rank and the world's size

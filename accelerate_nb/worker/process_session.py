@@ -13,11 +13,7 @@ _PROC = Path("/proc")
 
 
 def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
-    """
-    Have Linux send this process a signal when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
-
-    `parent` is the process that should be there: where it has gone already, this one ends at once.
-    """
+    """Have Linux signal this process when the thread that made it ends (prctl(2)), or end it without `parent`."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(by), 0, 0, 0)

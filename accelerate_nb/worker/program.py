@@ -30,11 +30,7 @@ _PRINTING = frozenset({"torch", "accelerate_nb", "exceptiongroup"})
 
 @dataclass(frozen=True, slots=True)
 class ScriptFile:
-    """
-    A file of Python, or a folder or archive that holds a `__main__.py`; `given_path` is its path as the person wrote it.
-
-    Its imports search its own folder first, or `home` where one is named.
-    """
+    """A file of Python, or a folder or archive with a `__main__.py`; imports search its folder, or `home`."""
 
     path: str
     given_path: str
@@ -193,12 +189,7 @@ def standard_input() -> StandardInput | None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """
-    A program that every worker runs, with its arguments.
-
-    It works in `folder`, or where there is none in the worker's own. `path` is what `sys.path` holds behind the program's own
-    entry. Rank 0 reads `stdin`; nobody else does. A person calls it `title`, or by its own name.
-    """
+    """A program that every worker runs in `folder`, with `path` on `sys.path`; rank 0 reads `stdin`."""
 
     what: Runnable
     arguments: tuple[str, ...] = ()

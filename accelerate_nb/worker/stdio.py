@@ -80,12 +80,7 @@ def allow_prompts() -> None:
 
 
 def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **_: Any) -> None:
-    """
-    Show objects in the notebook, under this rank.
-
-    Like `IPython.display.display`, whose other options (`display_id`, `transient`, ...) have no meaning across processes
-    and are passed over.
-    """
+    """Show objects in the notebook, under this rank; IPython's further options mean nothing here."""
     for shown in objects:
         data, about = (shown, {}) if raw else _formatted(shown)
         show(data, {**about, **(metadata or {})})

@@ -31,24 +31,16 @@ _SHOWN_NUMBER = re.compile(
 
 
 def install() -> None:
-    """
-    Send the progress of every bar of this process from now on, whatever kind of tqdm it is.
-
-    What would be drawn on the rank's own streams is not: a nested bar moves the cursor, and its drawings would be lines of
-    the rank's log. The outermost bar leaves one line there when it ends, if it is one that is left. Widgets can't work from
-    here, so a `tqdm.notebook` bar is a bar of text. Where tqdm isn't loaded yet it is hooked when it is: nothing is imported
-    here.
-    """
+    """Send the progress of every bar of this process, whatever kind of tqdm it is; nothing is imported here."""
+    # A nested bar moves the cursor: drawn here it would be lines of the rank's log. The outermost leaves one line there
+    # when it ends, if it is one that is left. Widgets can't work from here: a `tqdm.notebook` bar is a bar of text.
     after_import("tqdm.std", functools.partial(_report_bars, process=os.getpid()))
     after_import("tqdm.notebook", _as_text)
 
 
 def _report_bars(module: Any, process: int) -> None:
-    """
-    Make tqdm's class of bars, which all other kinds of bars inherit from, send the progress of its bars in this process.
-
-    Those of a data loader's processes send nothing: the socket is their parent's.
-    """
+    """Make tqdm's class of bars, which all other kinds inherit from, send the progress of its bars in this process."""
+    # those of a data loader's processes send nothing: the socket is their parent's
     tqdm, bars = module.tqdm, _OpenBars()
     print_status, postfix = tqdm.status_printer, tqdm.set_postfix
 
@@ -90,13 +82,11 @@ def _nothing(text: str) -> int:
 
 @dataclass(eq=False)
 class _OpenBars:
-    """
-    The bars of this rank that are open, each under the first number that was free when it was first drawn.
+    """The bars of this rank that are open, each under the first number that was free when it was first drawn."""
 
-    The number distinguishes nested bars, and stays the same when a loop makes its inner bar anew. Numbers beside the bars are metrics
-    over what the bars have counted: a loop that makes its bar anew goes on counting where the former one ended. Bars with other labels
-    that show numbers of the same name have their label before it: `loss` beside "train 3", `val/loss` beside "val 3".
-    """
+    # The number distinguishes nested bars, and stays where a loop makes its inner bar anew, which goes on counting
+    # where the former one ended. Bars with other labels that show numbers of the same name have their label before it:
+    # `loss` beside "train 3", `val/loss` beside "val 3".
 
     _taken: set[int] = field(default_factory=set)
     _last: dict[int, float] = field(default_factory=dict)

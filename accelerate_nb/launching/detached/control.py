@@ -53,11 +53,7 @@ _STACKS_TIMEOUT = 30.0
 
 
 class ControlSocket:
-    """
-    A listening Unix socket that only its user can open, in the run's folder or, where that can hold none, in one of its own.
-
-    `path` is its address, for `connect`; closing it removes it.
-    """
+    """A listening Unix socket that only its user can open, in the run's folder or in one of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._own_folder: Path | None = None
@@ -157,12 +153,7 @@ def apply_live(view: RunState, events: Sequence[Event]) -> None:
 
 
 class ControlServer:
-    """
-    Answers clients until it is closed: each has a thread of its own, so that none keeps another or the run waiting.
-
-    >>> with ControlServer(ControlSocket(folder), conductor):
-    ...     conductor.over.wait()
-    """
+    """Answers clients, each in a thread of its own, so that none keeps another or the run waiting."""
 
     def __init__(self, control: ControlSocket, run: RunControl) -> None:
         self._control, self._run = control, run
@@ -219,11 +210,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """
-    Sends requests to a run host over one connection, which is made again where it broke; from any thread.
-
-    `tunnel` is the command that passes on its standard input to the socket where that is on another machine.
-    """
+    """Requests to a run host from any thread, through the command `tunnel` where it is on another machine."""
 
     def __init__(self, path: Path, tunnel: Sequence[str] = ()) -> None:
         self._path, self._tunnel = path, tunnel
@@ -275,12 +262,7 @@ def tunnel_command(status: Mapping[str, Any]) -> list[str]:
 
 
 class RemoteConductor:
-    """
-    The conductor of a run in its run host, as a process sees it that attached to the run.
-
-    >>> run = Run(RemoteConductor(kept_run(folder)), FrontEnd())
-    >>> run.start().wait()
-    """
+    """The conductor of a run in its run host, as a process sees it that attached to the run."""
 
     # the run host keeps what there is to keep
     trouble = None

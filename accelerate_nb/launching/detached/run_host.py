@@ -40,11 +40,7 @@ _LONGEST_TRY = 24 * 3600.0
 
 @contextmanager
 def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
-    """
-    The conductor of a run in this process, ready to be started, and the signals that have come; inside the block others can attach to it.
-
-    When the block ends, its outcome is in its folder.
-    """
+    """The conductor of a run, to which others can attach in the block, and the signals that have come."""
     locks = [hold_lock(request.folder)]
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
@@ -84,11 +80,7 @@ class _NoticeStream(io.TextIOBase):
 
 @contextmanager
 def reported_start(sock: socket.socket) -> Iterator[Channel]:
-    """
-    In the run host: inside the block, notices and errors of this package go to the process at the other end of `sock`.
-
-    Where that process waits no more, since it was interrupted or has ended, this one ends, too. Gives the channel to it.
-    """
+    """Inside the block, notices and errors go to the launcher, without which this process ends; its channel."""
     launcher = Channel(sock)
     over = threading.Event()
 
@@ -114,11 +106,7 @@ def reported_start(sock: socket.socket) -> Iterator[Channel]:
 
 
 def host(request: RunRequest, offer: SupervisorOffer | None, launcher: Channel) -> int:
-    """
-    Conduct a run to its end, and return the exit code of this process.
-
-    `launcher` gets to know when processes can attach to the run; an offered supervisor is taken.
-    """
+    """Conduct a run to its end; `launcher` learns when others can attach. Returns this process's exit code."""
     with hosted(request) as (run, signals):
         if not status_of(request.folder):
             error = LaunchError(

@@ -33,11 +33,7 @@ def launch_detached(
     config: RunConfig,
     folder: Path | None = None,
 ) -> RemoteConductor:
-    """
-    The conductor, in another process, of a run of `function(*args)` that outlives this one; it has begun, and `start` follows it.
-
-    `folder` is the run's own, where it is there already.
-    """
+    """The conductor, in another process, of a run that outlives this one, and has begun; `start` follows it."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     wanted = request(function, args, config, folder)
     try:

@@ -31,12 +31,7 @@ from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, RunCel
 
 @dataclass(frozen=True, slots=True)
 class CellResult(RankResult):
-    """
-    The result of a cell on one rank.
-
-    `result` is the MIME bundle of its last expression (`None` where it has none) and `metadata` what goes with it, `value` what was pulled, or returned by
-    a call; `seconds` is the worker's own time.
-    """
+    """The result of a cell on one rank: its `value`, or the MIME bundle `result` of its last expression."""
 
     seconds: float = 0.0
     result: dict[str, Any] | None = None
@@ -87,11 +82,7 @@ def read_reply(descriptor: int, rank: int) -> TaskReply:
 
 
 class CellControl:
-    """
-    The way to the ranks of a session while they run one cell, with the slice of the session's state that is the cell's.
-
-    `waiting` are the ranks that have not replied, `ended` the results of the others. `runs_code`: it does more than to move values.
-    """
+    """The way to a session's ranks while they run one cell, with the cell's slice of the session's state."""
 
     # its session keeps what there is to keep
     trouble = None
@@ -190,12 +181,7 @@ class CellControl:
 
 
 class TaskDispatcher:
-    """
-    Sends tasks to a session's ranks, and ends each cell when all of its ranks have replied.
-
-    `on_stuck` is called with the error where a rank does not follow an interrupt. `names` are the variables of each rank after
-    its last task, `pids` the process numbers of the ranks.
-    """
+    """Sends tasks to a session's ranks, and ends each cell when all of its ranks have replied."""
 
     def __init__(self, conductor: Conductor, config: RunConfig, on_stuck: Callable[[HangError], None]) -> None:
         self.config = config
@@ -227,12 +213,7 @@ class TaskDispatcher:
         *,
         outlives_wait: bool = False,
     ) -> CellControl:
-        """
-        Send a task to some ranks, or to all; `timeout` in seconds, or that of the configuration.
-
-        Raises `PayloadError`, which names what of `parts` can't travel, `ConfigurationError` where there is no such rank, and
-        `LaunchError` where one still runs something else.
-        """
+        """Send a task to some ranks, or to all; raises `PayloadError`, `ConfigurationError` or `LaunchError`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
         if not wanted or not set(wanted) <= set(self.ranks):

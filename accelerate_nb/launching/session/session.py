@@ -27,24 +27,11 @@ from accelerate_nb.worker.session import task_loop
 
 
 class Session:
-    r"""
-    Workers that stay, and run one cell after the other; each has `accelerator`, `rank`, `world_size` and `device`.
-
-    >>> session = Session.start(resolve({"num_processes": 2}, {}))
-    >>> session.run("x = rank + 1\nprint(x)").wait()
-    >>> session.pull(["x"], ranks=(0, 1))
-    {0: {'x': 1}, 1: {'x': 2}}
-    >>> session.close()
-    """
+    """Workers that stay, and run one cell after the other, each with `accelerator`, `rank`, `device` ..."""
 
     @classmethod
     def start(cls, config: RunConfig) -> Session:
-        """
-        Start the workers, and return when they are ready for their first cell.
-
-        `config.launching.timeout` is the time for each cell. Raises `LaunchError` or `WorkerError` where they can't start,
-        a `LaunchError` also in a process that a launcher started, and `KeyboardInterrupt` after they have been ended because of one.
-        """
+        """Start the workers, and return when they are ready; raises `LaunchError` or `WorkerError`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         check_not_launched()
         if config.launching.engine == "inline":
@@ -149,17 +136,9 @@ class Session:
         front_end: FrontEnd | None = None,
         outlives_wait: bool = False,
     ) -> Run:
-        """
-        Run the text of a cell on all ranks, or on some; returns at once.
-
-        Tracebacks name its lines as `Cell In[number], line N`; `first_line` is the number of its first one (2 where a line
-        with a magic stood above it). `name` is what a person calls it, `filename` under what name its lines are kept;
-        without them they are made from the number, without which the session counts. `timeout` in seconds, or that of the
-        session's configuration. A `front_end` shows it to whoever waits; where it `outlives_wait`, an interrupt of that leaves it alone.
-
-        Raises `LaunchError` where the session has ended, or one of these ranks still runs something else, and
-        `ConfigurationError` where there is no such rank.
-        """
+        """Run the text of a cell on all ranks, or on some; returns at once, and raises what `begin` does."""
+        # tracebacks name its lines as `Cell In[number], line N`, where line `first_line` is the first one (2 below a
+        # magic), and keep them under `filename`; by default the session counts
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         count = next(self._cells)
         number = count if number is None else number
@@ -183,11 +162,7 @@ class Session:
         timeout: float | None = None,
         front_end: FrontEnd | None = None,
     ) -> Run:
-        """
-        Call a function of the notebook in the workers; each rank's `CellResult` has what it returned as `value`.
-
-        Returns at once. Raises `PayloadError` where function or arguments can't travel, and what `run` raises.
-        """
+        """Call a function of the notebook in the workers; returns at once, like `run`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         check_function(function)
         invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
@@ -196,21 +171,12 @@ class Session:
         return Run(self._dispatcher().begin(invoke, ranks, name, timeout, parts), front_end or FrontEnd())
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
-        """
-        Give variables of the workers these values, one copy for all of them until they write to it.
-
-        Raises `PayloadError`, which names what can't travel, and what `run` raises.
-        """
+        """Give variables of the workers these values, one copy for all of them until they write to it."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         Run(self._dispatcher().begin(PushNames(dict(values)), ranks, "push", parts=values), FrontEnd()).wait()
 
     def pull(self, names: Sequence[str], *, ranks: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
-        """
-        The values of variables of some ranks, or of the first, by rank and name; tensors come to the CPU, without their gradients' history.
-
-        Raises a `WorkerError` that is also a `NameError` for a name that is not there (it lists those that are), or a
-        `PayloadError` for a value that can't travel, and what `run` raises.
-        """
+        """Variables of some ranks, or of the first, by rank and name; tensors come to the CPU."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         control = self._dispatcher().begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull")
         return {result.rank: result.value for result in Run(control, FrontEnd()).wait()}
@@ -220,11 +186,7 @@ class Session:
         return self._tasks.stacks()
 
     def adjust(self, **launching: Any) -> None:
-        """
-        Give settings of the launching another value from now on: `stop_grace_period`, its name, and what front ends read.
-
-        >>> session.adjust(stop_grace_period=5.0)
-        """
+        """Give settings of the launching another value from now on: `stop_grace_period`, `name`, `tags` ..."""
         self.config = self._tasks.config = replace(self.config, launching=replace(self.config.launching, **launching))
         if not launching.keys().isdisjoint({"name", "tags"}):
             self._conductor.rename(self.config.launching.name, self.config.launching.tags)

@@ -9,14 +9,11 @@ from pathlib import Path
 
 
 def cut_connections(others: Collection[int], *, store_port: int) -> None:
-    """
-    Cut this process's TCP connections to the processes `others`, but for those to the store of the rendezvous.
-
-    A collective of gloo that waits raises on both sides, at once: nothing else ends it (torch's `abort` does so for NCCL
-    alone). Where /proc does not show whose a connection is, all within this machine are cut.
-
-    Of those to ranks on other machines, each side cuts the ones that it has accepted: one of two ranks has (gloo/transport/tcp/pair.cc).
-    """
+    """Cut this process's TCP connections to the processes `others`, but for those to the store of the rendezvous."""
+    # A collective of gloo that waits raises on both sides, at once: nothing else ends it (torch's `abort` does so for
+    # NCCL alone). Where /proc does not show whose a connection is, all within this machine are cut. Of those to ranks
+    # on other machines, each side cuts the ones that it has accepted: one of two ranks has
+    # (gloo/transport/tcp/pair.cc).
     has_ranks_elsewhere = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
     theirs, listening = _inodes(others), _listening_ports() if has_ranks_elsewhere else set()
     for connection in _connections():

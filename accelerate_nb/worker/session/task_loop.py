@@ -292,11 +292,7 @@ def below(trace: TracebackType | None, sources: CellSources) -> TracebackType | 
 
 @dataclass(frozen=True)
 class DetachedCell:
-    """
-    Runs a cell on a rank, with `accelerator`, `rank`, `world_size` and `device`.
-
-    `values` are the notebook's variables that the cell names; what its last expression is worth is shown, and not returned.
-    """
+    """Runs a cell on a rank with a session's names and the notebook's `values`; its last value is shown."""
 
     cell: session_tasks.RunCell
     values: Mapping[str, Any]
