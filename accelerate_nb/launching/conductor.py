@@ -26,8 +26,7 @@ from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
-from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, StartAgain, decide, explanation
+from accelerate_nb.launching.resource_monitor import sampled
 from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.step_requests import KnobChanges, checked_ranks
 from accelerate_nb.launching.worker_group import Stop, stronger
@@ -35,6 +34,27 @@ from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import ProfileSteps, RankMessage
 from accelerate_nb.transport.payload import Payload
+
+# Errors that another attempt would meet again, by the names of their classes (a subclass is one, too), with the reason.
+NEVER_HEALS: dict[str, str] = {
+    "SyntaxError": "the code can't be read",
+    "ImportError": "a module is missing",
+    "NameError": "a name is missing",
+    "NotImplementedError": "something is not implemented",
+    "FileNotFoundError": "a file is missing",
+    "NotADirectoryError": "a path is wrong",
+    "IsADirectoryError": "a path is wrong",
+    "PermissionError": "a permission is missing",
+    "PayloadError": "something can't travel to another process",
+    "ConfigurationError": "a setting is wrong",
+    "KeyboardInterrupt": "it was interrupted",
+}
+# The pause doubles with each restart, up to so many seconds.
+LONGEST_DELAY = 60.0
+# How many attempts in a row may end before their first step: code for Accelerate's launcher counts on some.
+MOST_EARLY = 5
+# An attempt without a step, as of an evaluation, has got somewhere where it lasted so many seconds.
+_LONG_ATTEMPT = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +146,7 @@ class Conductor:
         self._status_facts = {"settings": differing(launch.config), **launch.facts}
         self.view, record = RunState(launch.placement.size), RunRecorder(launch.folder)
         timeout = self._launching.timeout
-        self._run_context = RunContext(
+        self.run_context = RunContext(
             view=self.view,
             record=record,
             sources=launch.sources,
@@ -176,7 +196,7 @@ class Conductor:
     @property
     def trouble(self) -> object | None:
         """The reason why not everything could be kept in the run's folder."""
-        return self._run_context.record.trouble
+        return self.run_context.record.trouble
 
     @property
     def ranks_here(self) -> Sequence[int]:
@@ -190,14 +210,14 @@ class Conductor:
 
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        self._run_context.record.flush()
+        self.run_context.record.flush()
         return self.facts.folder / f"rank_{rank}.log"
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
         if (worker_group := self._worker_group) is None or self.over.is_set():
             return ""
-        return snapshot_text(worker_group.snapshot(), self._run_context.sources)
+        return snapshot_text(worker_group.snapshot(), self.run_context.sources)
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -214,7 +234,7 @@ class Conductor:
         if self.over.is_set():
             return
         if self._stopped is None:
-            self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
+            self.run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
         self._stopped = stronger(self._stopped, how)
         self._stop_requested.set()
         if (worker_group := self._worker_group) is not None:
@@ -235,7 +255,7 @@ class Conductor:
             chosen = checked_ranks(self.view, steps, ranks)
             self._profile_count = number = self._profile_count + 1
             for rank in chosen:
-                self._run_context.take(ProfileRequested(rank, number, steps, time.time()))
+                self.run_context.take(ProfileRequested(rank, number, steps, time.time()))
         for rank in chosen:
             self.send(rank, ProfileSteps(rank, number, steps, str(self.facts.folder)))
 
@@ -254,16 +274,6 @@ class Conductor:
         if (worker_group := self._worker_group) is not None:
             worker_group.restart_watchdog(timeout)
 
-    def serve_tasks(self, returned: Callable[[], Collection[int]], end_deadlock: Callable[[str], bool]) -> None:
-        """Have a session's tasks ended, with the ranks' positions, where ranks wait for those that have returned from one."""
-        self._run_context.returned_from_task = returned
-        self._run_context.end_task = lambda found: end_deadlock(snapshot_text(found, self._run_context.sources))
-
-    def add_sources(self, sources: CellSources) -> None:
-        """Add cells that stacks may name."""
-        known = self._run_context.sources
-        self._run_context.sources = CellSources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
-
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _on_run_event(self, event: Event) -> None:
@@ -274,15 +284,14 @@ class Conductor:
         try:
             self._keep_status("running")
             self._take_nodes()
-            self._run_context.take(StateChange(None, "running", time.time(), self.facts.why))
-            monitor = ResourceMonitor(
-                self.view,
-                lambda: range(self._placement.size) if self._nodes.ranks_here is None else self._nodes.ranks_here,
-                self._placement.kind,
-                {**os.environ, **self._placement.shows},
-                [self.facts.folder, Path.cwd()],
-            )
-            with monitor:
+            self.run_context.take(StateChange(None, "running", time.time(), self.facts.why))
+            kind, environment = self._placement.kind, {**os.environ, **self._placement.shows}
+            all_ranks = range(self._placement.size)
+
+            def ranks() -> range:
+                return all_ranks if self._nodes.ranks_here is None else self._nodes.ranks_here
+
+            with sampled(self.view, ranks, kind, environment, [self.facts.folder, Path.cwd()]):
                 self.rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
@@ -306,32 +315,42 @@ class Conductor:
             if all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
             error = self._error_of(worker_group, rank_results)
-            attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
-            decision = decide(attempts, self._launching.max_restarts, self._launching.restart_delay)
+            first = cause([item.failure for item in rank_results if item.failure is not None])
+            bases = () if (raised := rank_results[first.rank].error) is None else type(raised).__mro__
+            attempt = FailedAttempt(
+                reason=f"the workers were lost: {worker_group.lost}" if worker_group.lost else failure_line(first),
+                exceptions=tuple(dict.fromkeys([first.type, *(base.__name__ for base in bases)])),
+                has_stepped=self.view.has_stepped,
+                seconds=time.monotonic() - began,
+                was_stopped=self._stopped is not None,
+                timed_out=worker_group.timed_out is not None,
+            )
+            attempts.append(attempt)
+            delay, why_given_up = decide(attempts, self._launching.max_restarts, self._launching.restart_delay)
             changed = ""
-            if isinstance(decision, StartAgain):
+            if delay is not None:
                 try:
                     changed = self._next_nodes(worker_group)
                 except LaunchError as reason:
-                    decision = GiveUp(str(reason))
-            if isinstance(decision, GiveUp):
-                self.error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
+                    delay, why_given_up = None, str(reason)
+            if delay is None:
+                self.error, self._why_given_up = explained(error, attempts, why_given_up), why_given_up
                 return rank_results
-            texts = (changed,) if changed and worker_group.lost_ranks else (attempts[-1].reason, changed)
+            texts = (changed,) if changed and worker_group.lost_ranks else (attempt.reason, changed)
             next_size = sum(self._nodes.roster.sizes) or len(rank_results)
             restart = Restart(
                 attempt=number + 1,
                 max_restarts=self._launching.max_restarts,
                 reason="; ".join(filter(None, texts)),
-                delay=decision.delay,
+                delay=delay,
                 time=time.time(),
                 ranks=None if next_size == len(rank_results) else next_size,
             )
-            self._run_context.record.put_logs_aside(number)
-            self._run_context.take(restart)
+            self.run_context.record.put_logs_aside(number)
+            self.run_context.take(restart)
             self._take_nodes()
             self._keep_status("running")
-            left = (self._run_context.deadline or float("inf")) - time.monotonic()
+            left = (self.run_context.deadline or float("inf")) - time.monotonic()
             if self._stop_requested.wait(min(restart.delay, max(0.0, left))):
                 self.error = stopped_error(None, rank_results, self.facts.folder)
                 return rank_results
@@ -345,36 +364,21 @@ class Conductor:
     def _take_nodes(self) -> None:
         """Know the ranks of each node."""
         for node in self._nodes.roster.node_ranks:
-            self._run_context.take(node)
-
-    def _failed_attempt(
-        self, worker_group: AnyWorkerGroup, rank_results: Sequence[RankResult], seconds: float
-    ) -> FailedAttempt:
-        first = cause([item.failure for item in rank_results if item.failure is not None])
-        error = rank_results[first.rank].error
-        bases = [base.__name__ for base in type(error).__mro__] if error is not None else []
-        return FailedAttempt(
-            reason=f"the workers were lost: {worker_group.lost}" if worker_group.lost else failure_line(first),
-            exceptions=tuple(dict.fromkeys([first.type, *bases])),
-            has_stepped=self.view.has_stepped,
-            seconds=seconds,
-            was_stopped=self._stopped is not None,
-            timed_out=worker_group.timed_out is not None,
-        )
+            self.run_context.take(node)
 
     def _run_once(self, number: int) -> tuple[AnyWorkerGroup, tuple[RankResult, ...]]:
-        self._worker_group = worker_group = self._make_worker_group(self._run_context, number)
+        self._worker_group = worker_group = self._make_worker_group(self.run_context, number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
         return worker_group, worker_group.follow()
 
     def _error_of(self, worker_group: AnyWorkerGroup, rank_results: tuple[RankResult, ...]) -> BaseException:
         if worker_group.timed_out is not None:
-            is_late = time.monotonic() > (self._run_context.deadline or float("inf"))
-            snapshot = snapshot_text(worker_group.timed_out, self._run_context.sources)
+            is_late = time.monotonic() > (self.run_context.deadline or float("inf"))
+            snapshot = snapshot_text(worker_group.timed_out, self.run_context.sources)
             error = hang_error(self._launching.timeout if is_late else None, snapshot, rank_results, self.facts.folder)
             if error.hang is not None:
-                self._run_context.take(error.hang)
+                self.run_context.take(error.hang)
             return error
         if worker_group.lost is not None:
             return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
@@ -392,22 +396,22 @@ class Conductor:
 
     def finish_again(self) -> bool:
         """Write the outcome and the last status once more; whether both could be written."""
-        self._run_context.record.trouble = None
-        if not self._run_context.outcomes.save(self.error):
+        self.run_context.record.trouble = None
+        if not self.run_context.outcomes.save(self.error):
             return False
         self._keep_status(self.view.state, ended=self.view.ended)
         return self.trouble is None
 
     def _finish(self) -> None:
         # the outcome first: who sees the end of the run reads it
-        self._run_context.outcomes.save(self.error)
+        self.run_context.outcomes.save(self.error)
         with self._status_lock:
             self._is_finishing = True
         state, detail = self._end_state()
         try:
-            self._run_context.take(StateChange(None, state, time.time(), detail))
+            self.run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
-            self._run_context.record.close()
+            self.run_context.record.close()
             self._nodes.leave(detail or _reason(self.error) or f"its run has {state}")
             if self._payload is not None:
                 self._payload.close()
@@ -427,7 +431,7 @@ class Conductor:
     def _keep_status(self, state: State, ended: float | None = None) -> None:
         """Write the run's status into its folder, for readers later or elsewhere."""
         metrics = {} if ended is None else metric_facts([self.view.rank(rank) for rank in self.view.ranks])
-        self._run_context.record.status(
+        self.run_context.record.status(
             name=self.facts.name,
             why=self.facts.why,
             state=state,
@@ -437,7 +441,7 @@ class Conductor:
             error=str(self.error) if self.error else None,
             restarts=self.view.restarts[-1].attempt if self.view.restarts else 0,
             main_rank=self.main_rank,
-            **{**self._status_facts, **self._run_context.outcomes.facts(), **metrics},
+            **{**self._status_facts, **self.run_context.outcomes.facts(), **metrics},
         )
 
     def _end_state(self) -> tuple[State, str]:
@@ -457,10 +461,39 @@ class Conductor:
         return "failed", f"the workers were lost: {lost}" if lost else ""
 
 
-def _explained(error: BaseException, text: str) -> BaseException:
-    """The error of a run with one more paragraph."""
-    if not text:
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """A failed attempt of a run: its first cause in one line, and the names of that one's class and bases."""
+
+    reason: str
+    exceptions: tuple[str, ...] = ()
+    has_stepped: bool = False
+    seconds: float = 0.0
+    was_stopped: bool = False
+    timed_out: bool = False
+
+
+def decide(attempts: Sequence[FailedAttempt], max_restarts: int, restart_delay: float) -> tuple[float | None, str]:
+    """The seconds until all ranks start again after the last of these; or `None` with a reason, empty where nobody expects one."""
+    last = attempts[-1]
+    if last.was_stopped or last.timed_out or max_restarts == 0:
+        return None, ""
+    if (name := next((name for name in last.exceptions if name in NEVER_HEALS), None)) is not None:
+        return None, f"a restart does not heal a {last.exceptions[0]}: {NEVER_HEALS[name]}"
+    if len(attempts) > max_restarts:
+        return None, f"max_restarts={max_restarts} is used up"
+    got_somewhere = (attempt.has_stepped or attempt.seconds >= _LONG_ATTEMPT for attempt in attempts[-MOST_EARLY:])
+    if len(attempts) >= MOST_EARLY and not any(got_somewhere):
+        return None, f"{MOST_EARLY} attempts in a row ended before their first optimizer step"
+    return min(restart_delay * 2.0 ** min(len(attempts) - 1, 60), LONGEST_DELAY), ""
+
+
+def explained(error: BaseException, attempts: Sequence[FailedAttempt], why_given_up: str) -> BaseException:
+    """The error of a run with a paragraph on why it was not started again, with every attempt, where there is a reason."""
+    if not why_given_up:
         return error
+    lines = [f"attempt {number} ({attempt.seconds:.1f} s): {attempt.reason}" for number, attempt in enumerate(attempts)]
+    text = "\n".join([f"It was not started again: {why_given_up}.", *(lines if len(lines) > 1 else ())])
     if not isinstance(error, WorkerError):
         return LaunchError(f"{error}\n\n{text}")
     # the worker's class may be a frozen dataclass, which refuses plain assignment

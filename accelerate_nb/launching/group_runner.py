@@ -78,34 +78,8 @@ class RunContext:
         self.on_event(event)
 
 
-@dataclass(slots=True)
 class IdleWatchdog:
-    """Restarts with every message; warns after `timeout` seconds, and each time that the time has doubled."""
-
-    timeout: float
-    since: float
-    _warned_after: float = 0.0
-
-    @property
-    def due(self) -> float:
-        """The time of the next warning, if nothing is received until then."""
-        return self.since + max(self.timeout, 2 * self._warned_after) if self.timeout else float("inf")
-
-    def is_due(self, now: float) -> bool:
-        """Whether a warning is due now, which counts as shown then."""
-        if now < self.due:
-            return False
-        self._warned_after = now - self.since
-        return True
-
-    def restart(self, now: float) -> bool:
-        """Start again, since something was received; whether a warning had been shown."""
-        was_warned, self._warned_after, self.since = self._warned_after > 0, 0.0, now
-        return was_warned
-
-
-class IdleObserver:
-    """Takes a snapshot of ranks from which nothing comes, in a thread, and acts on it in the run's."""
+    """Warns of ranks from which nothing comes for `timeout` seconds, again when that has doubled, by a snapshot of them."""
 
     def __init__(
         self,
@@ -114,42 +88,46 @@ class IdleObserver:
         end_deadlock: Callable[[StackSnapshot], None],
     ) -> None:
         self._run_context, self._snapshot, self._end_deadlock = run_context, snapshot, end_deadlock
-        self.watchdog = IdleWatchdog(run_context.hang_warning_after, time.monotonic())
+        self._timeout, self._since, self._warned_after = run_context.hang_warning_after, time.monotonic(), 0.0
         self._thread: threading.Thread | None = None
         self._found: tuple[float, StackSnapshot] | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a snapshot is being taken."""
+        """Whether a snapshot is being taken, which takes seconds, in a thread of its own."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def due(self) -> float:
+        """The time of the next warning, if nothing is received until then."""
+        return self._since + max(self._timeout, 2 * self._warned_after) if self._timeout else float("inf")
+
     def check(self) -> None:
-        """Warn of what the last snapshot shows, and take another where it is due."""
+        """Warn of what the last snapshot shows, and take another where it is due; in the run's thread."""
         found, self._found = self._found, None
-        if found is not None and found[0] == self.watchdog.since:
+        if found is not None and found[0] == self._since:
             lasts = time.monotonic() - found[0]
             where = diagnosis(found[1], self._run_context.sources)
-            self._run_context.take(
-                event_types.IdleWarning(
-                    lasts, f"Nothing has come from any rank for {lasts:.0f} s.\n{where}", time.time()
-                )
-            )
+            text = f"Nothing has come from any rank for {lasts:.0f} s.\n{where}"
+            self._run_context.take(event_types.IdleWarning(lasts, text, time.time()))
             if waits_for_returned(found[1]):
                 self._end_deadlock(found[1])
-        if self.watchdog.is_due(time.monotonic()) and not self.is_busy:
-            self._thread = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
-            self._thread.start()
+        if (now := time.monotonic()) >= self.due:
+            self._warned_after = now - self._since
+            if not self.is_busy:
+                self._thread = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
+                self._thread.start()
 
     def restart(self, timeout: float | None = None) -> None:
         """Start again, since something was received; with another `timeout` in seconds where it is given."""
         if timeout is not None:
-            self.watchdog.timeout = timeout
-        if self.watchdog.restart(time.monotonic()):
+            self._timeout = timeout
+        was_warned, self._warned_after, self._since = self._warned_after > 0, 0.0, time.monotonic()
+        if was_warned:
             self._run_context.take(event_types.IdleWarning(0, "", time.time()))
 
     def _observe(self) -> None:
-        since = self.watchdog.since
-        snapshot = self._snapshot()
+        since, snapshot = self._since, self._snapshot()
         if is_at_work(snapshot):
             self._found = since, snapshot
             self._run_context.wake()
@@ -178,7 +156,7 @@ class GroupRunner:
         self._loop = AgentLoop()
         self._agents = [make(self._loop, self._take) for make in agents]
         self._agent_of: dict[int, Agent] = {}
-        self._idle_observer = IdleObserver(run_context, self.snapshot, self._end_deadlock)
+        self._watchdog = IdleWatchdog(run_context, self.snapshot, self._end_deadlock)
         # how many lines a session's rank had written when it was last idle, or a former attempt's: they are not its last words
         self._idle_line_counts = {rank: run_context.view.line_count_of(rank) for rank in range(plan.size)}
         # the files that ranks have left: of their outcomes, and of their replies to tasks
@@ -244,7 +222,7 @@ class GroupRunner:
 
     def restart_watchdog(self, timeout: float) -> None:
         """Restart the idle watchdog, since workers got a new task; it warns after so many seconds."""
-        self._idle_observer.restart(timeout)
+        self._watchdog.restart(timeout)
         self._run_context.wake()
 
     def snapshot(self) -> StackSnapshot:
@@ -292,16 +270,16 @@ class GroupRunner:
         self._carry_out(self._group.advance(time.monotonic()))
         while self._group.phase != "over":
             now = time.monotonic()
-            if self._group.is_pending or self._idle_observer.is_busy:
+            if self._group.is_pending or self._watchdog.is_busy:
                 idle_time = BETWEEN_READS
             else:
                 longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
-                due = min(self._idle_observer.watchdog.due, self._run_context.deadline or float("inf"))
+                due = min(self._watchdog.due, self._run_context.deadline or float("inf"))
                 idle_time = min(max(due - now, 0.0), longest)
             self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
             self._run_context.record.flush_output(time.monotonic())
             if self._group.phase == "running":
-                self._idle_observer.check()
+                self._watchdog.check()
             self._carry_out(self._group.advance(time.monotonic()))
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
@@ -339,7 +317,7 @@ class GroupRunner:
         self._carry_out(decisions)
 
     def _take_output(self, output: messages.RankOutput) -> None:
-        self._idle_observer.restart()
+        self._watchdog.restart()
         if not self._group.is_next(output):
             return
         if output.raw:
@@ -349,7 +327,7 @@ class GroupRunner:
 
     def _note_event(self, rank: int, event: event_types.Event) -> None:
         if not isinstance(event, (event_types.DeviceSample, event_types.HostSample)):
-            self._idle_observer.restart()
+            self._watchdog.restart()
         if isinstance(event, event_types.Failure):
             self._failures[rank] = event
         if isinstance(event, event_types.TaskDone):

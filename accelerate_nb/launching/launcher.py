@@ -29,8 +29,8 @@ from accelerate_nb.launching.nodes.run_nodes import find_nodes, node_environment
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement, choose_placement, devices_of, taken
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.sources.run_source import keep_source
-from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
-from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment, on_interface
+from accelerate_nb.transport.payload import FunctionCall, inherit, pack
+from accelerate_nb.transport.worker_spec import current_environment, on_interface
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -183,12 +183,27 @@ def _request(
 ) -> RunRequest:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     launching_config = config.launching
-    is_method_requested = launching_config.start_method != "auto" or not can_inherit or bool(nodes.roster.names)
-    payload, choice = _payload(call, choice, is_method_requested=is_method_requested)
+    try:
+        payload = inherit(call) if choice.start == "fork" else pack(call)
+    except NeedsForkError:
+        is_method_requested = launching_config.start_method != "auto" or not can_inherit or bool(nodes.roster.names)
+        if is_method_requested or not choice.outlives_fork:
+            raise
+        why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
+        payload, choice = inherit(call), replace(choice, start="fork", why=why)
+    if nodes.inherits_environment:
+        process_environment = node_environment(config, choice)
+    else:
+        # threads are shared by the ranks of this machine
+        here = nodes.placement_here(choice)
+        threads = worker_threads(launching_config, here)
+        variables = {**environment(config, here, threads), **nodes.variables()}
+        process_environment = current_environment(variables, threads)
+        process_environment = replace(process_environment, environ=here.fitting(process_environment.environ))
     plan = LaunchPlan(
         payload=payload,
         size=choice.size,
-        process_environment=_process_environment(config, choice, nodes),
+        process_environment=process_environment,
         run=nodes.run or uuid.uuid4().hex,
         port=launching_config.use_port or 0,
         max_restarts=launching_config.max_restarts,
@@ -210,32 +225,6 @@ def _launch(call: FunctionCall, config: RunConfig, choice: Placement, folder: Pa
     folder = folder or new_folder(runs_folder(os.environ, config.launching.folder), name)
     facts = {"function": call.name, "arguments": keep_source(folder, call.function, call.args, current_sources())}
     return Launch(name, config, choice, current_sources(), folder, facts)
-
-
-def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes) -> ProcessEnvironment:
-    """The part of this process's state that workers take over."""
-    if nodes.inherits_environment:
-        return node_environment(config, choice)
-    # threads are shared by the ranks of this machine
-    choice = nodes.placement_here(choice)
-    threads = worker_threads(config.launching, choice)
-    more = {**environment(config, choice, threads), **nodes.variables()}
-    process_environment = current_environment(more, threads)
-    return replace(process_environment, environ=choice.fitting(process_environment.environ))
-
-
-def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool) -> tuple[Payload, Placement]:
-    """The payload of the workers; where it can only be inherited and no start method was requested, they are forked from here."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    if choice.start == "fork":
-        return inherit(call), choice
-    try:
-        return pack(call), choice
-    except NeedsForkError:
-        if is_method_requested or not choice.outlives_fork:
-            raise
-    why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
-    return inherit(call), replace(choice, start="fork", why=why)
 
 
 def environment(config: RunConfig, choice: Placement, threads: int) -> dict[str, str]:

@@ -1,14 +1,11 @@
 """The thread that samples once a second how busy the machine is, and each rank of a run."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from msgspec import structs
 
@@ -26,61 +23,57 @@ _RESTS_AFTER = 60.0
 _BETWEEN_AT_REST = 5.0
 
 
-class ResourceMonitor:
-    """While its block runs, what a view knows of the machine and of its ranks is as of about a second ago."""
-
-    # Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder.
-
-    def __init__(
-        self,
-        view: RunState,
-        ranks: Callable[[], range],
-        kind: str,
-        environment: Mapping[str, str],
-        folders: list[Path],
-    ) -> None:
-        self._view, self._ranks, self._kind = view, ranks, kind
-        self._environment, self._folders = dict(environment), folders
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._take_sample, name="accelerate_nb samples", daemon=True)
-
-    def __enter__(self) -> ResourceMonitor:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
+@contextmanager
+def sampled(
+    view: RunState, ranks: Callable[[], range], kind: str, environment: Mapping[str, str], folders: list[Path]
+) -> Iterator[None]:
+    """A block in which what a view knows of the machine and its `ranks`, on devices of a kind, is as of about a second ago."""
+    # samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder
+    over = threading.Event()
+    arguments = (over, view, ranks, kind, environment, folders)
+    thread = threading.Thread(target=_take_samples, args=arguments, name="accelerate_nb samples", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
         # a driver that does not respond keeps nobody waiting
-        self._thread.join(_BETWEEN)
+        thread.join(_BETWEEN)
 
-    def _take_sample(self) -> None:
-        # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
-        if self._over.wait(_BETWEEN / 2):
+
+def _take_samples(
+    over: threading.Event,
+    view: RunState,
+    ranks: Callable[[], range],
+    kind: str,
+    environment: Mapping[str, str],
+    folders: list[Path],
+) -> None:
+    # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
+    if over.wait(_BETWEEN / 2):
+        return
+    host, gauge = HostGauge(folders), gauge_of(kind, len(ranks()), environment)
+    with closing(gauge):
+        if over.wait(_BETWEEN / 2):
             return
-        host, gauge = HostGauge(self._folders), gauge_of(self._kind, len(self._ranks()), self._environment)
-        with closing(gauge):
-            if self._over.wait(_BETWEEN / 2):
-                return
-            timeout, seen, moved = 0.0, -1, time.monotonic()
-            while not self._over.wait(timeout):
-                began = time.thread_time()
-                if self._view.changes != seen:
-                    moved = time.monotonic()
-                load, own_pid = host.sample(), os.getpid()
-                self._view.apply(load)
-                # a rank in this very process reports no process, and runs from the first moment
-                pids = {
-                    glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
-                    for glance in self._view.glances()
-                    if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
-                }
-                for sample in device_samples(gauge, self._ranks(), pids, load):
-                    self._view.apply(sample)
-                seen = self._view.changes
-                rests = time.monotonic() - moved > _RESTS_AFTER
-                timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
+        timeout, seen, moved = 0.0, -1, time.monotonic()
+        while not over.wait(timeout):
+            began = time.thread_time()
+            if view.changes != seen:
+                moved = time.monotonic()
+            load, own_pid = host.sample(), os.getpid()
+            view.apply(load)
+            # a rank in this very process reports no process, and runs from the first moment
+            pids = {
+                glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
+                for glance in view.glances()
+                if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
+            }
+            for sample in device_samples(gauge, ranks(), pids, load):
+                view.apply(sample)
+            seen = view.changes
+            rests = time.monotonic() - moved > _RESTS_AFTER
+            timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
 
 
 def device_samples(

@@ -75,16 +75,19 @@ class LaunchFacts:
     results: Literal["main", "all"]
     stop_grace_period: float
     tags: tuple[str, ...] = ()
+    # what was launched, and its arguments as texts, where they are known
     function: str = ""
     arguments: Mapping[str, str] | None = None
+    # those that run it; without any all of them
     ranks: tuple[int, ...] = ()
+    # of a session, whose workers stay; it outlives the process that launched it; it goes on where a wait for it is interrupted
     is_cell: bool = False
     is_detached: bool = False
     outlives_wait: bool = False
 
 
 class RunControl(Protocol):
-    """The way to a run's workers: `Conductor`, `RemoteConductor` of a detached run, `CellControl` of a cell."""
+    """The way to a run's workers: `Conductor`, `RemoteConductor` of a detached run, `CellControl` of a cell; each as `Run` has it."""
 
     facts: LaunchFacts
     view: RunState
@@ -96,38 +99,21 @@ class RunControl(Protocol):
         """Whether it has begun, and may still end by itself."""
 
     @property
-    def rank_results(self) -> tuple[RankResult, ...]:
-        """The results of all ranks; empty while they run."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception of the run's end."""
-
-    @property
-    def main_rank(self) -> int:
-        """The rank whose value is the run's result."""
-
-    @property
     def trouble(self) -> object | None:
         """The reason why not everything could be kept in the run's folder."""
 
-    def start(self) -> None:
-        """Begin."""
-
-    def log_file(self, rank: int) -> Path:
-        """The file of all that a rank wrote so far."""
-
-    def stacks(self) -> str:
-        """The position of every rank that still runs, as `Run.stacks` gives it."""
-
-    def request_stop(self, how: Stop) -> None:
-        """Request the end, as `Run.request_stop` does."""
-
-    def set_knob(self, name: str, value: float) -> None:
-        """Change a knob, as `Run.set_knob` does."""
-
-    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Request profiles, as `Run.profile` does."""
+    @property
+    def rank_results(self) -> tuple[RankResult, ...]: ...
+    @property
+    def error(self) -> BaseException | None: ...
+    @property
+    def main_rank(self) -> int: ...
+    def start(self) -> None: ...
+    def log_file(self, rank: int) -> Path: ...
+    def stacks(self) -> str: ...
+    def request_stop(self, how: Stop) -> None: ...
+    def set_knob(self, name: str, value: float) -> None: ...
+    def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None: ...
 
 
 class Run:

@@ -88,29 +88,12 @@ class SelfTest(FrontEnd):
         at = [
             check for state in ("running", "waiting") for check in self.checks if check.state == state
         ] or self.checks[-1:]
-        text, advice = _described(error)
+        text, advice = str(error), ""
+        if isinstance(error, HangError):
+            text = f"it did not end within {_TIMEOUT:g} s"
+            advice = f"Where the ranks were stands in {shown_path(error.folder or '')}{os.sep}"
+        elif isinstance(error, WorkerError) and error.failures:
+            first = next(failure for failure in error.failures if failure.rank == error.rank)
+            text = f"rank {first.rank}: {first.type}: {first.message}"
+            advice = first.advice or f"All output: {shown_path(error.folder or '')}"
         self._take(replace(at[0], state="failed", text=text, advice=advice))
-
-
-def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> list[CheckResult]:
-    """
-    Try a configuration with real workers, and return what each check found; `on_check` is called with them while they are made.
-
-    >>> [check.state for check in run(resolve({"num_processes": 2}, os.environ))]
-    ['passed', 'passed', 'passed', 'passed', 'passed', 'passed', 'passed']
-    """
-    return SelfTest(config, on_check).run()
-
-
-def _described(error: AccelerateNbError) -> tuple[str, str]:
-    """An error in two parts for people: what happened, and what to do."""
-    if isinstance(error, HangError):
-        return (
-            f"it did not end within {_TIMEOUT:g} s",
-            f"Where the ranks were stands in {shown_path(error.folder or '')}{os.sep}",
-        )
-    if not isinstance(error, WorkerError) or not error.failures:
-        return str(error), ""
-    first = next(failure for failure in error.failures if failure.rank == error.rank)
-    advice = first.advice or f"All output: {shown_path(error.folder or '')}"
-    return f"rank {first.rank}: {first.type}: {first.message}", advice

@@ -17,7 +17,7 @@ from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.launching import launcher as launching
-from accelerate_nb.launching.detached.start import launch_detached
+from accelerate_nb.launching.detached.run_host import launch_detached
 from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.notebook.cells.completion import register_values
 from accelerate_nb.notebook.display import select

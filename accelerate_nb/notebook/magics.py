@@ -9,9 +9,9 @@ from typing import Any
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands, ranks_of, read_cell_line
 from accelerate_nb.config.settings import section_name
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError, mark_in_panel, titled
-from accelerate_nb.launching.detached.start import launch_detached
+from accelerate_nb.launching.detached.run_host import launch_detached
 from accelerate_nb.launching.run import Run
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
 from accelerate_nb.notebook.cells.cell_output import CellOutput

@@ -40,6 +40,7 @@ _MOST = 8
 class ForkedGroup:
     """The workers of one run, and the channel that reports on them to their kernel; closing it ends them."""
 
+    # closed once its kernel has left it: then it is there only until those that were killed have ended
     channel: Channel
     workers: dict[int, int] = field(default_factory=dict)  # process number to rank
     # whether its workers were signalled to end, some of which may take their time
@@ -49,11 +50,6 @@ class ForkedGroup:
     is_killed: bool = False
     # the reports for which the channel has no room yet
     unsent: deque[messages.Message] = field(default_factory=deque)
-
-    @property
-    def is_left(self) -> bool:
-        """Whether its kernel has left it: it is there only until those that were killed have ended."""
-        return self.channel.is_closed
 
     def end(self) -> None:
         """Kill every worker that is left, and what it started; none is forked any more."""
@@ -195,7 +191,7 @@ class Supervisor:
         # the kernel reads in its turn: it may be sending as many messages itself
         group.unsent.append(message)
         group.send_unsent()
-        if group.unsent and not group.is_left:
+        if group.unsent and not group.channel.is_closed:
             events = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(group.channel, events, lambda: self._on_group(run))
 
@@ -215,11 +211,11 @@ class Supervisor:
 
     def _start_worker(self, request: messages.ForkWorker, descriptors: Sequence[int]) -> None:
         group = self._groups.get(request.run)
-        if group is not None and not group.is_left:
+        if group is not None and not group.channel.is_closed:
             # its kernel may have left it meanwhile: then nothing is forked for it any more
             self._on_group(request.run)
         pid, rank = 0, request.worker.rank
-        if group is not None and not group.is_left:
+        if group is not None and not group.channel.is_closed:
             # that which was to end it before it was forked
             number = int(signal.SIGKILL) if group.is_killed else group.ended_early.get(rank)
             if number is not None:
@@ -282,7 +278,7 @@ class Supervisor:
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
                 self._report(run, messages.WorkerExited(rank, code))
-                if group.is_left and not group.workers:
+                if group.channel.is_closed and not group.workers:
                     del self._groups[run]
 
     def _close(self, code: int = 0) -> NoReturn:

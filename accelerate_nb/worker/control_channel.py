@@ -1,5 +1,7 @@
 """The kernel's messages to a worker while its function runs, received in a thread of their own, and the replies to them."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket
@@ -10,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from msgspec.structs import astuple
 
@@ -26,6 +28,9 @@ Handler: TypeAlias = Callable[[Any, Sequence[int]], None]
 
 class ControlChannel:
     """A worker's end of its socket: handlers, which are quick, are called with messages in its thread."""
+
+    # the process's own; `None` where there is no kernel, and in processes that this one forks, since the thread stays here
+    current: ClassVar[ControlChannel | None] = None
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
@@ -61,20 +66,6 @@ class ControlChannel:
         self.leave.set()
 
 
-class _Inbox:
-    """The process's inbox; `None` where there is no kernel."""
-
-    channel: ControlChannel | None = None
-
-
-_inbox = _Inbox()
-
-
-def current_inbox() -> ControlChannel | None:
-    """The process's inbox; `None` where there is no kernel."""
-    return _inbox.channel
-
-
 # More of them than are sent would fill the pipe.
 _MOST_COLLECTIVES = 20
 _PACKAGE = str(Path(__file__).parents[1])
@@ -88,9 +79,8 @@ _PEERS = {
 
 def open_inbox(sock: socket.socket) -> ControlChannel:
     """Make this socket's channel the process's inbox, and reply to the kernel's messages from now on."""
-    _inbox.channel = channel = ControlChannel(sock)
-    # processes that it forks have none, since the thread stays here
-    os.register_at_fork(after_in_child=lambda: setattr(_inbox, "channel", None))
+    ControlChannel.current = channel = ControlChannel(sock)
+    os.register_at_fork(after_in_child=lambda: setattr(ControlChannel, "current", None))
     # a stop request inherited by a fork
     current_step_hold().reset()
     channel.on(messages.HoldAtStep, lambda message, _: emit(current_step_hold().hold(message.rank, message.number)))

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
@@ -41,7 +42,11 @@ def work(worker: LocalWorker, parent: int, payload: Payload | None = None) -> No
         os.environ.update(worker.spec.rank_info.environ())
         rank = RankConnection(worker, payload)
         succeeds = rank.run()
-        rank.wait_for_leave()
+        # connections of other ranks end here: it stays until the kernel releases it, or has gone
+        with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if not rank.is_interrupted:
+                rank.channel.leave.wait()
         _part()
         os._exit(0 if succeeds else 1)
     finally:
@@ -101,7 +106,7 @@ class RankConnection:
         self._worker = worker
         self._payload = payload or received_payload(worker.descriptors.payload, worker.descriptors.more)
         self._before = len(sys.modules)
-        self._is_interrupted = False
+        self.is_interrupted = False
         # other ranks need the store also after this one's function has returned: it lasts until all have
         self._store: Any = None
         sock = socket.socket(fileno=worker.descriptors.events)
@@ -133,15 +138,6 @@ class RankConnection:
         stdio.flush()
         self._send_state("finished")
         return True
-
-    def wait_for_leave(self) -> None:
-        """Stay until the kernel releases it, or has gone: connections of other ranks end here."""
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            if not self._is_interrupted:
-                self.channel.leave.wait()
-        except KeyboardInterrupt:
-            return
 
     def _prepare(self) -> None:
         """Prepare the process before its function is there."""
@@ -176,7 +172,7 @@ class RankConnection:
         """Report the end of the function whole: an interrupt that comes now, since another rank has failed, ends the wait after it."""
 
         def note(*_: object) -> None:
-            self._is_interrupted = True
+            self.is_interrupted = True
 
         signal.signal(signal.SIGINT, note)
 

@@ -114,8 +114,9 @@ class _OpenBars:
         if closed:
             state.left = True
             self._taken.discard(state.number)
-            if state.number == 0 and _is_left(bar):
-                # past the wrapper, in one go: others write between two
+            stays = bar.pos == 0 if bar.leave is None else bar.leave
+            if state.number == 0 and stays and vars(bar.fp).get("write") is _nothing:
+                # it would stay on the screen, and was not drawn there: past the wrapper, in one go: others write between two
                 bar.fp._wrapped.write(f"{bar}\n")
         if self._due_in(state.number) <= 0 or (state.sent and (closed or bar.n == bar.total)):
             self._send(bar, state, closed=closed)
@@ -178,12 +179,6 @@ class _BarState:
     sent: Progress | None = None
     left: bool = False
     numbers: dict[str, float] = field(default_factory=dict)
-
-
-def _is_left(bar: Any) -> bool:
-    """Whether a bar that has ended would stay on the screen, and was not drawn there."""
-    stays = bar.pos == 0 if bar.leave is None else bar.leave
-    return bool(stays) and vars(bar.fp).get("write") is _nothing
 
 
 def _progress(bar: Any, number: int, *, closed: bool) -> Progress:

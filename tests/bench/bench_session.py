@@ -48,7 +48,7 @@ PROGRAMS = {
     "accelerate_nb": """
 import tempfile
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 
 with tempfile.TemporaryDirectory() as folder:
     session = Session.start(resolve({"num_processes": 2, "cpu": True, "folder": folder}, {}))

@@ -11,7 +11,7 @@ import pytest
 
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 
 
 @dataclass(frozen=True)

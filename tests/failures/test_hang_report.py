@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,13 +92,28 @@ def test_where_no_rank_waits_nothing_is_concluded():
     assert lines_of({}) == [""]
 
 
-def test_an_idle_time_is_reported_when_it_is_long_and_each_time_that_it_has_doubled():
-    watchdog = IdleWatchdog(timeout=10.0, since=100.0)
-    assert [now for now in range(100, 200) if watchdog.is_due(now)] == [110, 120, 140, 180]
-    assert watchdog.restart(200.0)
-    assert not watchdog.restart(201.0)
-    assert [now for now in range(201, 230) if watchdog.is_due(now)] == [211, 221]
-    assert not IdleWatchdog(timeout=0.0, since=0.0).is_due(1e9)
+def test_an_idle_time_is_reported_when_it_is_long_and_each_time_that_it_has_doubled(monkeypatch):
+    clock, taken = [100.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def warned(watchdog, times):
+        for clock[0] in times:
+            if clock[0] >= watchdog.due:
+                yield clock[0]
+            watchdog.check()
+
+    def watchdog_after(seconds):
+        context = SimpleNamespace(hang_warning_after=seconds, take=taken.append)
+        return IdleWatchdog(context, lambda: StackSnapshot({}, {}), None)
+
+    watchdog = watchdog_after(10.0)
+    assert list(warned(watchdog, range(100, 200))) == [110, 120, 140, 180]
+    for clock[0] in (200, 201):
+        watchdog.restart()
+    # the warning that had been shown goes, once
+    assert [event.seconds for event in taken] == [0]
+    assert list(warned(watchdog, range(201, 230))) == [211, 221]
+    assert not list(warned(watchdog_after(0.0), [1e9]))
 
 
 # -------------------------------------------------------------------------------------------------------- of real ranks

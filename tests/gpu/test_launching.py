@@ -180,7 +180,7 @@ def fails(*args: Any, **kwargs: Any) -> None:
 def test_the_self_test_reports_an_accelerator_that_fails(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # this process has its modules changed, and forks a rank that uses no device
     monkeypatch.setattr(in_a_worker, "Accelerator", fails)
-    checks = self_test.run(resolve({"num_processes": 1, "cpu": True, "start_method": "fork"}, {}))
+    checks = self_test.SelfTest(resolve({"num_processes": 1, "cpu": True, "start_method": "fork"}, {})).run()
     assert [check.text for check in checks if check.state == "failed"] == [
         "rank 0: RuntimeError: The NVIDIA driver on your system is too old"
     ]

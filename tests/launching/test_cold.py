@@ -14,7 +14,7 @@ import pytest
 from accelerate_nb import StoppedError, launch, notebook_launcher
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.engines import supervisor
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 from tests.launching.cold import Cold
 
 TWO = {"num_processes": 2, "cpu": True}

@@ -14,10 +14,11 @@ from typing import Any, get_args
 import pytest
 
 from accelerate_nb.config.run_config import resolve
+from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_types import Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.failures.hang_report import StackSnapshot
-from accelerate_nb.launching.conductor import Conductor, Launch, Nodes
+from accelerate_nb.launching.conductor import Conductor, FailedAttempt, Launch, Nodes, decide, explained
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
@@ -181,8 +182,8 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "interrupt": lambda: Scenario(runs_on, "interrupt"),
     "kill": lambda: Scenario(runs_on, "finish", "kill", deaf=True),
     # decisions of the conductor
-    "StartAgain": lambda: Scenario(raises_once(), max_restarts=2),
-    "GiveUp": lambda: Scenario(raises, max_restarts=1),
+    "restart": lambda: Scenario(raises_once(), max_restarts=2),
+    "give up": lambda: Scenario(raises, max_restarts=1),
 }
 
 
@@ -215,7 +216,7 @@ def conducted(scenario: Scenario, folder: Path) -> tuple[Conductor, list[GroupRu
 
 
 def test_the_table_has_every_way_in_which_a_run_ends() -> None:
-    assert list(rows()) == list(SCENARIOS) == [*CAUSES, "StartAgain", "GiveUp"]
+    assert list(rows()) == list(SCENARIOS) == [*CAUSES, "restart", "give up"]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -247,3 +248,64 @@ def test_a_run_ends_and_is_shown_as_the_table_has_it(
     saved = kept_run(run.folder)
     assert saved is not None
     assert saved.state == run.view.state
+
+
+# ------------------------------------------------------------------------------------------------------- restarts
+
+KILLED = FailedAttempt("rank 1 ended with SIGKILL", has_stepped=True)
+EARLY = FailedAttempt("rank 1 ended with SIGKILL")
+TOO_EARLY = (None, "5 attempts in a row ended before their first optimizer step")
+NOT_HEALED = "a restart does not heal a"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "max_restarts", "decision"),
+    [
+        ([KILLED] * 3, 3, (2.0, "")),
+        ([KILLED] * 4, 3, (None, "max_restarts=3 is used up")),
+        # the pause doubles, up to a minute
+        ([KILLED] * 20, 10_000, (60.0, "")),
+        ([KILLED] * 5000, 10_000, (60.0, "")),
+        ([EARLY] * 4, 9, (4.0, "")),
+        ([EARLY, KILLED, *[EARLY] * 4], 9, (16.0, "")),
+        ([KILLED, *[EARLY] * 5], 9, TOO_EARLY),
+        # an evaluation of minutes has got somewhere without a step
+        ([FailedAttempt("lost", seconds=301)] * 5, 9, (8.0, "")),
+        *(
+            ([FailedAttempt("", names)], 1, (0.5, ""))
+            for names in (("ConnectionResetError", "OSError"), ("SIGKILL",), ())
+        ),
+        # what a person ended, or was not to be restarted, needs no explanation
+        ([FailedAttempt("", was_stopped=True)], 3, (None, "")),
+        ([FailedAttempt("", timed_out=True)], 3, (None, "")),
+        ([KILLED], 0, (None, "")),
+        *(
+            ([FailedAttempt("", names, has_stepped=True)], 3, (None, f"{NOT_HEALED} {names[0]}: {why}"))
+            for names, why in [
+                (("SyntaxError", "Exception"), "the code can't be read"),
+                (("ModuleNotFoundError", "ImportError", "Exception"), "a module is missing"),
+                (("FileNotFoundError", "OSError"), "a file is missing"),
+                (("NeedsForkError", "PayloadError", "LaunchError"), "something can't travel to another process"),
+                (("StopRequested", "KeyboardInterrupt"), "it was interrupted"),
+            ]
+        ),
+    ],
+)
+def test_ranks_start_again_after_a_failure_that_may_heal(
+    attempts: list[FailedAttempt], max_restarts: int, decision: tuple[float | None, str]
+) -> None:
+    assert decide(attempts, max_restarts, 0.5) == decision
+
+
+def test_the_error_of_a_run_that_is_given_up_lists_all_attempts() -> None:
+    attempts = [FailedAttempt("rank 0 failed", seconds=1.25), FailedAttempt("rank 1 failed", seconds=60)]
+    lost = LaunchError("Lost.")
+    assert explained(lost, attempts, "") is lost
+    assert str(explained(lost, attempts, "max_restarts=1 is used up")).splitlines() == [
+        "Lost.",
+        "",
+        "It was not started again: max_restarts=1 is used up.",
+        "attempt 0 (1.2 s): rank 0 failed",
+        "attempt 1 (60.0 s): rank 1 failed",
+    ]
+    assert str(explained(lost, attempts[:1], "so")).endswith("\nIt was not started again: so.")

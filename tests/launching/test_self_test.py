@@ -35,7 +35,7 @@ def config_of(**settings):
 )
 def test_sound_settings_pass_every_check(settings):
     reported = []
-    checks = self_test.run(config_of(**settings), reported.append)
+    checks = self_test.SelfTest(config_of(**settings), reported.append).run()
     assert [item.name for item in checks] == NAMES
     assert {item.state for item in checks} == {"passed"}, checks
     assert all(item.text for item in checks)
@@ -46,7 +46,7 @@ def test_sound_settings_pass_every_check(settings):
 
 def test_a_test_leaves_the_notebooks_own_process_alone():
     before = set(os.environ)
-    self_test.run(config_of(engine="inline", num_processes=1))
+    self_test.SelfTest(config_of(engine="inline", num_processes=1)).run()
     assert set(os.environ) == before
     assert not torch.distributed.is_initialized()
 
@@ -54,7 +54,7 @@ def test_a_test_leaves_the_notebooks_own_process_alone():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_every_gpu_passes():
-    checks = self_test.run(resolve({"mixed_precision": "bf16"}, {}))
+    checks = self_test.SelfTest(resolve({"mixed_precision": "bf16"}, {})).run()
     assert {item.state for item in checks} == {"passed"}, checks
 
 
@@ -63,7 +63,7 @@ def test_workers_that_cannot_start_are_reported():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        (check,) = self_test.run(config_of(use_port=port))
+        (check,) = self_test.SelfTest(config_of(use_port=port)).run()
     assert (check.name, check.state) == ("start", "failed")
     assert f"use_port={port} was requested" in check.text
 
@@ -78,7 +78,7 @@ def test_a_failure_stands_at_the_check_that_failed_and_the_rest_is_left_out(monk
     steps = [step._replace(try_it=wrong) if step.name == "loader" else step for step in in_a_worker.STEPS]
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
     # forked workers have this process's modules
-    checks = {item.name: item for item in self_test.run(config_of(start_method="fork"))}
+    checks = {item.name: item for item in self_test.SelfTest(config_of(start_method="fork")).run()}
     assert [item.state for item in checks.values()] == ["passed"] * 4 + ["failed"] + ["left out"] * 2
     assert checks["loader"].text == "rank 1: ValueError: not what it should be"
     assert "All output" in checks["loader"].advice
@@ -90,7 +90,7 @@ def fails(*args, **kwargs):
 
 def test_an_accelerator_that_fails_is_a_failure_of_the_first_check(monkeypatch):
     monkeypatch.setattr(in_a_worker, "Accelerator", fails)
-    checks = self_test.run(config_of(start_method="fork", num_processes=1))
+    checks = self_test.SelfTest(config_of(start_method="fork", num_processes=1)).run()
     assert [item.state for item in checks] == ["passed", "failed"] + ["left out"] * 5
     assert checks[1].text == "rank 0: RuntimeError: the NVIDIA driver is too old"
 
@@ -127,6 +127,6 @@ def test_a_wrong_result_fails_its_check(monkeypatch, name, break_it, text):
     step = next(step for step in in_a_worker.STEPS if step.name == name)
     monkeypatch.setattr(in_a_worker, "STEPS", (step,))
     monkeypatch.setattr(in_a_worker.Accelerator, *break_it)
-    checks = {item.name: item for item in self_test.run(config_of(start_method="fork"))}
+    checks = {item.name: item for item in self_test.SelfTest(config_of(start_method="fork")).run()}
     assert checks[name].state == "failed"
     assert text in checks[name].text

@@ -15,7 +15,7 @@ from accelerate_nb.events.event_types import HeldAt
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.launching.step_requests import StopNegotiation
 from accelerate_nb.rank.step_hold import STOP
-from tests.launching.session.test_session import session  # noqa: F401 - a fixture
+from tests.launching.test_session import session  # noqa: F401 - a fixture
 from tests.waiting import until
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "panel": False}

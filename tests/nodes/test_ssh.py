@@ -17,7 +17,7 @@ from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError, PayloadError
 from accelerate_nb.launching.nodes import node_pool
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 from tests.nodes.hosts import Hosts
 from tests.nodes.trainings import trains, trains_on_six
 from tests.waiting import until, until_lines

@@ -18,7 +18,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.run import LaunchFacts, Run
-from accelerate_nb.launching.session.cell_run import CellControl, CellResult
+from accelerate_nb.launching.session import CellControl, CellResult
 from accelerate_nb.notebook import magics
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.commands import described

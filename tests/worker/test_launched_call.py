@@ -198,7 +198,7 @@ except KeyError as error:
     found["run failed"] = [type(error).__name__, error.rank, str(error).splitlines()[0]]
 
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 try:
     Session.start(resolve({"num_processes": 2}, {}))
 except Exception as error:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.cli.main import main
 from accelerate_nb.config.run_config import resolve
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 
 TIMES = 20
 TWO = {"num_processes": 2, "cpu": True, "timeout": 120.0}

@@ -225,7 +225,7 @@ def _run_program(
     if not request.config.launching.detach:
         return _conduct(program, request)
     from accelerate_nb.events.run_folder import shown_path
-    from accelerate_nb.launching.detached.start import launch_detached
+    from accelerate_nb.launching.detached.run_host import launch_detached
 
     # a run host conducts it, and this command returns at once
     with set_variables(request.variables, os.environ):

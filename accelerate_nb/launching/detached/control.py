@@ -52,30 +52,6 @@ _BETWEEN_CHECKS = 1.0
 _STACKS_TIMEOUT = 30.0
 
 
-class ControlSocket:
-    """A listening Unix socket that only its user can open, in the run's folder or in one of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._own_folder: Path | None = None
-        try:
-            self.path = folder / _NAME
-            self.sock = _bound(self.path)
-        except OSError:
-            # shared and synchronised folders may hold no sockets
-            self._own_folder = Path(tempfile.mkdtemp(prefix="accelerate_nb_"))
-            self.path = self._own_folder / _NAME
-            self.sock = _bound(self.path)
-        self.sock.listen(64)
-
-    def close(self) -> None:
-        """Close it, and remove its file."""
-        self.sock.close()
-        with suppress(OSError):
-            self.path.unlink()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
-
-
 def _bound(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # the file has its mode from the first moment
@@ -153,60 +129,81 @@ def apply_live(view: RunState, events: Sequence[Event]) -> None:
 
 
 class ControlServer:
-    """Answers clients, each in a thread of its own, so that none keeps another or the run waiting."""
+    """Answers clients, each in a thread of its own, at a socket that only its user can open, in the run's folder if it can be."""
 
-    def __init__(self, control: ControlSocket, run: RunControl) -> None:
-        self._control, self._run = control, run
-        self._thread = threading.Thread(target=self._accept, name="accelerate_nb control", daemon=True)
+    def __init__(self, folder: Path) -> None:
+        self._own_folder: Path | None = None
+        try:
+            self.path = folder / _NAME
+            self.sock = _bound(self.path)
+        except OSError:
+            # shared and synchronised folders may hold no sockets
+            self._own_folder = Path(tempfile.mkdtemp(prefix="accelerate_nb_"))
+            self.path = self._own_folder / _NAME
+            self.sock = _bound(self.path)
+        self.sock.listen(64)
 
-    def __enter__(self) -> ControlServer:
-        self._thread.start()
-        return self
+    @contextmanager
+    def serving(self, run: RunControl) -> Iterator[None]:
+        """A block in which clients are answered; the socket is closed and removed after it."""
 
-    def __exit__(self, *_: object) -> None:
-        # wakes the thread that accepts, which a close alone does not
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = self.sock.accept()
+                except OSError:
+                    return
+                threading.Thread(target=_serve, args=(client, run), name="accelerate_nb client", daemon=True).start()
+
+        threading.Thread(target=accept, name="accelerate_nb control", daemon=True).start()
+        try:
+            yield
+        finally:
+            # wakes the thread that accepts, which a close alone does not
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket, and remove its file."""
+        self.sock.close()
         with suppress(OSError):
-            self._control.sock.shutdown(socket.SHUT_RDWR)
-        self._control.close()
+            self.path.unlink()
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._control.sock.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), name="accelerate_nb client", daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        with closing(Channel(client, _SIZE_LIMIT)) as channel, suppress(OSError):
-            check_peer(client)
-            while (received := channel.receive()) is not None:
-                reply = self._reply(received.message)
-                if reply is None:
-                    channel.refuse(received)
-                    continue
-                client.settimeout(_CLIENT_TIMEOUT)
-                channel.send(reply)
-                client.settimeout(None)
+def _serve(client: socket.socket, run: RunControl) -> None:
+    with closing(Channel(client, _SIZE_LIMIT)) as channel, suppress(OSError):
+        check_peer(client)
+        while (received := channel.receive()) is not None:
+            reply = _reply(received.message, run)
+            if reply is None:
+                channel.refuse(received)
+                continue
+            client.settimeout(_CLIENT_TIMEOUT)
+            channel.send(reply)
+            client.settimeout(None)
 
-    def _reply(self, message: messages.Message) -> messages.Message | None:
-        match message:
-            case messages.RequestStop(how):
-                self._run.request_stop(how)
-            case messages.ChangeKnob(name, value):
-                # the attached process has checked it; a run that has ended meanwhile changes nothing
-                with suppress(AccelerateNbError):
-                    self._run.set_knob(name, value)
-            case messages.RequestProfile(steps, ranks):
-                with suppress(AccelerateNbError):
-                    self._run.profile(steps, ranks)
-            case messages.QueryStacks():
-                return messages.StacksReply(self._run.stacks())
-            case messages.QueryLiveState():
-                pass
-            case _:
-                return None
-        return messages.LiveState(self._run.over.is_set(), tuple(live_events(self._run.view)))
+
+def _reply(message: messages.Message, run: RunControl) -> messages.Message | None:
+    match message:
+        case messages.RequestStop(how):
+            run.request_stop(how)
+        case messages.ChangeKnob(name, value):
+            # the attached process has checked it; a run that has ended meanwhile changes nothing
+            with suppress(AccelerateNbError):
+                run.set_knob(name, value)
+        case messages.RequestProfile(steps, ranks):
+            with suppress(AccelerateNbError):
+                run.profile(steps, ranks)
+        case messages.QueryStacks():
+            return messages.StacksReply(run.stacks())
+        case messages.QueryLiveState():
+            pass
+        case _:
+            return None
+    return messages.LiveState(run.over.is_set(), tuple(live_events(run.view)))
 
 
 class ControlClient:
@@ -223,34 +220,29 @@ class ControlClient:
         with self._lock:
             try:
                 if self._sock is None or self._channel is None:
-                    self._sock = self._tunnelled() if self._tunnel else connect(self._path, _REPLY_TIMEOUT)
+                    if self._tunnel:
+                        self._sock, far = socket.socketpair()
+                        with far:
+                            end = far.fileno()
+                            # it ends with the connection
+                            subprocess.Popen(
+                                self._tunnel, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
+                            )
+                        timeout += _TUNNEL_TIMEOUT
+                    else:
+                        self._sock = connect(self._path, _REPLY_TIMEOUT)
                     self._channel = Channel(self._sock, passes_descriptors=not self._tunnel)
-                    timeout += _TUNNEL_TIMEOUT if self._tunnel else 0.0
                 self._sock.settimeout(timeout)
                 return self._channel.request(message, messages.Message, timeout)
             except OSError:
                 self.close()
                 raise
 
-    def _tunnelled(self) -> socket.socket:
-        near, far = socket.socketpair()
-        with far:
-            end = far.fileno()
-            # it ends with the connection
-            subprocess.Popen(self._tunnel, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
-        return near
-
     def close(self) -> None:
         """Close the connection."""
         if self._channel is not None:
             self._channel.close()
         self._sock = self._channel = None
-
-
-def job_facts(environment: Mapping[str, str]) -> dict[str, str]:
-    """The job that this process is in, and its node, for the status of a run; nothing outside of a job."""
-    names = {"slurm_job": "SLURM_JOB_ID", "slurm_node": "SLURMD_NODENAME"}
-    return {fact: environment[name] for fact, name in names.items() if environment.get(name)}
 
 
 def tunnel_command(status: Mapping[str, Any]) -> list[str]:

@@ -1,36 +1,44 @@
-"""The process of a detached run: it conducts the run, keeps its outcome, and serves those who attach."""
+"""The process of a detached run, which outlives the one that starts it: it conducts the run, and serves those who attach."""
 
 import io
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stderr, suppress
 from dataclasses import replace
-from typing import NoReturn, TextIO
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 from accelerate_nb.config.environment import USE_CPU
+from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, LaunchError
 from accelerate_nb.events.run_folder import hold_lock, status_of
+from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.conductor import Conductor
-from accelerate_nb.launching.detached.control import ControlServer, ControlSocket, job_facts
-from accelerate_nb.launching.detached.saved_outcome import SavedOutcomes, error_kind
+from accelerate_nb.launching.detached.control import ControlServer, RemoteConductor
+from accelerate_nb.launching.detached.saved_outcome import SavedOutcomes, error_class, error_kind
 from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor import SupervisorOffer
-from accelerate_nb.launching.launcher import RunRequest, conductor_of, meet_nodes
+from accelerate_nb.launching.launcher import RunRequest, conductor_of, meet_nodes, request
 from accelerate_nb.launching.nodes.joined_machines import take_over
 from accelerate_nb.launching.nodes.node_engine import HandedMachine
+from accelerate_nb.launching.nodes.rendezvous import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.memory_file import read_entries
+from accelerate_nb.transport.memory_file import memory_file, read_entries, write_entries
 from accelerate_nb.transport.messages import LaunchFailed, RunStarted, ShowText
-from accelerate_nb.transport.serializer import load
+from accelerate_nb.transport.serializer import dump, load
 
+# How long a run host may take until processes can attach to its run, beside the wait for its nodes.
+_START_TIMEOUT = 60.0
 # How often the run's status is brought up to date, for those who only read the folder.
 _BETWEEN_STATUS = 2.0
 # Where the folder could not take the outcome, since its disk is full, it is tried again so often, and for so long.
@@ -38,15 +46,115 @@ _BETWEEN_TRIES = 2.0
 _LONGEST_TRY = 24 * 3600.0
 
 
+# ------------------------------------------------------------------------------------------- the process that launches
+
+
+def launch_detached(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    config: RunConfig,
+    folder: Path | None = None,
+) -> RemoteConductor:
+    """The conductor, in another process, of a run that outlives this one, and has begun; `start` follows it."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    wanted = request(function, args, config, folder)
+    try:
+        with closing(wanted.plan.payload), wanted.nodes.handed_over() as machines:
+            _start_run_host(wanted, machines)
+    except BaseException:
+        if folder is None and kept_run(wanted.folder) is None:
+            # a launch that fails leaves nothing
+            shutil.rmtree(wanted.folder, ignore_errors=True)
+        raise
+    saved = kept_run(wanted.folder)
+    if saved is None:
+        raise LaunchError(
+            f"{wanted.name} was launched detached, and its folder {wanted.folder} was removed: the run ends."
+        )
+    return RemoteConductor(saved)
+
+
+def _start_run_host(run_request: RunRequest, machines: Sequence[HandedMachine]) -> None:
+    """Start a run host, which takes over the payload, and machines that joined this process; returns when processes can attach to the run."""
+    descriptor = memory_file("accelerate_nb_request")
+    near, far = socket.socketpair()
+    offer = None
+    try:
+        if run_request.placement.start == "supervisor":
+            with suppress(OSError):
+                offer = supervisor.warm().offer()
+        write_entries(descriptor, dump((run_request, offer, machines)))
+        payload = run_request.plan.payload
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(log := (run_request.folder / "host.log").open("ab")),
+            pass_fds=[
+                *(descriptor, far.fileno(), *payload.descriptors, *(machine.descriptor for machine in machines)),
+                *(() if offer is None else (offer.control, offer.log)),
+            ],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    finally:
+        far.close()
+        os.close(descriptor)
+        if offer is not None:
+            os.close(offer.control)
+    try:
+        process.wait(_START_TIMEOUT)
+        _wait_until_ready(near, run_request)
+    finally:
+        log.close()
+        near.close()
+
+
+def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
+    """Show a run host's notices until it is ready; raises what it raised, and `LaunchError` where it does not come to that."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    launching, timeout = run_request.config.launching, _START_TIMEOUT
+    if launching.is_on_each_node:
+        timeout += RendezvousSettings.of(launching).timeout
+    elif run_request.cluster is not None:
+        # a cluster's room, and then its agents
+        timeout += 2 * launching.join_timeout
+    host, reason = Channel(near), "ended"
+    try:
+        while (received := host.receive(timeout)) is not None:
+            match received.message:
+                case RunStarted():
+                    return
+                case ShowText(text):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
+                case LaunchFailed(kind, text):
+                    raise error_class(kind)(text)
+                case _:
+                    host.refuse(received)
+    except TimeoutError:
+        reason = f"was not ready after {timeout:g} s"
+    log = (run_request.folder / "host.log").read_text(errors="replace")[-2000:].strip()
+    raise LaunchError(
+        f"{run_request.name} was to be run by a process that outlives this one, but that process {reason}. It printed:\n{log}\n"
+        "Leave detach out to run it from here."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- the run host
+
+
 @contextmanager
 def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
     """The conductor of a run, to which others can attach in the block, and the signals that have come."""
     locks = [hold_lock(request.folder)]
-    control = ControlSocket(request.folder)
+    control = ControlServer(request.folder)
+    # the job that this process is in, and its node: a process elsewhere reaches the run host by a step of the job
+    job = {"slurm_job": "SLURM_JOB_ID", "slurm_node": "SLURMD_NODENAME"}
     devices = devices_of(request.placement, request.plan.process_environment.environ)
     facts = {
         **request.facts,
-        **job_facts(os.environ),
+        **{fact: os.environ[name] for fact, name in job.items() if os.environ.get(name)},
         "detached": True,
         "control": str(control.path),
         "devices": [*devices],
@@ -54,7 +162,7 @@ def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
         "stop_grace_period": request.config.launching.stop_grace_period,
     }
     run = conductor_of(replace(request, facts=facts), outcomes=SavedOutcomes)
-    with end_on_signals(run) as signals, ControlServer(control, run):
+    with end_on_signals(run) as signals, control.serving(run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
         yield run, signals
@@ -167,23 +275,18 @@ def main() -> NoReturn:
         os.dup2(log, output)
     os.close(log)
     with reported_start(sock) as launcher:
-        request = _with_nodes(request)
+        if request.config.launching.is_on_each_node:
+            request = meet_nodes(request)
+        elif request.cluster is not None:
+            request.cluster.open()
+            placement, nodes = find_nodes(request.config)
+            plan = replace(request.plan, size=placement.size, node_sizes=nodes.roster.sizes)
+            if placement.cpu:
+                environment = plan.process_environment
+                environment = replace(environment, environ={**environment.environ, USE_CPU: "true"})
+                plan = replace(plan, process_environment=environment)
+            request = replace(request, placement=placement, plan=plan, nodes=nodes)
     sys.exit(host(request, offer, launcher))
-
-
-def _with_nodes(request: RunRequest) -> RunRequest:
-    """The request with its nodes, which this process finds where it has to; raises `LaunchError`."""
-    if request.config.launching.is_on_each_node:
-        return meet_nodes(request)
-    if request.cluster is None:
-        return request
-    request.cluster.open()
-    placement, nodes = find_nodes(request.config)
-    environment = request.plan.process_environment
-    if placement.cpu:
-        environment = replace(environment, environ={**environment.environ, USE_CPU: "true"})
-    plan = replace(request.plan, size=placement.size, node_sizes=nodes.roster.sizes, process_environment=environment)
-    return replace(request, placement=placement, plan=plan, nodes=nodes)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Literal
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.event_types import Display
 from accelerate_nb.launching.run import FrontEnd, Run, keep_drawing
-from accelerate_nb.launching.session.cell_run import CellResult
+from accelerate_nb.launching.session import CellResult
 from accelerate_nb.notebook.display.text import TextFrontEnd
 from accelerate_nb.notebook.display.text_output import LabelledLine, TextSink
 

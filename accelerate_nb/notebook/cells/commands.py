@@ -17,7 +17,7 @@ from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.event_types import OVER
 from accelerate_nb.events.run_folder import shown_path
 from accelerate_nb.failures.rank_result import left_out_text
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.session_manager import NotebookSession

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pytest
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
 from accelerate_nb.events.event_types import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.detached.control import ControlSocket, apply_live, connect, live_events
+from accelerate_nb.launching.detached.control import ControlServer, apply_live, connect, live_events
 from accelerate_nb.launching.detached.saved_outcome import read_results
 from accelerate_nb.transport.memory_file import write_entries
 from tests.launching.detached.trainings import (
@@ -240,24 +240,17 @@ def test_what_would_end_with_this_process_is_refused(folder, setting):
 def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir(mode=0o700)
-    control = ControlSocket(long)
-    try:
+    with closing(ControlServer(long)) as control, connect(control.path, 5.0) as client:
         assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
-        with connect(control.path, 5.0) as client:
-            assert client.fileno() >= 0
-    finally:
-        control.close()
+        assert client.fileno() >= 0
     assert not control.path.exists()
 
 
 def test_where_a_folder_holds_no_sockets_another_place_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "bind", _only_in_temporary_folders(socket.socket.bind, tmp_path))
-    control = ControlSocket(tmp_path)
-    try:
+    with closing(ControlServer(tmp_path)) as control:
         assert control.path.parent != tmp_path
         assert stat.S_IMODE(control.path.parent.stat().st_mode) == 0o700
-    finally:
-        control.close()
     assert not control.path.parent.exists()
 
 
@@ -275,12 +268,9 @@ def test_another_user_can_not_open_the_socket(tmp_path_factory):
     folder = tmp_path_factory.mktemp("open")
     for path in (folder, *folder.parents[:2]):
         path.chmod(0o755)
-    control = ControlSocket(folder)
-    try:
+    with closing(ControlServer(folder)) as control:
         done = as_another_user("socket.socket(socket.AF_UNIX).connect(sys.argv[1])", str(control.path))
         assert "PermissionError" in done.stderr
-    finally:
-        control.close()
 
 
 # What a run's folder does not keep comes to whoever attaches to it.

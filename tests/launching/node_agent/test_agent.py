@@ -27,7 +27,7 @@ from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner, RunC
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan
-from accelerate_nb.launching.session.cell_run import read_reply, write_request
+from accelerate_nb.launching.session import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import VERSION, BeginTask, CloseSession, KillGroup, QueryNode, RankExited

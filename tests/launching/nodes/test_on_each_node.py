@@ -234,7 +234,7 @@ def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path)
         raise KeyError("within")
 
     other._control._worker_group._carry_out = fails  # type: ignore[attr-defined]
-    other._control._run_context.wake()  # type: ignore[attr-defined]
+    other._control.run_context.wake()  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="within"):
         other.wait(40)
     with pytest.raises(LaunchError, match=r"node 1 on \S+ has left: KeyError\('within'\)"):

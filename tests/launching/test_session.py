@@ -14,7 +14,7 @@ from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, Pay
 from accelerate_nb.events.event_types import Display, LogLine
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.run import FrontEnd
-from accelerate_nb.launching.session.session import Session
+from accelerate_nb.launching.session import Session
 from tests.waiting import until
 
 # Every rank takes part in a collective, and each sees the same sum.
@@ -206,7 +206,7 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
-    (agent,), pause = session._conductor._worker_group._agents, threading.Event()
+    (agent,), pause = session.conductor._worker_group._agents, threading.Event()
     while not agent._loop.is_registered(agent._output.fileno()):
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("write_now.set()", ranks=[0]).wait()

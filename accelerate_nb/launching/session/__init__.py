@@ -1,1 +1,0 @@
-"""Sessions: workers that stay and run cells."""
