@@ -53,7 +53,18 @@ class SelfTest(FrontEnd):
             if not self._stopped.is_set():
                 run.start().wait()
         except AccelerateNbError as error:
-            self._fail(error)
+            text, advice = str(error), ""
+            if isinstance(error, HangError):
+                text = f"it did not end within {_TIMEOUT:g} s"
+                advice = f"Where the ranks were stands in {shown_path(error.folder or '')}{os.sep}"
+            elif isinstance(error, WorkerError) and error.failures:
+                first = next(failure for failure in error.failures if failure.rank == error.rank)
+                text = f"rank {first.rank}: {first.type}: {first.message}"
+                advice = first.advice or f"All output: {shown_path(error.folder or '')}"
+            # where the test was when it came: at the check that ran, else at the next one, else at the last
+            at = [check for state in ("running", "waiting") for check in self.checks if check.state == state]
+            if not self._stopped.is_set():
+                self._take(replace((at or self.checks[-1:])[0], state="failed", text=text, advice=advice))
         for check in self.checks:
             if check.state in {"waiting", "running"}:
                 self._take(replace(check, state="left out"))
@@ -80,20 +91,3 @@ class SelfTest(FrontEnd):
     def _take(self, check: CheckResult) -> None:
         self._checks[check.name] = check
         self._on_check(check)
-
-    def _fail(self, error: AccelerateNbError) -> None:
-        """Put an error where the test was when it came: at the check that ran, else at the next one, else at the last."""
-        if self._stopped.is_set():
-            return
-        at = [
-            check for state in ("running", "waiting") for check in self.checks if check.state == state
-        ] or self.checks[-1:]
-        text, advice = str(error), ""
-        if isinstance(error, HangError):
-            text = f"it did not end within {_TIMEOUT:g} s"
-            advice = f"Where the ranks were stands in {shown_path(error.folder or '')}{os.sep}"
-        elif isinstance(error, WorkerError) and error.failures:
-            first = next(failure for failure in error.failures if failure.rank == error.rank)
-            text = f"rank {first.rank}: {first.type}: {first.message}"
-            advice = first.advice or f"All output: {shown_path(error.folder or '')}"
-        self._take(replace(at[0], state="failed", text=text, advice=advice))

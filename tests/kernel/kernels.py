@@ -104,6 +104,12 @@ class Cell:
         return Error(raised.ename, raised.evalue, without_colours("\n".join(raised.traceback)))
 
     @property
+    def failure(self) -> Error:
+        """What it raised, since it must have."""
+        assert self.error is not None, self.text
+        return self.error
+
+    @property
     def text(self) -> str:
         """All that a person reads in it."""
         shown = [display.get("text/plain", "") for display in self.displays]

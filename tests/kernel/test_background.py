@@ -109,8 +109,7 @@ def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kerne
     page.until(lambda: page.state() == "failed")
     assert page.all_of("failure")[-1]["type"] == "KeyError"
     page.until(lambda: "KeyError" in launched.displays[0].get("text/plain", ""))
-    error = kernel.run(wait).error
-    assert error is not None
+    error = kernel.run(wait).failure
     assert error.name == "KeyError"
     assert "broken" in error.text
 
@@ -143,8 +142,7 @@ def test_a_run_shows_itself_again_in_any_cell(kernel: Kernel, page: Page, tmp_pa
 def test_a_wait_that_gives_up_leaves_a_panel_that_lives_on(kernel: Kernel, page: Page, tmp_path) -> None:
     kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1, panel=True)")
     cell = kernel.run("run.wait(timeout=0.3)")
-    assert cell.error is not None
-    assert cell.error.name == "TimeoutError"
+    assert cell.failure.name == "TimeoutError"
     page.until_shown()
     page.hello()
     page.until(lambda: "begin x" in page.lines())

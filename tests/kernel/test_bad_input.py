@@ -9,10 +9,9 @@ from tests.kernel.kernels import Cell, Kernel
 
 def refused(cell: Cell, error_name: str) -> str:
     """The text of the error with which a cell was refused, which shows no frame but the person's own."""
-    assert cell.error is not None, cell.text
-    assert cell.error.name == error_name
-    assert "accelerate_nb/" not in cell.error.traceback
-    return cell.error.text
+    assert cell.failure.name == error_name
+    assert "accelerate_nb/" not in cell.failure.traceback
+    return cell.failure.text
 
 
 WITH_FILE = """
@@ -50,15 +49,13 @@ def test_a_misspelled_setting_is_reported_in_one_line(magics: Kernel, call: str)
     cell = magics.run(call)
     text = refused(cell, "UnknownSettingError")
     assert re.search("(?i)did you mean (--|ACCELERATE_NB_)?num[-_]processes", text)
-    assert cell.error is not None
-    assert len(cell.error.traceback.strip().splitlines()) == 1, cell.error.traceback
+    assert len(cell.failure.traceback.strip().splitlines()) == 1, cell.failure.traceback
 
 
 def test_wrong_arguments_of_the_function_are_reported_as_python_reports_them(kernel: Kernel) -> None:
     cell = kernel.run("notebook_launcher(lambda value: value, num_processes=2)")
-    assert cell.error is not None
-    assert cell.error.name == "TypeError"
-    assert "missing 1 required positional argument: 'value'" in cell.error.text
+    assert cell.failure.name == "TypeError"
+    assert "missing 1 required positional argument: 'value'" in cell.failure.text
 
 
 @pytest.mark.parametrize(
@@ -70,8 +67,7 @@ def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel,
         {call}
     notebook_launcher(asks, num_processes=2)
     """)
-    assert cell.error is not None
-    assert cell.error.name == "StateError"
-    assert "has no keyboard" in cell.error.text
-    assert re.search(rf"Cell In\[{cell.number}\], line [23], in asks", cell.error.text)
-    assert "pdb" not in call or "(Pdb)" in cell.error.text
+    assert cell.failure.name == "StateError"
+    assert "has no keyboard" in cell.failure.text
+    assert re.search(rf"Cell In\[{cell.number}\], line [23], in asks", cell.failure.text)
+    assert "pdb" not in call or "(Pdb)" in cell.failure.text

@@ -107,8 +107,7 @@ def test_a_cell_in_the_panel_leaves_a_report_and_its_values(two: Kernel) -> None
     assert "of a former cell" not in report
     assert "[0-1] 42" in cell.stdout
     failed = two.run("%%accelerate\nif rank: raise ValueError('wrong')")
-    assert failed.error is not None
-    assert failed.error.name == "ValueError"
+    assert failed.failure.name == "ValueError"
     assert "wrong" in failed.displays[0]["text/html"]
     two.ok("%%accelerate --panel text\npass")
 
@@ -130,8 +129,7 @@ def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
 
 
 def test_a_variable_that_is_not_there_is_named_with_those_that_are(two: Kernel) -> None:
-    error = two.run("%accelerate pull no_such_name").error
-    assert error is not None
+    error = two.run("%accelerate pull no_such_name").failure
     assert error.name == "NameError"
     assert "no_such_name" in error.traceback
     assert "There are: " in error.traceback
@@ -161,8 +159,7 @@ def test_a_function_of_the_notebook_is_called_on_every_rank(two: Kernel) -> None
 
 def test_a_cell_runs_on_some_ranks(two: Kernel) -> None:
     assert two.ok("%%accelerate --ranks 1\nprint(rank)").stdout == "[1]   1\n"
-    error = two.run("%%accelerate --ranks 2\npass").error
-    assert error is not None
+    error = two.run("%%accelerate --ranks 2\npass").failure
     assert "the session has the ranks 0-1" in error.text
 
 
@@ -208,9 +205,8 @@ def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two:
 
     divide(rank)
     """)
-    assert cell.error is not None
-    assert cell.error.name == "ZeroDivisionError"
-    text = cell.error.traceback
+    assert cell.failure.name == "ZeroDivisionError"
+    text = cell.failure.traceback
     assert "rank 0" in text
     assert f"Cell In[{cell.number}], line 3" in text
     assert "return 1 / by" in text
@@ -226,16 +222,14 @@ def test_an_interrupt_stops_the_cell_and_not_the_session(two: Kernel) -> None:
     cell.until_output("began")
     two.interrupt()
     cell.wait(30)
-    assert cell.error is not None
-    assert cell.error.name == "KeyboardInterrupt"
-    assert "The session goes on" in cell.error.traceback
+    assert cell.failure.name == "KeyboardInterrupt"
+    assert "The session goes on" in cell.failure.traceback
     assert two.ok("%%accelerate\nprint(stays)").stdout == "[0-1] 8\n"
 
 
 def test_a_cell_has_its_time(two: Kernel) -> None:
     cell = two.run("%%accelerate --timeout 0.5\nimport time\ntime.sleep(60)")
-    assert cell.error is not None
-    assert "0.5" in cell.error.traceback
+    assert "0.5" in cell.failure.traceback
     assert two.ok("%%accelerate\nprint('on')").stdout == "[0-1] on\n"
 
 
@@ -249,9 +243,8 @@ def test_a_worker_that_dies_reports_its_last_lines_and_the_next_cell_starts_a_ne
     import time
     time.sleep(60)
     """)
-    assert cell.error is not None
     assert "last words" in cell.text
-    assert "The next %%accelerate cell starts a new one" in cell.error.traceback
+    assert "The next %%accelerate cell starts a new one" in cell.failure.traceback
     cell = two.ok("%%accelerate\nprint(world_size)")
     assert "The session has ended, and its variables are gone" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] 2"
@@ -268,8 +261,7 @@ def test_a_worker_that_is_killed_between_cells_is_reported(two: Kernel) -> None:
         time.sleep(0.01)
     """)
     assert "has ended" in two.ok("%accelerate").text
-    error = two.run("%accelerate pull pid").error
-    assert error is not None
+    error = two.run("%accelerate pull pid").failure
     assert "rank 1 ended with SIGKILL" in error.text
     cell = two.ok("%%accelerate\nprint('back')")
     assert "SIGKILL" in cell.stdout
@@ -291,9 +283,8 @@ def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
 
 def test_what_fails_in_the_notebook_is_not_run_on_the_ranks(two: Kernel) -> None:
     cell = two.run("%%accelerate --local\nprint('here')\n1 / 0")
-    assert cell.error is not None
-    assert cell.error.name == "ZeroDivisionError"
-    assert "was not run on the ranks" in cell.error.traceback
+    assert cell.failure.name == "ZeroDivisionError"
+    assert "was not run on the ranks" in cell.failure.traceback
     assert cell.stdout == "here\n"
 
 
@@ -311,8 +302,7 @@ def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on
     assert two.value("1 + 1") == 2
     assert "runs" in two.ok("%accelerate status").text
     refused = two.run("%%accelerate --background\npass")
-    assert refused.error is not None
-    assert "runs in the background already" in refused.error.text
+    assert "runs in the background already" in refused.failure.text
     behind = two.start("%%accelerate\nprint('behind')")
     behind.until_output("waits for")
     two.interrupt()

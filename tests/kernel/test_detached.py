@@ -55,15 +55,13 @@ def notebook(tmp_path_factory: pytest.TempPathFactory):
 def test_an_error_has_the_cells_own_lines(notebook: Kernel) -> None:
     notebook.ok("%%accelerate -n 2 --detach\nx = 1\nmissing + x")
     cell = notebook.run("accelerate_nb.attach(panel=False).wait()")
-    assert cell.error is not None
-    assert cell.error.name == "NameError"
-    assert ", line 3, in <module>" in cell.error.text
-    assert "Cell In[" in cell.error.text
-    assert "interactiveshell" not in cell.error.text
+    assert cell.failure.name == "NameError"
+    assert ", line 3, in <module>" in cell.failure.text
+    assert "Cell In[" in cell.failure.text
+    assert "interactiveshell" not in cell.failure.text
 
 
 @pytest.mark.parametrize("flag", ["--local", "--background", "--restart", "--ranks 0"])
 def test_what_belongs_to_a_session_is_refused(notebook: Kernel, flag: str) -> None:
     cell = notebook.run(f"%%accelerate -n 2 --detach {flag}\n1")
-    assert cell.error is not None
-    assert "was given with --detach" in cell.error.text
+    assert "was given with --detach" in cell.failure.text

@@ -5,9 +5,8 @@ from tests.kernel.kernels import Cell, Kernel
 
 def raised(cell: Cell) -> str:
     """The text of what a cell raised, whose notebook traceback must be short."""
-    assert cell.error is not None, cell.text
-    assert len(cell.error.traceback.splitlines()) < 40, cell.error.traceback
-    return cell.error.text
+    assert len(cell.failure.traceback.splitlines()) < 40, cell.failure.traceback
+    return cell.failure.text
 
 
 def test_the_error_shows_the_lines_of_the_cell(kernel: Kernel) -> None:
@@ -25,8 +24,7 @@ def test_the_error_shows_the_lines_of_the_cell(kernel: Kernel) -> None:
     notebook_launcher(fails, num_processes=2)
     """)
     text = raised(cell)
-    assert cell.error is not None
-    assert cell.error.name == "KeyError"
+    assert cell.failure.name == "KeyError"
     # for a debugger
     assert kernel.value("__import__('sys').last_type.__name__") == "KeyError"
     assert text.startswith("rank 1 stopped with KeyError: 'lost'")
@@ -44,8 +42,7 @@ def test_an_uncaught_error_reports_its_causes_once(kernel: Kernel) -> None:
     notebook_launcher(fails, num_processes=2)
     """)
     raised(cell)
-    assert cell.error is not None
-    assert cell.error.traceback.count("KeyError: 'the first'") == 1
+    assert cell.failure.traceback.count("KeyError: 'the first'") == 1
 
 
 def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel) -> None:
@@ -61,7 +58,6 @@ def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel)
         cause = error.__cause__
     raise cause
     """)
-    assert cell.error is not None
-    assert cell.error.name == "KeyError"
-    assert '{}["first"]' in cell.error.traceback
-    assert "raise cause" in cell.error.traceback
+    assert cell.failure.name == "KeyError"
+    assert '{}["first"]' in cell.failure.traceback
+    assert "raise cause" in cell.failure.traceback

@@ -21,8 +21,7 @@ def interrupted(cell: Cell) -> float:
     began = time.monotonic()
     cell.kernel.interrupt()
     cell.wait()
-    assert cell.error is not None, cell.text
-    assert cell.error.name == "KeyboardInterrupt", cell.text
+    assert cell.failure.name == "KeyboardInterrupt", cell.text
     return time.monotonic() - began
 
 
@@ -50,9 +49,8 @@ def test_a_skipped_collective_is_reported_with_the_stack_of_every_rank(kernel: K
         dist.all_reduce(torch.ones(1))
     notebook_launcher(skips, num_processes=2, timeout=3)
     """)
-    assert cell.error is not None
-    assert cell.error.name == "HangError"
-    text = cell.error.text
+    assert cell.failure.name == "HangError"
+    text = cell.failure.text
     assert "timeout=3" in text
     assert f"rank 0 waits in all_reduce, at Cell In[{cell.number}], line 8: dist.all_reduce(torch.ones(1))" in text
     assert f"rank 1 is elsewhere, at Cell In[{cell.number}], line 7: time.sleep(60)" in text
@@ -188,9 +186,8 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_launch_works(fresh_kern
     os.kill(fresh_kernel.supervisor().pid, signal.SIGKILL)
     cell.wait()
     assert time.monotonic() - began < INTERRUPTED
-    assert cell.error is not None
-    assert cell.error.name == "LaunchError"
-    assert "supervisor" in cell.error.text
+    assert cell.failure.name == "LaunchError"
+    assert "supervisor" in cell.failure.text
     assert gone(processes, within=LEFT) == []
     assert_launches_and_leaves_nothing(fresh_kernel)
 
@@ -268,8 +265,7 @@ run.wait()
 
 def test_a_stop_of_a_function_that_does_not_check_is_an_error_with_the_reason(kernel: Kernel) -> None:
     cell = kernel.run(TRAINS)
-    assert cell.error is not None, cell.text
-    assert cell.error.name == "StoppedError"
-    assert cell.error.traceback == " ".join(cell.error.text.split())  # one line, and no traceback
-    assert cell.error.text.startswith("the run was stopped, as requested, after step ")
+    assert cell.failure.name == "StoppedError"
+    assert cell.failure.traceback == " ".join(cell.failure.text.split())  # one line, and no traceback
+    assert cell.failure.text.startswith("the run was stopped, as requested, after step ")
     assert_launches_and_leaves_nothing(kernel)

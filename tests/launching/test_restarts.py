@@ -157,47 +157,31 @@ def test_each_attempt_has_its_own_logs_and_all_lines_are_shown(again: Any, capfd
     assert (kept.restarts, kept.error) == (2, "")
 
 
-def test_an_error_after_the_last_restart_lists_all_attempts(again: Any) -> None:
-    run = again(steps_then_fails, num_processes=1, max_restarts=1)
-    with pytest.raises(ConnectionResetError, match="failure 1") as raised:
-        run.wait()
-    *_, why, first, second = str(raised.value).splitlines()
-    assert why == "It was not started again: max_restarts=1 is used up."
-    assert first.startswith("attempt 0 (")
-    assert first.endswith("s): rank 0 stopped with ConnectionResetError: failure 0")
-    assert second.endswith("s): rank 0 stopped with ConnectionResetError: failure 1")
-    assert run.view.detail == "not started again: max_restarts=1 is used up"
-
-
 def raises_at_once(_: str) -> None:
     raise ConnectionResetError
 
 
-def test_an_attempt_that_ends_before_its_first_step_is_not_repeated_for_ever(again: Any) -> None:
-    run = again(raises_at_once, num_processes=1, max_restarts=100, restart_delay=0.01)
-    with pytest.raises(ConnectionResetError, match="5 attempts in a row ended before their first optimizer step"):
-        run.wait()
-    assert len(run.view.restarts) == 4
-
-
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("function", "args", "max_restarts", "restarts", "reason"),
     [
+        (steps_then_fails, (), 1, 1, r"max_restarts=1 is used up\.\nattempt 0 .*: failure 0\nattempt 1 .*: failure 1"),
+        (raises_at_once, (), 100, 4, "5 attempts in a row ended before their first optimizer step"),
         (
-            FileNotFoundError(2, "No such file", "data.bin"),
-            "a restart does not heal a FileNotFoundError: a file is missing",
-        ),
-        (
-            ModuleNotFoundError("No module named 'x'"),
+            steps_then_fails,
+            (ModuleNotFoundError("No module named 'x'"),),
+            2,
+            0,
             "a restart does not heal a ModuleNotFoundError: a module is missing",
         ),
     ],
 )
-def test_an_error_that_does_not_heal_ends_the_run_and_reports_it(again: Any, error: Any, reason: str) -> None:
-    run = again(steps_then_fails, error, num_processes=1)
-    with pytest.raises(type(error), match=reason):
+def test_a_run_that_is_given_up_reports_why_with_all_attempts(
+    again: Any, function: Any, args: tuple[Any, ...], max_restarts: int, restarts: int, reason: str
+) -> None:
+    run = again(function, *args, num_processes=1, max_restarts=max_restarts)
+    with pytest.raises((ConnectionResetError, ModuleNotFoundError), match=f"It was not started again: {reason}"):
         run.wait()
-    assert run.view.restarts == ()
+    assert len(run.view.restarts) == restarts
 
 
 # --------------------------------------------------------------------------------------------------------------- ended by us

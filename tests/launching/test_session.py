@@ -89,9 +89,10 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
 # --------------------------------------------------------------------------------------------------------------- cells
 
 
-def test_variables_stay_from_cell_to_cell(session):
-    session.run("kept = rank * 10").wait()
-    assert [end.result["text/plain"] for end in session.run("kept + 1").wait()] == ["1", "11"]
+def test_variables_stay_from_cell_to_cell_and_some_are_there_from_the_start(session):
+    session.run("kept = type(accelerator).__name__, rank, world_size, str(device)").wait()
+    found = [end.result["text/plain"] for end in session.run("kept").wait()]
+    assert found == [f"('Accelerator', {rank}, 2, 'cpu')" for rank in (0, 1)]
 
 
 def test_a_session_that_goes_on_takes_another_name(session):
@@ -99,11 +100,6 @@ def test_a_session_that_goes_on_takes_another_name(session):
     saved = kept_run(session.folder)
     assert (session.name, saved.name, saved.tags, saved.state) == ("probe", "probe", ("a", "b"), "running")
     works(session)
-
-
-def test_the_first_cell_finds_its_environment(session):
-    (end, _) = session.run("type(accelerator).__name__, rank, world_size, str(device)").wait()
-    assert end.result["text/plain"] == "('Accelerator', 0, 2, 'cpu')"
 
 
 def test_all_that_a_cell_wrote_is_there_when_it_is_done(session):
@@ -138,28 +134,20 @@ def test_cells_have_magics_await_shells_and_results(session):
     assert end.result["text/plain"] == "84"
 
 
-def test_displays_and_figures_arrive(session):
+def test_displays_and_figures_arrive_and_one_with_an_id_is_replaced(session):
     pytest.importorskip("matplotlib")
     cell = session.run(
-        "from IPython.display import HTML\nimport matplotlib.pyplot as plt\ndisplay(HTML('<b>bold</b>'))\nfigure = plt.figure()\nplt.plot([1, 2]);",
+        "from IPython.display import HTML\nimport matplotlib.pyplot as plt\nhandle = display(HTML('one'), display_id='it')\n"
+        "handle.update(HTML('two'))\nfigure = plt.figure()\nplt.plot([1, 2]);",
         ranks=[0],
     )
     cell.wait()
-    shown = [entry.data for entry in cell.view.since(0).items if isinstance(entry, Display)]
-    assert [sorted(set(entry) - {"text/plain"}) for entry in shown] == [["text/html"], ["image/png"]]
-
-
-def test_a_display_with_an_id_is_replaced(session):
-    cell = session.run(
-        "from IPython.display import HTML\nhandle = display(HTML('one'), display_id='it')\nhandle.update(HTML('two'))",
-        ranks=[0],
-    )
-    cell.wait()
-    shown = [entry for entry in cell.view.since(0).items if isinstance(entry, Display)]
-    assert [(entry.data["text/html"], entry.name, entry.update) for entry in shown] == [
+    *texts, figure = [entry for entry in cell.view.since(0).items if isinstance(entry, Display)]
+    assert [(entry.data["text/html"], entry.name, entry.update) for entry in texts] == [
         ("one", "it", False),
         ("two", "it", True),
     ]
+    assert "image/png" in figure.data
 
 
 def test_a_result_comes_with_its_metadata(session):
@@ -193,10 +181,8 @@ def test_ranks_without_a_cell_are_not_queried_where_they_are(session):
 def test_steps_are_counted_anew_in_each_cell(session):
     imports = "from accelerate_nb.rank.step_hold import current_step_hold\n"
     session.run(f"{imports}current_step_hold().steps = 5").wait()
-    assert [end.result["text/plain"] for end in session.run(f"{imports}current_step_hold().steps").wait()] == [
-        "0",
-        "0",
-    ]
+    found = [end.result["text/plain"] for end in session.run(f"{imports}current_step_hold().steps").wait()]
+    assert found == ["0", "0"]
 
 
 def test_what_is_written_while_nothing_runs_arrives(session):
@@ -214,24 +200,16 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         pause.wait(0.01)
 
 
-def test_an_error_names_the_cell_and_its_line(session):
-    error = error_of(session.run("\ndef broken():\n    return {}['key']\nbroken()", number=7, first_line=2))
+def test_an_error_and_its_cause_name_the_cell_and_its_line(session):
+    text = "\ndef broken():\n    return {}['key']\ntry:\n    broken()\nexcept KeyError as error:\n    raise ValueError from error"
+    error = error_of(session.run(text, number=7, first_line=2))
     assert isinstance(error, WorkerError)
-    assert isinstance(error, KeyError)
-    assert "Cell In[7], line 4, in broken\n    return {}['key']" in str(error)
-    assert "Cell In[7], line 5, in <module>" in str(error)
-    assert "IPython" not in str(error)
-
-
-def test_an_error_of_a_cell_has_its_cause_with_the_cell_s_line(session):
-    error = error_of(
-        session.run(
-            "\ntry:\n    {}['key']\nexcept KeyError as error:\n    raise ValueError('second') from error", number=7
-        )
-    )
     assert isinstance(error, ValueError)
     assert isinstance(error.__cause__, KeyError)
-    assert [frame.lineno for frame in traceback.extract_tb(error.__cause__.__traceback__)] == [3]
+    assert "Cell In[7], line 4, in broken\n    return {}['key']" in str(error)
+    assert "Cell In[7], line 8, in <module>" in str(error)
+    assert "IPython" not in str(error)
+    assert [frame.lineno for frame in traceback.extract_tb(error.__cause__.__traceback__)] == [6, 4]
 
 
 def test_a_syntax_error_names_the_cell(session):
@@ -248,12 +226,9 @@ def test_an_exit_ends_the_cell_and_not_the_worker(session, code):
     assert pids(session) == before
 
 
-def test_what_is_requested_wrongly_is_reported(session):
+def test_a_rank_does_one_thing_at_a_time(session):
     with pytest.raises(ConfigurationError, match="ranks are 0-1"):
         session.run("1", ranks=[2])
-
-
-def test_a_rank_does_one_thing_at_a_time(session):
     cell = session.run("import threading\nthreading.Event().wait(60)", number=3)
     with pytest.raises(LaunchError, match=r"busy with Cell In\[3\]"):
         session.run("1", ranks=[1])
@@ -300,19 +275,15 @@ def test_large_values_travel(session):
     session.run("del large").wait()
 
 
-def test_what_cannot_travel_is_named(session):
+def test_what_cannot_travel_or_is_not_there_is_named(session):
     with pytest.raises(PayloadError, match="'lock'"):
         session.push({"lock": threading.Lock()})
-    session.run("stuck = __import__('threading').Lock()").wait()
+    session.run("stuck, known = __import__('threading').Lock(), 1").wait()
     with pytest.raises(PayloadError, match="'stuck'"):
         session.pull(["stuck"])
-    works(session)
-
-
-def test_an_unknown_name_lists_the_known_ones(session):
-    session.run("known = 1").wait()
     with pytest.raises(NameError, match=r"'unknown'.*There are: .*accelerator.*known"):
         session.pull(["unknown"])
+    works(session)
 
 
 def test_a_class_of_a_cell_comes_back(session):

@@ -60,20 +60,19 @@ def test_the_last_step_is_one_more_than_the_farthest_rank_has_made_once_all_have
         (checked(7, pace=10.0), checked(9), 53.0),
     ],
 )
-def test_ranks_have_the_time_that_their_way_to_the_stop_takes_and_none_where_one_makes_no_steps(first, second, time):
+def test_ranks_have_the_time_that_their_way_to_the_stop_takes_and_once_all_have_come_as_long_as_they_like(
+    first, second, time
+):
     comes = negotiation(first, second)
     assert time == 0.0 or not comes.needs_force([], now=time - 0.1)
     assert comes.needs_force([], now=time + 0.1)
-
-
-def test_ranks_that_have_all_come_take_as_long_as_they_like():
-    came = negotiation(at(7), at(7))
-    came.stopped[0] = "after step 8"
-    assert came.stopped_at == "after step 8"
-    assert came.needs_force([], now=100.0)
-    assert not came.needs_force([1], now=100.0)
-    came.stopped[1] = "after step 8"
-    assert not came.needs_force([], now=100.0)
+    if time:
+        comes.stopped[0] = "after step 8"
+        assert comes.stopped_at == "after step 8"
+        assert comes.needs_force([], now=1000.0)
+        assert not comes.needs_force([1], now=1000.0)
+        comes.stopped[1] = "after step 8"
+        assert not comes.needs_force([], now=1000.0)
 
 
 @pytest.mark.parametrize(

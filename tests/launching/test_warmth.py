@@ -20,6 +20,7 @@ from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import ForkWorker, Message, OpenGroup
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("supervisor")
 # How long a supervisor may take to be where a test wants it.
 TIMEOUT = 60.0
 
@@ -62,21 +63,18 @@ def becomes_loaded(name: str, idle: float = 0.0) -> bool:
     return False
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_worker_finds_loaded_what_a_former_one_loaded() -> None:
     assert not notebook_launcher(is_loaded, args=("nbformat.v4",), num_processes=1)
     notebook_launcher(loads, args=("nbformat",), num_processes=1)
     assert becomes_loaded("nbformat.v4")
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_module_that_the_notebook_uses_is_loaded_before_the_first_launch() -> None:
     supervised.warm()
     supervised.preload(["nbclient"])
     assert becomes_loaded("nbclient")
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -95,7 +93,6 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, mo
 IMPORTED_BY_NOTEBOOKS = ("pandas", "sklearn.linear_model", "peft", "transformers.trainer")
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_what_notebooks_import_is_loaded_ahead_in_one_supervisor() -> None:
     for name in IMPORTED_BY_NOTEBOOKS:
         pytest.importorskip(name.partition(".")[0])
@@ -106,7 +103,6 @@ def test_what_notebooks_import_is_loaded_ahead_in_one_supervisor() -> None:
     assert supervised.warm() is first
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_module_that_cannot_be_loaded_changes_nothing() -> None:
     first = supervised.warm()
     supervised.preload(["there_is_no_such_module"])
@@ -123,7 +119,6 @@ raise OSError("libcudart.so.13: cannot open shared object file: No such file or 
 """
 
 
-@pytest.mark.usefixtures("supervisor")
 @pytest.mark.parametrize("start_method", ["supervisor", "spawn"])
 def test_a_torch_that_cannot_be_imported_is_reported_as_what_it_is(tmp_path, monkeypatch, start_method) -> None:
     package = tmp_path / "broken" / "torch"
@@ -142,28 +137,20 @@ def test_a_torch_that_cannot_be_imported_is_reported_as_what_it_is(tmp_path, mon
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
 
 
-@pytest.mark.usefixtures("supervisor")
-def test_a_cooled_supervisor_is_gone_and_the_next_launch_starts_another() -> None:
-    first = supervised.warm()
-    supervised.cool()
-    assert first.ended(TIMEOUT) is not None
-    assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
-
-
-@pytest.mark.usefixtures("supervisor")
 def test_what_an_optimizer_makes_torch_load_is_there_after_a_while() -> None:
     assert becomes_loaded("torch._dynamo", idle=2 * supervised._IDLE_BEFORE_LOADING)
 
 
-@pytest.mark.usefixtures("supervisor")
-def test_a_supervisor_that_no_launch_uses_ends_and_the_next_launch_starts_another() -> None:
-    first = supervised.warm(1.0)
+@pytest.mark.parametrize("idle_timeout", [None, 1.0])
+def test_after_a_supervisor_that_was_cooled_or_not_used_the_next_launch_starts_another(idle_timeout) -> None:
+    first = supervised.warm(idle_timeout)
+    if idle_timeout is None:
+        supervised.cool()
     assert first.ended(TIMEOUT) is not None
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
     assert supervised.warm() is not first
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_supervisor_that_is_started_early_has_the_idle_timeout_of_the_environment(monkeypatch, recwarn) -> None:
     monkeypatch.setenv("ACCELERATE_NB_SUPERVISOR_IDLE_TIMEOUT", "1")
     monkeypatch.setenv("ACCELERATE_NB_QUIET", "5")
@@ -175,20 +162,17 @@ def test_a_supervisor_that_is_started_early_has_the_idle_timeout_of_the_environm
     assert [warning for warning in recwarn if issubclass(warning.category, FutureWarning)] == []
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_supervisor_does_not_end_while_its_workers_run() -> None:
     supervised.warm(0.5)
     assert notebook_launcher(sleeps_for, args=(3.0,), num_processes=1, supervisor_idle_timeout=0.5) == 3.0
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_supervisor_stays_where_its_idle_timeout_is_zero() -> None:
     first = supervised.warm(1.0)
     assert supervised.warm(0) is first
     assert first.ended(2.0) is None
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_the_memory_that_supervisors_hold_is_listed() -> None:
     handle = supervised.warm()
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
@@ -202,7 +186,6 @@ class LeftAloneError(Exception):
     """Raised in place of the rest of a launch."""
 
 
-@pytest.mark.usefixtures("supervisor")
 def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,22 +107,21 @@ def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent:
     assert 1 in agent.group.killed
 
 
-def test_a_kill_from_outside_stays_one_after_the_others_were_killed(agent: ScriptedAgent) -> None:
-    agent.exits(-KILL, 1)
-    assert agent.after(0.2) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_kill_from_outside_before_that_of_the_group_stays_one_whenever_it_is_reported(
+    agent: ScriptedAgent, is_before: bool
+) -> None:
+    if is_before:
+        agent.exits(-KILL, 1)
+    else:
+        agent.failure(0, lost_connection=True)
+    assert agent.after(0.2 if is_before else 1.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
     assert agent.after(0.7) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    if not is_before:
+        agent.exits(-KILL, 1)
     agent.exits(-KILL, 0, killed=True)
     assert agent.after(0.0) == []
-    assert 0 in agent.group.killed
-    assert 1 not in agent.group.killed
-
-
-def test_an_exit_that_is_reported_after_the_kill_and_came_before_it_is_not_of_the_group(agent: ScriptedAgent) -> None:
-    agent.failure(0, lost_connection=True)
-    assert agent.after(1.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
-    assert agent.after(0.7) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
-    agent.exits(-KILL, 1)
-    assert 1 not in agent.group.killed
+    assert agent.group.killed == {0}
 
 
 def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: ScriptedAgent) -> None:
@@ -153,33 +152,28 @@ def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAg
     assert agent.group.phase == "over"
 
 
-def test_an_interrupt_gives_the_ranks_their_time_and_then_kills_them(agent: ScriptedAgent) -> None:
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_an_interrupt_gives_the_ranks_their_time_and_then_kills_them_a_second_stop_at_once(
+    agent: ScriptedAgent, is_repeated: bool
+) -> None:
     agent.group.stop("interrupt")
     assert agent.after(0.0) == [messages.SignalRanks(INTERRUPT, (0, 1))]
     agent.state("stopped", 0)
     assert agent.after(GRACE - 0.1) == []
-    assert agent.after(0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    if is_repeated:
+        agent.group.stop("kill")
+    assert agent.after(0.0 if is_repeated else 0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
 
 
-def test_a_second_stop_kills_at_once(agent: ScriptedAgent) -> None:
-    agent.group.stop("interrupt")
-    agent.after(0.0)
-    agent.group.stop("kill")
-    assert agent.after(0.0) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
-
-
-def test_a_rank_that_has_not_begun_is_killed_and_not_interrupted() -> None:
+@pytest.mark.parametrize("begun", [(), (0,)])
+def test_ranks_that_have_not_begun_are_killed_and_not_interrupted(begun: tuple[int, ...]) -> None:
     agent = ScriptedAgent(size=3)
     agent.state("starting", 0, 1)
-    agent.state("running", 0)
-    agent.group.stop("interrupt")
-    assert agent.after(0.0) == [messages.SignalRanks(INTERRUPT, (0,)), messages.SignalRanks(KILL, (1, 2))]
-
-
-def test_a_stop_before_anything_began_ends_all_at_once() -> None:
-    agent = ScriptedAgent()
-    agent.group.stop("finish")
-    assert agent.after(0.0) == [messages.SignalRanks(KILL, (0, 1))]
+    agent.state("running", *begun)
+    agent.group.stop("interrupt" if begun else "finish")
+    others = tuple(rank for rank in range(3) if rank not in begun)
+    interrupts = [messages.SignalRanks(INTERRUPT, begun)] if begun else []
+    assert agent.after(0.0) == [*interrupts, messages.SignalRanks(KILL, others)]
 
 
 def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent: ScriptedAgent) -> None:
@@ -217,20 +211,19 @@ def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
 
 
 @pytest.mark.parametrize("lost", [[(0, 1)], [(0,), (1,)]])
-def test_lost_agents_end_the_group_at_once(agent: ScriptedAgent, lost: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("have_returned", [False, True])
+def test_lost_agents_end_the_group_at_once(
+    agent: ScriptedAgent, lost: list[tuple[int, ...]], have_returned: bool
+) -> None:
+    if have_returned:
+        agent.state("finished", 0, 1)
+        assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
     for number, ranks in enumerate(lost, 1):
         agent.report(messages.AgentLost(ranks, f"it ended with code {number}", 100.0))
-    assert agent.after(0.0) == [messages.KillGroup(), messages.ReleaseRanks((0, 1)), messages.KillGroup()]
+    release = [] if have_returned else [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [*release, messages.KillGroup()]
     assert agent.group.phase == "over"
     assert agent.group.lost == "it ended with code 1"
-
-
-def test_an_agent_that_is_lost_while_processes_end_ends_the_wait_for_them(agent: ScriptedAgent) -> None:
-    agent.state("finished", 0, 1)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
-    agent.report(messages.AgentLost((0, 1), "gone", 100.0))
-    assert agent.after(0.0) == [messages.KillGroup()]
-    assert agent.group.phase == "over"
 
 
 def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others() -> None:

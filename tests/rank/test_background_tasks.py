@@ -13,41 +13,23 @@ def none_left():
     assert background_tasks._tasks.going == {}
 
 
-def test_what_was_begun_is_waited_for_once_in_its_order():
-    calls = []
-    waits = [lambda: calls.append("first"), lambda: calls.append("second")]
-    for wait in waits:
-        background_tasks.register(wait)
-    background_tasks.finish()
-    background_tasks.finish()
-    assert calls == ["first", "second"]
-
-
-def test_what_is_over_is_not_waited_for():
-    calls = []
-
-    def wait():
-        calls.append("waited")
-
-    background_tasks.register(wait)
-    background_tasks.forget(wait)
-    background_tasks.forget(wait)
-    background_tasks.finish()
-    assert calls == []
-
-
-def test_a_failure_is_raised_and_the_rest_still_stands():
+def test_what_was_begun_and_is_not_over_is_waited_for_once_in_its_order_whatever_fails():
     calls = []
 
     def fails():
         raise OSError("disk full")
 
-    background_tasks.register(fails)
-    background_tasks.register(lambda: calls.append("other"))
+    is_over = lambda: calls.append("over")  # noqa: E731
+    for wait in (lambda: calls.append("first"), is_over, fails, lambda: calls.append("second")):
+        background_tasks.register(wait)
+    for _ in range(2):
+        background_tasks.forget(is_over)
     with pytest.raises(OSError, match="disk full"):
         background_tasks.finish()
-    background_tasks.finish()
-    assert calls == ["other"]
+    assert calls == ["first"]
+    for _ in range(2):
+        background_tasks.finish()
+    assert calls == ["first", "second"]
 
 
 @pytest.fixture

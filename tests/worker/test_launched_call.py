@@ -293,27 +293,16 @@ def test_both_ranks_find_alike_that(promise, found):
     assert {name: both(found, name) for name in FOUND[promise]} == FOUND[promise]
 
 
-def test_every_process_gets_the_results_of_all(found):
-    for entry in both(found, "several"):
+def test_each_of_several_calls_has_its_settings_and_ranks_that_train_together_in_the_processes_that_are_there(found):
+    calls = both(found, "several")
+    for entry in calls:
         assert [item["rank"] for item in entry] == [0, 1]
         assert len({item["pid"] for item in entry}) == 2
         assert all(item["everyone"] == [0, 1] for item in entry)
-
-
-def test_the_function_runs_in_the_processes_that_are_there(found):
-    assert found[0]["debug pid"] == found[0]["pid"] == found[0]["several"][0][0]["pid"]
-
-
-def test_each_of_several_calls_has_what_was_set_for_it(found):
-    settings = [
-        (item["precision"], item["steps"], item["device"]) for entry in both(found, "several") for item in entry[:1]
-    ]
-    assert settings == [("bf16", 1, "cpu"), ("no", 2, "cpu"), ("bf16", 3, "cpu"), ("no", 4, "cpu"), ("no", 1, "cpu")]
-
-
-def test_ranks_of_each_call_train_together(found):
-    for entry in both(found, "several"):
         assert entry[0]["weight"] == entry[1]["weight"]
+    settings = [(item["precision"], item["steps"], item["device"]) for item, _ in calls]
+    assert settings == [("bf16", 1, "cpu"), ("no", 2, "cpu"), ("bf16", 3, "cpu"), ("no", 4, "cpu"), ("no", 1, "cpu")]
+    assert found[0]["debug pid"] == found[0]["pid"] == calls[0][0]["pid"]
 
 
 def test_a_result_that_cant_be_pickled_is_none_on_every_process_with_a_warning_on_the_main_one(found):
@@ -361,15 +350,13 @@ def test_a_failure_that_nobody_catches_ends_the_script_with_its_traceback(script
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
-def test_every_process_knows_what_each_rank_logged_and_wrote(found):
+def test_every_process_knows_what_each_rank_logged_and_wrote(found, script):
     assert both(found, "run losses") == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
     lines = [[f"rank {rank}: step {step}" for step in range(3)] for rank in (0, 1)]
     assert both(found, "run logs") == [sorted([*item, "to stderr"]) for item in lines]
     assert both(found, "run states") == ["finished", "finished"]
     assert {"events.jsonl", "rank_0.log", "rank_1.log", "status.json"} <= set(found[1]["run files"])
-
-
-def test_what_a_run_prints_is_printed_where_the_process_prints(script):
+    # it is printed where the process prints, too
     assert script[0].stdout.count("rank 1: step 2") == 1
     assert "to stderr" in script[0].stderr
 

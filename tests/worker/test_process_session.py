@@ -40,12 +40,13 @@ def test_a_session_s_members_are_found_and_no_others(family):
     assert os.getpid() not in members(leader.pid)
 
 
-def test_killing_a_session_leaves_none_of_it(family):
+def test_killing_a_session_leaves_none_of_it_and_again_is_no_error(family):
     leader, child = family
     kill_sessions(leader.pid)
     assert leader.wait(10) == -signal.SIGKILL
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    kill_sessions(leader.pid)
 
 
 def test_what_a_dead_leader_left_behind_is_killed(family):
@@ -56,10 +57,3 @@ def test_what_a_dead_leader_left_behind_is_killed(family):
     kill_sessions(leader.pid)
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_session_that_is_gone_is_no_error(family):
-    leader, _ = family
-    kill_sessions(leader.pid)
-    leader.wait()
-    kill_sessions(leader.pid)

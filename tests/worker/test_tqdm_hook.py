@@ -1,11 +1,17 @@
 """Whatever tqdm a function uses, its bars are the rank's bars."""
 
+import multiprocessing
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
+from importlib import import_module
+from io import StringIO
 from textwrap import dedent
 
+import numpy as np
 import pytest
+from tqdm import tqdm, trange
 
 from accelerate_nb import launch
 from accelerate_nb.events.event_types import Progress
@@ -34,8 +40,6 @@ def progress_of(loop, *arguments, **settings):
 
 
 def bar_named(name):
-    from importlib import import_module
-
     module, _, class_name = name.rpartition(".")
     return getattr(import_module(module), class_name)
 
@@ -69,8 +73,6 @@ def test_a_bar_of_any_kind_is_reported_from_its_beginning_to_its_end(name):
 
 
 def halts():
-    from tqdm import tqdm
-
     bar = tqdm(total=100, desc="halted", mininterval=0)
     for _ in range(50):
         bar.update()
@@ -136,8 +138,6 @@ def test_tqdm_is_not_loaded_for_its_bars_and_is_reported_when_somebody_does():
 
 
 def nested():
-    from tqdm import tqdm
-
     for _ in tqdm(range(3), desc="outer"):
         for _ in tqdm(range(2), desc="inner", leave=False, mininterval=0):
             time.sleep(0.11)
@@ -152,8 +152,6 @@ def test_nested_bars_keep_their_places():
 
 
 def relabelled():
-    from tqdm import tqdm
-
     bar = tqdm(total=100, desc="epoch 0", mininterval=0)
     for step in range(3):
         time.sleep(0.11)
@@ -171,8 +169,6 @@ def test_a_bar_that_is_relabelled_is_still_the_same_bar():
 
 
 def silent_bars():
-    from tqdm import tqdm
-
     for _ in tqdm(range(3), disable=True):
         pass
     with tqdm(total=3, delay=60) as bar:
@@ -184,8 +180,6 @@ def test_a_bar_that_nobody_would_see_sends_nothing():
 
 
 def many():
-    from tqdm import tqdm
-
     for _ in range(2000):
         for _ in tqdm(range(3), mininterval=0, leave=False):
             pass
@@ -200,9 +194,6 @@ def test_bars_are_reported_some_times_a_second_however_many_there_are():
 
 
 def scaled():
-    import numpy as np
-    from tqdm import tqdm
-
     with tqdm(total=4096, unit="MB", unit_scale=1 / 1024) as bar:
         bar.update(np.float64(4096))
     with tqdm(unit="B", unit_scale=True, desc="read: ") as bar:
@@ -218,10 +209,6 @@ def test_numbers_are_those_that_the_bar_shows():
 
 
 def draws():
-    import sys
-
-    from tqdm.auto import tqdm
-
     bar = tqdm(total=2, desc="drawn", bar_format="{desc}{n}/{total}", mininterval=0)
     bar.update()
     bar.update()
@@ -239,10 +226,6 @@ def test_a_finished_bar_leaves_one_line_in_the_rank_s_log_as_it_draws_itself(tmp
 
 
 def on_two_levels():
-    import sys
-
-    from tqdm import tqdm
-
     for epoch in tqdm(range(3), desc="outer", mininterval=0):
         for _ in tqdm(range(40), desc="inner", leave=False, mininterval=0):
             pass
@@ -250,8 +233,6 @@ def on_two_levels():
 
 
 def on_three_levels():
-    from tqdm import trange
-
     for _ in trange(2, desc="outer", mininterval=0):
         for _ in trange(3, desc="middle", mininterval=0):
             for _ in trange(3, desc="inner", mininterval=0):
@@ -259,8 +240,6 @@ def on_three_levels():
 
 
 def at_positions():
-    from tqdm.auto import tqdm
-
     first = tqdm(total=9, desc="first", position=1, mininterval=0, ascii=True)
     second = tqdm(total=9, desc="second", position=0, mininterval=0, leave=False)
     for _ in range(9):
@@ -271,10 +250,6 @@ def at_positions():
 
 
 def writes_between():
-    import sys
-
-    from tqdm import tqdm
-
     for step in tqdm(range(3), desc="outer", colour="green", mininterval=0):
         for _ in tqdm(range(2), leave=False, mininterval=0):
             tqdm.write(f"written {step}", file=sys.stderr)
@@ -282,8 +257,6 @@ def writes_between():
 
 
 def fails_midway():
-    from tqdm import tqdm
-
     try:
         for _ in tqdm(range(4), desc="outer", mininterval=0):
             for inner in tqdm(range(4), desc="inner", mininterval=0):
@@ -294,8 +267,6 @@ def fails_midway():
 
 
 def leaves_none():
-    from tqdm import tqdm
-
     for _ in tqdm(range(3), leave=False, mininterval=0):
         pass
     with tqdm(total=3, delay=60) as bar:
@@ -327,11 +298,6 @@ def test_what_a_loop_leaves_is_its_own_lines_and_one_of_its_outermost_bar(loop, 
 
 
 def writes_to_a_file_of_its_own(path):
-    from contextlib import redirect_stderr
-    from io import StringIO
-
-    from tqdm import tqdm
-
     with open(path, "w") as file:
         for _ in tqdm(range(2), desc="filed", file=file, mininterval=0):
             pass
@@ -350,10 +316,6 @@ def test_what_is_drawn_elsewhere_than_on_a_rank_s_streams_is_left_as_it_is(tmp_p
 
 
 def in_another_process():
-    import multiprocessing
-
-    from tqdm import tqdm
-
     def child():
         for _ in tqdm(range(3), desc="child", mininterval=0):
             pass

@@ -11,10 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from accelerate_nb.errors import AccelerateNbError, LaunchError, StateError
 from accelerate_nb.events.event_types import Event, LogLine
@@ -245,14 +244,6 @@ class ControlClient:
         self._sock = self._channel = None
 
 
-def tunnel_command(status: Mapping[str, Any]) -> list[str]:
-    """The command that reaches the run host of a run with this status; none where that is on this machine, or in no job."""
-    job, node = status.get("slurm_job"), status.get("slurm_node")
-    if status.get("host") == socket.gethostname() or not (job and node) or shutil.which("srun") is None:
-        return []
-    return step_command(job, node, [sys.executable, "-m", __spec__.name, str(status["control"])])
-
-
 class RemoteConductor:
     """The conductor of a run in its run host, as a process sees it that attached to the run."""
 
@@ -285,8 +276,12 @@ class RemoteConductor:
         self.main_rank = 0
         self._rank_results: tuple[RankResult, ...] = ()
         self._error: BaseException | None = None
-        control = status.get("control")
-        self._client = None if control is None else ControlClient(Path(control), tunnel_command(status))
+        self._client: ControlClient | None = None
+        if (control := status.get("control")) is not None:
+            job, node = status.get("slurm_job"), status.get("slurm_node")
+            is_here = status.get("host") == socket.gethostname() or not (job and node) or shutil.which("srun") is None
+            command = [sys.executable, "-m", __spec__.name, str(control)]
+            self._client = ControlClient(Path(control), () if is_here else step_command(str(job), str(node), command))
         self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
         self._thread: threading.Thread | None = None
         # whether the run host has replied that the run goes on

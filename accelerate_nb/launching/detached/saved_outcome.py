@@ -97,7 +97,26 @@ def read_error(folder: Path, rank_results: Sequence[RankResult], view: RunState)
             facts = {"type": str(facts["type"]), "message": plain(str(facts["message"])), "rank": int(facts["rank"])}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return LaunchError(f"The run ended, and its outcome could not be kept in {folder}: see the logs there.")
-    return None if facts is None else _error(facts, rank_results, view, folder)
+    if facts is None:
+        return None
+    kind = error_class(facts["type"])
+    if not issubclass(kind, WorkerError):
+        return kind(facts["message"])
+    if issubclass(kind, (HangError, StoppedError)) or not view.failures:
+        error = kind()
+    else:
+        # a rank whose result can't be unpickled here did not fail by that
+        failed = {failure.rank: failure for failure in view.failures}
+        error = worker_error(
+            [RankResult(item.rank, failure=failed.get(item.rank), error=item.error) for item in rank_results], folder
+        )
+    values = {"message": facts["message"], "rank": facts["rank"], "failures": view.failures, "folder": str(folder)}
+    if isinstance(error, HangError):
+        values["hang"] = view.hang
+    for name, value in values.items():
+        # the worker's class may be a frozen dataclass, which refuses plain assignment
+        object.__setattr__(error, name, value)
+    return error
 
 
 def _result(folder: Path, rank: int, view: RunState) -> RankResult:
@@ -124,24 +143,3 @@ def error_class(kind: str) -> type[AccelerateNbError]:
     """This package's error of a name, `LaunchError` where it has none."""
     found = getattr(errors, kind, LaunchError)
     return found if isinstance(found, type) and issubclass(found, AccelerateNbError) else LaunchError
-
-
-def _error(facts: dict[str, Any], rank_results: Sequence[RankResult], view: RunState, folder: Path) -> BaseException:
-    kind = error_class(facts["type"])
-    if not issubclass(kind, WorkerError):
-        return kind(facts["message"])
-    if issubclass(kind, (HangError, StoppedError)) or not view.failures:
-        error = kind()
-    else:
-        # a rank whose result can't be unpickled here did not fail by that
-        failed = {failure.rank: failure for failure in view.failures}
-        error = worker_error(
-            [RankResult(item.rank, failure=failed.get(item.rank), error=item.error) for item in rank_results], folder
-        )
-    values = {"message": facts["message"], "rank": facts["rank"], "failures": view.failures, "folder": str(folder)}
-    if isinstance(error, HangError):
-        values["hang"] = view.hang
-    for name, value in values.items():
-        # the worker's class may be a frozen dataclass, which refuses plain assignment
-        object.__setattr__(error, name, value)
-    return error

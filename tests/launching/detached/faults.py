@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -231,17 +231,10 @@ def a_client_attaches_in_a_flood(folder: Path, chance: random.Random) -> None:
 
 def the_disk_is_full(folder: Path, chance: random.Random) -> None:
     """The training goes on, and its outcome is written as soon as there is room."""
-    small = folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
-    try:
+    with _small_disk(folder, "1m") as small:
         run = launch(trains, (20, 0.05, str(folder)), folder=str(small), **SETTINGS)
         processes = processes_of(run.folder)
-        ballast = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)
-        with contextlib.suppress(OSError):
-            while True:
-                os.write(ballast, b"x" * 4096)
-        os.close(ballast)
+        _fill(small)
         assert comes(lambda: min(steps_of(folder)) == 19), "the training did not go on"
         client = ControlClient(Path(status(run.folder)["control"]))
         assert comes(lambda: getattr(client.request(QueryLiveState()), "done", False)), "the run did not end"
@@ -251,8 +244,6 @@ def the_disk_is_full(folder: Path, chance: random.Random) -> None:
         (small / "ballast").unlink()
         assert run.wait(60) == (0, 20)
         _is_over(run.folder, processes, "finished", timeout=20.0)
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
@@ -284,22 +275,20 @@ def the_folder_is_removed(folder: Path, chance: random.Random) -> None:
 
 def the_disk_is_full_at_the_start(folder: Path, chance: random.Random) -> None:
     """The launch raises the reason, and what was begun is ended."""
-    small = folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=True)
-    try:
-        with contextlib.suppress(OSError), (small / "ballast").open("wb", buffering=0) as ballast:
-            while True:
-                ballast.write(bytes(4096))
+    before = {process.pid for process in psutil.process_iter()}
+    with _small_disk(folder, "64k") as small:
+        _fill(small)
         caught: LaunchError | None = None
         try:
             launch(trains, (LONG, 0.02, str(folder)), folder=str(small / "runs"), **SETTINGS)
         except LaunchError as error:
             caught = error
         assert "is its disk full" in str(caught), f"the error is {caught}"
+        begun = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+        hosts = [process for process in begun if any("run_host" in word for word in process.info["cmdline"] or ())]
+        assert are_gone(hosts), "the run host is left"
+        assert list((small / "runs").iterdir()) == [], "a folder is left"
         assert steps_of(folder) == [-1, -1], "the training began"
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def a_worker_is_killed_beside_deaf_ones(folder: Path, chance: random.Random) -> None:
@@ -342,6 +331,23 @@ FAULTS: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 # ------------------------------------------------------------------------------------------------------------- what is left
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, size: str) -> Iterator[Path]:
+    small = folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(small)], check=True)
+    try:
+        yield small
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def _fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(4096))
 
 
 def _running(folder: Path, chance: random.Random) -> tuple[Any, list[psutil.Process]]:

@@ -6,15 +6,13 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
@@ -170,13 +168,9 @@ def test_the_run_host_ends_with_the_code_of_a_run_that_can_go_on(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", [trains, sleeps])
-def test_a_run_whose_folder_is_deleted_stops_and_leaves_nothing(folder, work):
-    args = (10_000, 0.05, str(folder)) if work is trains else ()
-    settings = SETTINGS if work is trains else {**SETTINGS, "stop_grace_period": 1.0}
-    run = launch(work, args, folder=str(folder), **settings)
+def test_a_run_without_steps_whose_folder_is_deleted_stops_and_leaves_nothing(folder):
+    run = launch(sleeps, folder=str(folder), **{**SETTINGS, "stop_grace_period": 1.0})
     assert comes(lambda: run.view.rank(0).state == run.view.rank(1).state == "running")
-    assert work is sleeps or comes(lambda: steps_of(folder) > [0, 0])
     processes, host = processes_of(run.folder), host_of(run.folder)
     with (Path(f"/proc/{host.pid}/fd/2")).open("rb") as log:
         shutil.rmtree(run.folder)
@@ -185,9 +179,6 @@ def test_a_run_whose_folder_is_deleted_stops_and_leaves_nothing(folder, work):
         assert are_gone(processes)
         assert b"is stopped: its folder" in log.read()
     assert not run.folder.exists()
-    if work is trains:
-        first, second = steps_of(folder)
-        assert first == second
 
 
 @pytest.mark.slow
@@ -201,32 +192,6 @@ def test_a_run_without_its_lock_is_not_taken_to_be_over_and_ends_by_sigterm(fold
     host.terminate()
     run.wait(30)
     assert are_gone(processes)
-
-
-@pytest.fixture
-def full_folder(tmp_path):
-    """A folder on a disk that is full."""
-    if sys.platform != "linux" or os.getuid() != 0:
-        pytest.skip("only root can mount a disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
-    with suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
-@pytest.mark.slow
-def test_a_detached_launch_on_a_full_disk_ends_what_it_began(full_folder, tmp_path):
-    before = {process.pid for process in psutil.process_iter()}
-    with pytest.raises(LaunchError, match="is its disk full"):
-        launch(trains, (10_000, 0.05, str(tmp_path)), folder=str(full_folder / "runs"), **SETTINGS)
-    begun = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    assert are_gone([process for process in begun if any("run_host" in word for word in process.info["cmdline"] or ())])
-    assert list((full_folder / "runs").iterdir()) == []
-    assert steps_of(tmp_path) == [-1, -1]
 
 
 @pytest.mark.parametrize("setting", ["start_method", "engine"])
