@@ -190,12 +190,10 @@ class Conductor:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether it has begun, and may still end by itself."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def trouble(self) -> object | None:
-        """The reason why not everything could be kept in the run's folder."""
         return self.run_context.record.trouble
 
     @property
@@ -205,7 +203,6 @@ class Conductor:
 
     @property
     def main_rank(self) -> int:
-        """The rank whose value is the run's result: the first one of this process's node."""
         return min(self._nodes.ranks_here or (0,))
 
     def log_file(self, rank: int) -> Path:
@@ -214,7 +211,6 @@ class Conductor:
         return self.facts.folder / f"rank_{rank}.log"
 
     def stacks(self) -> str:
-        """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
         if (worker_group := self._worker_group) is None or self.over.is_set():
             return ""
         return snapshot_text(worker_group.snapshot(), self.run_context.sources)
@@ -230,7 +226,6 @@ class Conductor:
         self._thread.start()
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
         if self.over.is_set():
             return
         if self._stopped is None:
@@ -241,11 +236,9 @@ class Conductor:
             worker_group.stop(how)
 
     def set_knob(self, name: str, value: float) -> None:
-        """Change a knob on all ranks after the same optimizer step, from any thread, without waiting for it."""
         self._knobs.request(name, value)
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Have ranks profile their next optimizer steps, from any thread, without waiting for it."""
         if self._is_inline:
             raise NotYetError(
                 "A profile was requested of a function that runs in this process. Use torch.profiler or `accelerator.profile()` in it, or "
@@ -260,7 +253,6 @@ class Conductor:
             self.send(rank, ProfileSteps(rank, number, steps, str(self.facts.folder)))
 
     def send(self, rank: int, message: RankMessage, descriptors: Sequence[int] = ()) -> None:
-        """Send a message to a worker's inbox, where the worker is there."""
         if (worker_group := self._worker_group) is not None:
             worker_group.send(rank, message, descriptors)
 
@@ -362,7 +354,6 @@ class Conductor:
         return self._nodes.next_nodes(worker_group.lost_ranks, self._stop_requested.is_set)
 
     def _take_nodes(self) -> None:
-        """Know the ranks of each node."""
         for node in self._nodes.roster.node_ranks:
             self.run_context.take(node)
 
@@ -388,7 +379,6 @@ class Conductor:
         return worker_error(rank_results, self.facts.folder)
 
     def update_status(self) -> None:
-        """Bring the run's status in its folder up to date."""
         with self._status_lock:
             # the last status stays the last
             if not self._is_finishing:
@@ -429,7 +419,6 @@ class Conductor:
         self._keep_status(self.view.state)
 
     def _keep_status(self, state: State, ended: float | None = None) -> None:
-        """Write the run's status into its folder, for readers later or elsewhere."""
         metrics = {} if ended is None else metric_facts([self.view.rank(rank) for rank in self.view.ranks])
         self.run_context.record.status(
             name=self.facts.name,

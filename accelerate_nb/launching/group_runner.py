@@ -176,17 +176,14 @@ class GroupRunner:
 
     @property
     def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
         return self._group.stopped_at
 
     @property
     def lost(self) -> str | None:
-        """The reason why workers can't be observed any more."""
         return self._group.lost
 
     @property
     def lost_ranks(self) -> Collection[int]:
-        """The ranks of agents that were lost."""
         return frozenset(self._group.lost_ranks)
 
     def follow(self) -> tuple[RankResult, ...]:
@@ -207,7 +204,6 @@ class GroupRunner:
                 self._run_context.record.flush()
 
     def stop(self, how: Stop) -> None:
-        """Request the end; a stronger request from before stays."""
         self._group.stop(how)
         self._run_context.wake()
 
@@ -266,7 +262,6 @@ class GroupRunner:
             store = ()
 
     def _until_over(self) -> None:
-        """Until every process has ended."""
         self._carry_out(self._group.advance(time.monotonic()))
         while self._group.phase != "over":
             now = time.monotonic()
@@ -294,7 +289,6 @@ class GroupRunner:
     # ----------------------------------------------------------------------------------------------------- messages
 
     def _take(self, report: messages.Message, descriptors: Sequence[int] = ()) -> None:
-        """Take a report of an agent, with its descriptors."""
         if isinstance(report, messages.RankOutput):
             self._take_output(report)
             return

@@ -77,7 +77,6 @@ class SelfTest(FrontEnd):
             run.request_stop("interrupt")
 
     def refresh(self) -> None:
-        """Take the checks that ranks have sent."""
         assert self._run is not None, "a run is made before it is drawn"
         news = self._run.view.since(self._cursor)
         self._cursor = news.cursor

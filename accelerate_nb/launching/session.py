@@ -53,7 +53,6 @@ class CellResult(RankResult):
 
     @property
     def ok(self) -> bool:
-        """Whether the rank has come to the cell's end."""
         return self.failure is None
 
 
@@ -125,7 +124,6 @@ class CellControl:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether it may still end by itself."""
         return not self.over.is_set()
 
     def start(self) -> None:
@@ -140,13 +138,11 @@ class CellControl:
             self._session.interrupt(self)
 
     def set_knob(self, name: str, value: float) -> None:
-        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
         if self.over.is_set():
             raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
         self._session.conductor.set_knob(name, value)
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Have ranks of the cell, by default all, profile their next optimizer steps (`Run.profile`)."""
         if self.over.is_set():
             raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
         self._session.conductor.profile(steps, self.facts.ranks if ranks is None else ranks)
@@ -162,7 +158,6 @@ class CellControl:
         timer.start()
 
     def take(self, rank: int, reply: TaskReply) -> None:
-        """Take the reply of a rank."""
         value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
         self.ended[rank] = CellResult(
             rank,
@@ -182,7 +177,6 @@ class CellControl:
         self.view.apply(StateChange(rank, state, time.time()))
 
     def finish(self, error: BaseException | None) -> None:
-        """End the cell with `error`, or with success."""
         for timer in self._timers:
             timer.cancel()
         self.error, self.rank_results = error, tuple(self.ended[rank] for rank in sorted(self.ended))
@@ -278,17 +272,14 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The name that a person calls it."""
         return self.conductor.facts.name
 
     @property
     def alive(self) -> bool:
-        """Whether it takes tasks."""
         return not self._closing and not self._gone.is_set()
 
     @property
     def done(self) -> bool:
-        """Whether every worker has ended."""
         return self._gone.is_set()
 
     @property
@@ -298,7 +289,6 @@ class Session:
 
     @property
     def busy(self) -> tuple[LaunchFacts, ...]:
-        """The facts of the cells that run in it now."""
         with self._lock:
             return tuple(cell.facts for cell in self._open.values())
 
@@ -377,7 +367,6 @@ class Session:
             self.conductor.rename(self.config.launching.name, self.config.launching.tags)
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it."""
         self.conductor.request_stop(how)
 
     def close(self) -> None:
@@ -517,7 +506,6 @@ class Session:
             return bool(cells)
 
     def _take(self, event: TaskDone) -> None:
-        """In the run's thread: take a rank's reply."""
         with self._lock:
             file = self.conductor.task_reply(event.rank, event.number)
             cell = self._open.get(event.number)

@@ -76,12 +76,10 @@ class WorkerGroup:
 
     @property
     def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
         return None if self.negotiation is None else self.negotiation.stopped_at
 
     @property
     def all_reported(self) -> bool:
-        """Whether every rank has returned or failed."""
         return len(self.reported) == self.size
 
     @property
@@ -111,7 +109,6 @@ class WorkerGroup:
         return list(self._take_next(report, now))
 
     def is_next(self, report: _RankReport) -> bool:
-        """Whether a report is one that did not come before."""
         if report.number < self._numbers.get(report.rank, 0):
             self.repeated += 1
             return False

@@ -23,7 +23,6 @@ def leave_note(topic: str, **facts: Any) -> None:
 
 @cache
 def _append_once(path: Path, line: str) -> None:
-    """Append a line to a file, which this process does not do again."""
     # a training of hours is worth more than its notes
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

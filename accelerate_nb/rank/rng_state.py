@@ -22,7 +22,6 @@ class RandomStates:
     tpu: int | None = None
 
     def install(self) -> None:
-        """Continue from these states in this process."""
         random.setstate(self.python)
         if self.numpy is not None:
             import numpy

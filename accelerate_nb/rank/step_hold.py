@@ -46,7 +46,6 @@ class StepHold:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the requests and the steps."""
         self.steps = 0
         self.stopped_at: str | None = None
         self.checks = False
@@ -78,7 +77,6 @@ class StepHold:
     # ------------------------------------------------------------------------------------------- the thread that trains
 
     def begin(self) -> None:
-        """Note that steps are going to be made in this process."""
         if self._begun is None:
             self._begun = time.monotonic()
 
@@ -132,7 +130,6 @@ class StepHold:
             self._saving -= 1
 
     def _come_to(self, where: str) -> None:
-        """Wait until it is known what is due here, and do it."""
         if not self._held and not self._due and self._stop is None:
             return
         with self._changed:

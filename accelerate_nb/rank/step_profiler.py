@@ -37,7 +37,6 @@ class ProfileRequest:
     folder: str
 
     def without_profile(self, problem: str) -> StepProfile:
-        """The reply where there is no profile."""
         return StepProfile(self.rank, self.number, 0, 0.0, (), "", time.time(), problem)
 
 
@@ -55,7 +54,6 @@ class _Recording:
     over: threading.Event = field(default_factory=threading.Event)
 
     def is_late(self) -> bool:
-        """Whether the next step has not come in time."""
         limit = max(_STEP_LIMIT, _TIMES_LONGEST * self.longest) if self.steps else _FIRST_STEP_LIMIT
         return time.monotonic() > self.stepped + limit
 
@@ -176,7 +174,6 @@ def current_step_profiler() -> StepProfiler:
 
 
 def _finish_late(_: object) -> int:
-    """Finish a profile whose next step has not come in time."""
     if (recording := _profiler._recording) is not None and recording.is_late():
         _profiler._finish(recording)
     return 0

@@ -61,7 +61,6 @@ class ForkedGroup:
                 os.kill(pid, signal.SIGKILL)
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to those of these ranks."""
         if number in {signal.SIGINT, signal.SIGTERM, signal.SIGKILL}:
             self.is_stopping |= number != signal.SIGTERM
             self.ended_early.update(dict.fromkeys(ranks, number))
@@ -70,7 +69,6 @@ class ForkedGroup:
                 os.kill(pid, number)
 
     def send_unsent(self) -> None:
-        """Send the reports that there is room for."""
         while self.unsent:
             try:
                 self.channel.send(self.unsent[0])
@@ -117,7 +115,6 @@ class Supervisor:
         self._selector.register(self._children, selectors.EVENT_READ, self._reap)
 
     def serve(self) -> NoReturn:
-        """Carry out the kernel's messages until it goes."""
         while True:
             prepare = self._preparation()
             ready = self._selector.select(0 if prepare is not None else self._timeout())
@@ -253,7 +250,6 @@ class Supervisor:
         return pid
 
     def _forget(self) -> None:
-        """In a forked worker: close what belongs to the supervisor."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._prefork_pool.forget()
@@ -383,11 +379,9 @@ class PreforkPool:
         self._target = _FEWEST
 
     def expect(self, size: int) -> None:
-        """Keep enough for launches of this size."""
         self._target = min(_MOST, max(self._target, size))
 
     def are_missing(self) -> bool:
-        """Whether there should be more."""
         return len(self._waiting) < self._target
 
     def add(self, forget: Callable[[], None]) -> None:
@@ -418,7 +412,6 @@ class PreforkPool:
         return None
 
     def gone(self, pid: int) -> None:
-        """Forget a process that has ended, where it was in the pool."""
         if (channel := self._waiting.pop(pid, None)) is not None:
             channel.close()
 

@@ -87,7 +87,6 @@ def _gather(number: int, value: Any, facts: Any, *, is_wanted: bool) -> list[tup
 
 
 def _is_joined() -> bool:
-    """Whether this process is in a group or a world."""
     torch, registry = sys.modules.get("torch"), sys.modules.get("accelerate_nb.runtime.world.registry")
     has_group = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
     return has_group or (registry is not None and registry.is_joined())

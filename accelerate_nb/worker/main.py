@@ -140,7 +140,6 @@ class RankConnection:
         return True
 
     def _prepare(self) -> None:
-        """Prepare the process before its function is there."""
         spec, store = self._worker.spec, self._worker.descriptors.store
         if store >= 0:
             from torch.distributed import TCPStore

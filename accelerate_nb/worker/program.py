@@ -38,11 +38,9 @@ class ScriptFile:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return os.path.basename(self.path)
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Run its code as `__main__`."""
         sys.argv[:] = [self.given_path, *arguments]
         importer = pkgutil.get_importer(self.path)
         if importer is not None:
@@ -88,7 +86,6 @@ class PythonModule:
         _run_spec(spec, self.name)
 
     def imported(self, arguments: Sequence[str]) -> ModuleType:
-        """The module itself."""
         _search_first(os.getcwd())
         sys.argv[:] = ["-m", *arguments]
         module = importlib.import_module(self.name)
@@ -105,11 +102,9 @@ class ScriptFunction:
 
     @property
     def name(self) -> str:
-        """The program's name."""
         return self.of.name
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Import the program, and call the function."""
         module = self.of.imported(arguments)
         function = getattr(module, self.function, None)
         if not callable(function):
@@ -131,7 +126,6 @@ class Executable:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return os.path.basename(self.path)
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -172,7 +166,6 @@ class StandardInput:
         os.dup2(self._descriptor, 0)
 
     def close(self) -> None:
-        """Give back what is held of it in this process."""
         os.close(self._descriptor)
 
 
@@ -211,7 +204,6 @@ class Program:
         return arguments_part(self, word_lines(self.arguments)) + (() if script is None else (script,))
 
     def __call__(self) -> None:
-        """Be the program."""
         is_worker = os.getpid() != self.launcher
         if self.folder is not None:
             os.chdir(self.folder)
@@ -246,7 +238,6 @@ def code_of(path: str) -> CodeType:
 
 
 def _search_first(folder: str) -> None:
-    """Have imports search a folder before all others."""
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
 

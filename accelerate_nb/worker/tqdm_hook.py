@@ -76,7 +76,6 @@ def _report_bars(module: Any, process: int) -> None:
 
 
 def _nothing(text: str) -> int:
-    """Write nothing."""
     return len(text)
 
 

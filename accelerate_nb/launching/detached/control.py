@@ -164,7 +164,6 @@ class ControlServer:
             self.close()
 
     def close(self) -> None:
-        """Close the socket, and remove its file."""
         self.sock.close()
         with suppress(OSError):
             self.path.unlink()
@@ -238,7 +237,6 @@ class ControlClient:
                 raise
 
     def close(self) -> None:
-        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
         self._sock = self._channel = None
@@ -294,7 +292,6 @@ class RemoteConductor:
 
     @property
     def error(self) -> BaseException | None:
-        """The exception of the run's end, once it is over."""
         self._read_outcome()
         return self._error
 
@@ -306,7 +303,6 @@ class RemoteConductor:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether it may still end by itself."""
         return not self.over.is_set()
 
     def log_file(self, rank: int) -> Path:
@@ -314,7 +310,6 @@ class RemoteConductor:
         return self.facts.folder / f"rank_{rank}.log"
 
     def stacks(self) -> str:
-        """The position of every rank that still runs."""
         if self.over.is_set():
             return ""
         reply = self._request(messages.QueryStacks(), _STACKS_TIMEOUT)
@@ -329,18 +324,15 @@ class RemoteConductor:
             self._thread.start()
 
     def request_stop(self, how: Stop) -> None:
-        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `Run.request_stop`)."""
         if not self.over.is_set():
             self._request(messages.RequestStop(how))
 
     def set_knob(self, name: str, value: float) -> None:
-        """Change a knob on all ranks after the same optimizer step, without waiting for it."""
         if self.over.is_set():
             raise StateError(f"Knob {name!r} was to be changed, and the run is over. Knobs change while it runs.")
         self._request(messages.ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
-        """Have ranks profile their next optimizer steps, without waiting for it."""
         self._request(messages.RequestProfile(steps, checked_ranks(self.view, steps, ranks)))
 
     # ------------------------------------------------------------------------------------------------------- inside

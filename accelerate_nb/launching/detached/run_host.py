@@ -182,7 +182,6 @@ class _NoticeStream(io.TextIOBase):
         self._launcher, self._log = launcher, log
 
     def write(self, text: str) -> int:
-        """Send a text, or write it."""
         return len(text) if self._launcher.try_send(ShowText(text)) else self._log.write(text)
 
 

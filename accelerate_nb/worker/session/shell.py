@@ -32,7 +32,6 @@ class ResultHook(DisplayHook):
     write_output_prompt = finish_displayhook = _write_nothing
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        """Keep a result."""
         if self.bundle is not None:
             show(*self.bundle)
         self.bundle = (format_dict, md_dict or {})

@@ -100,7 +100,6 @@ class TaskLoop:
     # ---------------------------------------------------------------------------------------- in the inbox's thread
 
     def on_task(self, message: BeginTask, descriptors: Sequence[int]) -> None:
-        """Take a task that has come."""
         # a profile that is requested right after it is meant for this task
         current_step_profiler().begin_function()
         self._due.put(_PendingTask(message, *descriptors))
@@ -137,7 +136,6 @@ class TaskLoop:
     # ------------------------------------------------------------------------------------------ in the main thread
 
     def work(self) -> None:
-        """Do the tasks that come, until the session is closed."""
         while (due := self._due.get()) is not None:
             signal.signal(signal.SIGINT, self._on_sigint)
             self._do(due)
@@ -280,7 +278,6 @@ def _collectives() -> dict[str, int]:
 
 
 def _names(shell: Any) -> tuple[str, ...]:
-    """The person's variables."""
     return tuple(sorted(name for name in list(shell.user_ns) if name[:1] != "_" and name not in shell.user_ns_hidden))
 
 
@@ -301,7 +298,6 @@ class DetachedCell:
     __name__: str
 
     def source_parts(self) -> tuple[SourcePart, ...]:
-        """The cell's text, which its run's folder keeps."""
         return (SourcePart("function", self.__name__, self.cell.source.lstrip("\n")),)
 
     def __call__(self) -> None:
@@ -363,7 +359,6 @@ def abort_devices() -> None:
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Copies of this process's TCP sockets."""
     for name in os.listdir("/dev/fd"):
         try:
             copy = os.dup(int(name))
@@ -383,7 +378,6 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def _listening_ports() -> set[int]:
-    """The ports at which this process accepts connections."""
     ports = set()
     for sock in _connections():
         with sock, suppress(OSError):
