@@ -103,8 +103,6 @@ class EventReader:
                 yield from_line(line)
 
 
-# ------------------------------------------------------------------------------------------------------ harmless texts
-
 # The fields that hold text; those of one line, in which something is named.
 _TEXTS = {
     event_class: ()

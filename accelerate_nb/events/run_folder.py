@@ -198,9 +198,6 @@ def folders(parent: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(parent) if _RUN.match(entry.name))
 
 
-# -------------------------------------------------------------------------------------------------------------- status
-
-
 # The types of what `status.json` holds, as far as somebody reads it.
 _STATUS_TYPES: dict[str, Any] = {
     "state": event_types.State,

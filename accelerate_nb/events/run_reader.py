@@ -102,9 +102,8 @@ def default_name(function: str, arguments: Mapping[str, str] | None, differing: 
     """The name of a run that was given none: `train lr=0.1`."""
     given = [name for name in differing if name in (arguments or {})]
     texts = ((name.lstrip("-"), argument_text(arguments, name)) for name in given)
-    parts = [
-        f"{name}={text if len(text) <= _LONGEST_VALUE else f'{text[: _LONGEST_VALUE - 1]}…'}" for name, text in texts
-    ]
+    most = _LONGEST_VALUE
+    parts = [f"{name}={text if len(text) <= most else f'{text[: most - 1]}…'}" for name, text in texts]
     return " ".join([function, *parts[:_MOST_NAMED], *(["…"] if len(parts) > _MOST_NAMED else [])])
 
 

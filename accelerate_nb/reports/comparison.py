@@ -135,9 +135,8 @@ _NO_SOURCE = "No source was kept of both runs."
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """The comparison: the runs, the settings that differ, the metrics, and the diffs of the source."""
-    parts: list[Sequence[str]] = [
-        aligned([head, *rows]) if rows else [none] for head, rows, none in _tables(comparison)
-    ]
+    tables = _tables(comparison)
+    parts: list[Sequence[str]] = [aligned([head, *rows]) if rows else [none] for head, rows, none in tables]
     parts += [[_diff_title(*diff), *map(plain, diff[1])] for diff in comparison.diffs] or [[_NO_SOURCE]]
     return [line for part in parts for line in (*part, "")][:-1]
 

@@ -350,9 +350,8 @@ def time_of(seconds: float) -> str:
 
 
 def _first_step(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    first = max(
-        (rank.first_step for rank in ranks if rank.first_step is not None), key=lambda step: step.total, default=None
-    )
+    firsts = [rank.first_step for rank in ranks if rank.first_step is not None]
+    first = max(firsts, key=lambda step: step.total, default=None)
     usual = max((rank.steps.total for rank in ranks if rank.steps is not None), default=0.0)
     if first is None or first.total < max(_FIRST_STEP, _TIMES * usual):
         return
@@ -423,9 +422,8 @@ def _of_all(steps: Sequence[StepBreakdown], verb: str, *, explains_waiting: bool
     """What is much of every rank's step."""
     if not steps:
         return
-    data, communication, idle = (
-        min(_share(mine, phase) for mine in steps) for phase in ("data", "communication", "idle")
-    )
+    phases = ("data", "communication", "idle")
+    data, communication, idle = (min(_share(mine, phase) for mine in steps) for phase in phases)
     if data >= _DATA:
         workers = steps[0].workers
         known = "" if workers is None else f" (num_workers={workers})"
@@ -436,9 +434,8 @@ def _of_all(steps: Sequence[StepBreakdown], verb: str, *, explains_waiting: bool
     if communication >= _COMMUNICATION and not explains_waiting:
         yield f"communication {verb} {_percent(communication)} of the step: accumulate gradients, or use a larger batch"
     if idle >= _IDLE:
-        yield (
-            f"the loop's own code {verb} {_percent(idle)} of the step: log, print and copy results every few steps only"
-        )
+        advice = "log, print and copy results every few steps only"
+        yield f"the loop's own code {verb} {_percent(idle)} of the step: {advice}"
 
 
 def _own(steps: StepBreakdown) -> float:

@@ -77,9 +77,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-# ---------------------------------------------------------------------------------------------------- what fits
-
-
 def saved_size(text: str) -> int:
     """The most bytes that a text takes in a notebook's file, where a control character or any letter beyond ASCII may take six."""
     return len(json.dumps(text)) + _PER_LINE * (text.count("\n") + 1)

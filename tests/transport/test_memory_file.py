@@ -39,14 +39,6 @@ def test_a_write_to_mapped_memory_changes_no_other_view_and_not_the_file(file):
     assert bytes(read_entries(file)[0][:4]) == b"0000"
 
 
-def test_mapped_memory_outlives_the_descriptor():
-    descriptor = memory_file("test")
-    write_entries(descriptor, [b"still here"])
-    (entry,) = map_entries(descriptor)
-    os.close(descriptor)
-    assert bytes(entry) == b"still here"
-
-
 def test_a_file_that_was_never_or_not_wholly_written_has_no_entries(file):
     assert read_entries(file) == []
     assert map_entries(file) == []
