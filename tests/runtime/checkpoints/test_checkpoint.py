@@ -101,29 +101,19 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, size: int, when:
         assert weights_after == weights
 
 
+def saves(folder: str, precision: str = "no") -> list[str]:
+    Training(precision).accelerator.save_state(folder)
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
 def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     first, second = run_on_ranks(saves, 2, str(folder), "fp16")
     assert first == second, "it is complete on every process when saving returns"
-    assert set(first) == {
-        "model.safetensors",
-        "optimizer.bin",
-        "scheduler.bin",
-        "scaler.pt",
-        "custom_checkpoint_0.pkl",
-        "random_states_0.pkl",
-        "random_states_1.pkl",
-        "positions_0.pkl",
-        "positions_1.pkl",
-        "checkpoint.json",
-    }
+    shared = "model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "custom_checkpoint_0.pkl"
+    of_ranks = {f"{name}_{rank}.pkl" for name in ("random_states", "positions") for rank in range(2)}
+    assert set(first) == {*shared, *of_ranks, "checkpoint.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-
-def saves(folder: str, precision: str = "no") -> list[str]:
-    training = Training(precision=precision)
-    training.accelerator.save_state(folder)
-    return sorted(path.name for path in Path(folder).iterdir())
 
 
 def loads(folder: str) -> tuple[Any, list[str]]:
@@ -200,11 +190,8 @@ def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
     handle = accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
     accelerator.save_state(tmp_path / "saved")
-    assert {"mine.pt"} == {path.name for path in (tmp_path / "saved").iterdir()} - {
-        "random_states_0.pkl",
-        "positions_0.pkl",
-        "checkpoint.json",
-    }
+    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert names == ["checkpoint.json", "mine.pt", "positions_0.pkl", "random_states_0.pkl"]
     before = flat(model)
     fill(model, 0.0)
     accelerator.load_state(tmp_path / "saved")
@@ -227,25 +214,22 @@ def test_registered_objects_must_match(tmp_path: Path) -> None:
     accelerator.end_training()
 
 
-def some_of_an_epoch(folder: str, batches: int) -> None:
-    """Save after some batches of an epoch without a shuffle."""
+def epoch(folder: str, save_after: int | None) -> list[int]:
+    """Save after some batches of an epoch without a shuffle; or load, and return what a rank sees of the rest."""
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
-    for number, _ in enumerate(loader, start=1):
-        if number == batches:
+    if save_after is None:
+        accelerator.load_state(folder)
+    seen = []
+    for number, batch in enumerate(loader, start=1):
+        seen += batch.tolist()
+        if number == save_after:
             accelerator.save_state(folder)
-
-
-def rest_of_the_epoch(folder: str) -> list[int]:
-    """What a rank sees after loading."""
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
-    accelerator.load_state(folder)
-    return [number for batch in loader for number in batch.tolist()]
+    return seen
 
 
 def test_an_epoch_goes_on_with_more_processes_than_it_was_saved_with(tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
-    run_on_ranks(some_of_an_epoch, 1, folder, 4)
-    seen = run_on_ranks(rest_of_the_epoch, 2, folder)
+    run_on_ranks(epoch, 1, folder, 4)
+    seen = run_on_ranks(epoch, 2, folder, None)
     assert sorted(number for rank in seen for number in rank) == list(range(16, 32))

@@ -37,15 +37,8 @@ def test_a_full_disk_is_reported_when_the_file_is_finished() -> None:
 
 
 def test_safetensors_of_every_kind_are_read_by_their_library(tmp_path: Path) -> None:
-    dtypes: list[Any] = [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int8,
-        torch.bool,
-    ]
+    floats = torch.float64, torch.float32, torch.float16, torch.bfloat16
+    dtypes: Any = (*floats, torch.int64, torch.int8, torch.bool)
     tensors = {f"{dtype}": torch.arange(15).reshape(3, 5).to(dtype) for dtype in dtypes}
     tensors |= {"one": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": torch.randn(4, 6).t()}
     tensors |= {"complex": torch.randn(3, dtype=torch.complex64), "large": torch.randn(1200, 1000)}

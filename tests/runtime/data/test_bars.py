@@ -41,24 +41,20 @@ def test_bars_of_several_loaders_are_distinguished(listener):
     }
 
 
-def test_an_epoch_that_is_left_ends_where_it_was_left(listener):
-    loader = prepared(DataLoader(Numbers(6), 2), progress=True)
+def test_an_epoch_that_is_left_ends_where_it_was_left_and_the_rest_of_one_goes_on_in_its_bar(listener):
+    loader = prepared(DataLoader(Numbers(8), 2), progress=True)
     batches = iter(loader)
     next(batches), next(batches)
     batches.close()
     assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].closed) == (1, True)
     assert loader.iteration == 1
+    list(Accelerator(cpu=True).skip_first_batches(loader, 3))
+    assert [(bar.done, bar.total) for bar in listener.of(Progress)][-2:] == [(3, 4), (4, 4)]
 
 
 def test_a_loader_without_a_length_has_a_bar_without_a_total(listener):
     list(prepared(DataLoader(Stream(6), 2), progress=True))
     assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].total) == (3, None)
-
-
-def test_an_epoch_that_goes_on_goes_on_in_its_bar(listener):
-    loader = prepared(DataLoader(Numbers(8), 2), progress=True)
-    list(Accelerator(cpu=True).skip_first_batches(loader, 3))
-    assert [(bar.done, bar.total) for bar in listener.of(Progress)] == [(3, 4), (4, 4)]
 
 
 def test_nothing_is_sent_unless_it_was_requested(listener):

@@ -198,13 +198,6 @@ def test_a_flag_that_one_process_raises_is_seen_once_by_all() -> None:
     assert run_on_ranks(flags, 2) == [[False, True, False, True, False]] * 2
 
 
-def test_parameters_are_whole_where_nobody_parts_them() -> None:
-    Accelerator(cpu=True)
-    weight = torch.nn.Parameter(torch.ones(2))
-    with alone.GatheredParameters([weight], modifier_rank=0):
-        assert weight.numel() == 2
-
-
 def test_one_process_keeps_what_it_has() -> None:
     tensor = torch.ones(2)
     assert alone.gather(tensor) is tensor
@@ -213,13 +206,14 @@ def test_one_process_keeps_what_it_has() -> None:
     assert alone.reduce(tensor) is not tensor
     assert alone.copy_tensor_to_devices(tensor).equal(tensor)
     assert alone.pad_across_processes(tensor) is tensor
+    Accelerator(cpu=True)
+    weight = torch.nn.Parameter(tensor)
+    with alone.GatheredParameters([weight], modifier_rank=0):
+        assert weight.numel() == 2  # nobody parts it
     with pytest.raises(DataError, match="reduce was given a str at"):
         alone.reduce(["text"])
     with pytest.raises(ConfigurationError, match=r"reduction='avg'.* sum, mean, max, min, none"):
         alone.reduce(tensor, "avg")
-
-
-def test_a_nested_tensor_is_left_as_it_is() -> None:
     nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
     with pytest.warns(alone.CannotPadNestedTensorWarning):
         assert alone.pad_across_processes(nested) is nested
