@@ -79,21 +79,16 @@ class TestEverySetting:
         evaluated = eval(cell, {"notebook_launcher": notebook_launcher, "train": None})
         assert resolve(evaluated, {}) == config
 
-    def test_the_command_line_sets_it(self, settings):
+    def test_the_command_line_and_the_magic_set_it(self, settings):
         config = resolve(settings, {})
-        words = shlex.split(formats.command(formats.explicit_settings(config), "my script.py"))
-        assert words[:2] == ["accelerate-nb", "launch"]
-        found, rest = formats.read_words(words[2:], all_settings(), "a command line")
-        assert resolve(found, {}) == config
-        assert rest == ["my script.py"]
-
-    def test_the_magic_sets_it(self, settings):
-        config = resolve(settings, {})
-        line = formats.magic(formats.explicit_settings(config))
-        name, *words = shlex.split(line)
-        assert name == "%%accelerate"
-        assert "\n" not in line
-        assert resolve(formats.read_words(words, all_settings(), name)[0], {}) == config
+        explicit = formats.explicit_settings(config)
+        command, magic = formats.command(explicit, "my script.py"), formats.magic(explicit)
+        assert command.startswith("accelerate-nb launch ")
+        assert magic.startswith("%%accelerate")
+        assert "\n" not in magic
+        for words, others in ((shlex.split(command)[2:], ["my script.py"]), (shlex.split(magic)[1:], [])):
+            found, rest = formats.read_words(words, all_settings(), "a line")
+            assert (resolve(found, {}), rest) == (config, others)
 
     def test_the_file_sets_it_and_accelerate_loads_it(self, settings, tmp_path):
         config = resolve(settings, {})

@@ -54,33 +54,9 @@ def test_what_is_requested_of_the_cell_is_distinguished_from_the_settings():
     assert values == {"mixed_precision": "bf16"}
 
 
-def test_each_setting_of_a_session_is_a_flag_that_resolves():
-    texts = {
-        "Integer": "1",
-        "Number": "1",
-        "Text": "",
-        "DeviceIds": "0",
-        "HostList": "a,b:4",
-        "Label": "a-name",
-        "LabelList": "a,b",
-        "NodeCount": "1:2",
-        "MeshAxes": "fsdp",
-        "NamedValues": "a=b",
-        "Entries": "{}",
-    }
-    texts["Boolean"] = "yes"
-    for session_flag in session_flags():
-        text = session_flag.choices[0] if session_flag.choices else texts[type(session_flag.value_type).__name__]
-        _, values = read_cell_line(f"{session_flag.flag}={text}")
-        assert list(values) == [session_flag.name]
-    assert {setting.name for setting in all_settings()} - {session_flag.name for session_flag in session_flags()} == {
-        "timeout",
-        "results",
-        "detach",
-        "max_restarts",
-        "restart_delay",
-        "monitor_interval",
-    }
+def test_settings_of_a_session_are_flags_and_those_of_one_function_are_none():
+    of_functions = {setting.name for setting in all_settings()} - {setting.name for setting in session_flags()}
+    assert of_functions == {"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"}
     nodes = resolve(read_cell_line("--num-nodes 1:2 --hosts a,b")[1], {}).launching
     assert (nodes.min_nodes, nodes.num_nodes) == (1, 2)
     assert resolve(read_cell_line("-n 2 --gradient-accumulation-steps 3 --cpu")[1], {}).launching.num_processes == 2

@@ -162,17 +162,7 @@ class Done:
         return repr(vars(self))
 
 
-HIDDEN = {
-    "In",
-    "Out",
-    "exit",
-    "quit",
-    "get_ipython",
-    "open",
-    "os",
-    "json",
-    "nb_shell",
-}
+HIDDEN = {"In", "Out", "exit", "quit", "get_ipython", "open", "os", "json", "nb_shell"}
 
 
 def plainly(value: Any) -> Any:
