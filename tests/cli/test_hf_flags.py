@@ -17,15 +17,14 @@ from accelerate.utils.launch import (
 )
 
 from accelerate_nb.cli import hf_flags
-from accelerate_nb.cli.commands.launch import configure
 from accelerate_nb.cli.launching import dry_run
-from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
+from accelerate_nb.cli.launching.request import PROG
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetError
 from accelerate_nb.launching.planning.placement import choose
+from tests.cli.launch_requests import request_of
 
 ACTIONS = [
     action
@@ -72,13 +71,6 @@ def values(flag: argparse.Action) -> list[str]:
         # their list has a name misspelled, which they refuse where they use it
         return [name for name in flag.choices if name.upper() in DynamoBackend.list()]
     return list(flag.choices) if flag.choices else ["1" if flag.type in {int, float} else "true"]
-
-
-def request_of(*words: str) -> LaunchRequest:
-    """What our command line makes of these words."""
-    parser = CliParser(prog=PROG)
-    configure(parser)
-    return read_request(parser.parse_args([*words, "script.py"]))
 
 
 def lines(flag: argparse.Action) -> Iterator[list[str]]:

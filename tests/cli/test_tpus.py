@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelerate_nb.cli.commands.launch import configure
-from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
+from accelerate_nb.cli.launching.request import PROG
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError
+from tests.cli.launch_requests import request_of
 
 POD = {
     "compute_environment": "LOCAL_MACHINE",
@@ -39,12 +38,6 @@ def file_of(tmp_path: Path, **entries: object) -> str:
     path = tmp_path / "tpu.yaml"
     path.write_text(yaml.safe_dump({**POD, **entries}))
     return str(path)
-
-
-def request_of(*words: str) -> LaunchRequest:
-    parser = CliParser(prog=PROG)
-    configure(parser)
-    return read_request(parser.parse_args([*words, "script.py"]))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

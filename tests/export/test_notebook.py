@@ -1,9 +1,6 @@
 """A notebook's cells: every format of Jupyter's, and one clear line for what is none."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from accelerate_nb.errors import ExportError
 from accelerate_nb.export.notebook import NotebookCell, read
 from tests.export.making import code, markdown, notebook
+from tests.processes import python
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
@@ -134,11 +132,4 @@ def test_a_notebook_of_today_is_read_without_importing_nbformat(tmp_path):
         f"as_script(read({str(path)!r}))\n"
         "print([name for name in ('nbformat', 'torch', 'IPython', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    assert done.stdout == "[]\n"
+    assert python("-c", program, check=True, PYTHONPATH=".").stdout == "[]\n"

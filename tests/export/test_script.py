@@ -4,7 +4,6 @@ import ast
 import contextlib
 import io
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from accelerate_nb.errors import ExportError
 from tests.export.making import cell_lines, code, exported, markdown, script
+from tests.processes import python
 
 # What a notebook's own kernel and the script's Python have to agree about.
 CELLS = [
@@ -58,7 +58,7 @@ def shown_by_a_kernel(path: Path) -> list[str]:
 
 def test_a_script_writes_what_the_notebook_shows(tmp_path):
     path = exported(tmp_path, *CELLS)
-    done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
+    done = python("-W", "error", path)
     assert done.stderr == ""
     assert done.stdout.rstrip("\n").split("\n") == shown_by_a_kernel(path.with_suffix(".ipynb"))
 
@@ -213,10 +213,10 @@ def test_options_change_what_the_cells_begin_with(tmp_path):
         code("rate: float = 1  # learning rate\nsizes = (1, 2)", "parameters"),
         "rate, sizes",
     )
-    assert run(path).stdout == "(1, (1, 2))\n"
-    assert run(path, "--rate", "0.5", "--sizes", "3").stdout == "(0.5, (3,))\n"
-    assert "Train a model\n" in run(path, "--help").stdout
-    wrong = run(path, "--rat", "3")
+    assert python(path).stdout == "(1, (1, 2))\n"
+    assert python(path, "--rate", "0.5", "--sizes", "3").stdout == "(0.5, (3,))\n"
+    assert "Train a model\n" in python(path, "--help").stdout
+    wrong = python(path, "--rat", "3")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean --rate?" in wrong.stderr
 
@@ -241,7 +241,7 @@ WORKERS = [
 
 @pytest.mark.slow
 def test_processes_of_data_loaders_import_the_script_and_launchers_launch(tmp_path):
-    done = run(exported(tmp_path, *WORKERS), "--scale", "10")
+    done = python(exported(tmp_path, *WORKERS), "--scale", "10")
     # no process but the script's own writes anything, and all of them have the same options
     expected = "[[0, 10], [20, 30]]\n"
     # up to torch 2.9, gloo tells of its connections there
@@ -251,18 +251,7 @@ def test_processes_of_data_loaders_import_the_script_and_launchers_launch(tmp_pa
 
 def test_a_debugger_can_run_it(tmp_path):
     path = exported(tmp_path, "x = 20", "print(x + 3)")
-    done = subprocess.run(
-        [sys.executable, "-m", "pdb", "-c", "continue", "-c", "quit", path],
-        capture_output=True,
-        text=True,
-        check=False,
-        input="",
-    )
-    assert done.stdout.startswith("23\n")
-
-
-def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, check=False)
+    assert python("-m", "pdb", "-c", "continue", "-c", "quit", path).stdout.startswith("23\n")
 
 
 def test_a_magic_that_reads_like_python_is_refused_where_nothing_has_its_name(tmp_path):

@@ -2,12 +2,11 @@
 
 import builtins
 import collections
-import subprocess
-import sys
 
 import pytest
 
 from accelerate_nb.script.display import display, shown, text_of
+from tests.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -91,5 +90,4 @@ def test_where_something_else_shows_it_does(monkeypatch, capsys):
 
 def test_numbers_and_texts_need_no_ipython():
     program = "import sys\nfrom accelerate_nb.script.display import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[1, {'a': 2.5}]\nFalse\n"
+    assert python("-c", program, check=True).stdout == "[1, {'a': 2.5}]\nFalse\n"

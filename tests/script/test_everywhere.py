@@ -1,10 +1,7 @@
 """One notebook full of what is hard in a script: plain Python, `accelerate-nb launch` and `torchrun` do the same with it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.export.making import code, exported, script
+from tests.processes import TORCHRUN, python
 
 CELLS = [
     code("lr = 0.1  # how far a step goes\nepochs = 2\nfail = ''", "parameters"),
@@ -81,7 +79,7 @@ found['described'] = described('a name')""",
 # Plain Python becomes a launch of the script, since its cells ask for two processes.
 WAYS = {
     "python": ["train.py"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+    "torchrun": [*TORCHRUN, "train.py"],
     "launch": ["-m", "accelerate_nb", "launch", "train.ipynb", "--num-processes", "2", "--cpu", "--"],
 }
 WORDS = ["--lr", "0.5", "--epochs", "3"]
@@ -101,16 +99,7 @@ def run(folder: Path, way: str, *words: str) -> Ended:
     folder.mkdir(exist_ok=True)
     made = script(folder, *CELLS)
     (folder / "train.py").write_text(made.text, encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, *WAYS[way], *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = python(*WAYS[way], *words, folder=folder, limit=100, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true")
     found = folder / "found.json"
     return Ended(done.returncode, done.stdout + done.stderr, json.loads(found.read_text()) if found.is_file() else {})
 
@@ -165,7 +154,7 @@ def test_a_function_on_processes_that_the_script_starts_names_notebook_cell_and_
         f"import warnings\nfrom accelerate_nb import notebook_launcher\n{function}",
         "notebook_launcher(train, num_processes=2, cpu=True)",
     )
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=100)
+    done = python(path)
     assert done.returncode == 1
     assert "  train.ipynb, cell 1, line 5, in train" in done.stderr
     assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr

@@ -1,13 +1,12 @@
 """A launched script draws the numbers of its notebook: those of the kernel, of launched functions and of the ranks."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.export.making import exported
+from tests.processes import TORCHRUN, python
 
 SAMPLER = """class Drawn(torch.utils.data.Sampler):
     def __len__(self):
@@ -64,15 +63,8 @@ def number_lines(text: str) -> list[str]:
 @pytest.mark.slow
 def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Path) -> None:
     script = exported(tmp_path, *CELLS)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "3"]
-    done = subprocess.run(
-        [sys.executable, *command, "--log-dir", tmp_path / "logs", script],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    words = [*TORCHRUN, "--redirects", "3", "--log-dir", tmp_path / "logs", script]
+    done = python(*words, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
     logs = {
         name: [path.read_text() for path in sorted(tmp_path.glob(f"logs/*/*/*/{name}.log"))]
         for name in ("stdout", "stderr")

@@ -14,6 +14,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.script import ranks
 from accelerate_nb.script.ranks import ScriptRanks, begin, launch_words
 from tests.export.making import exported
+from tests.processes import TORCHRUN, python
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -140,17 +141,8 @@ def test_a_notebook_that_runs_the_script_keeps_its_kernel(monkeypatch: pytest.Mo
 def on_two_ranks(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
     """A notebook's script under torchrun."""
     path = exported(folder, *cells)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "0", path.name]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    variables = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return python(*TORCHRUN, "--redirects", "0", path.name, folder=folder, **variables)
 
 
 CELLS = [

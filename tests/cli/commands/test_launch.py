@@ -11,12 +11,13 @@ import nbformat
 import psutil
 import pytest
 
-from accelerate_nb.cli.commands.launch import configure
 from accelerate_nb.cli.exit_codes import exit_code
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.event_types import Failure
+from tests.cli.launch_requests import read
+from tests.processes import python
 
 TWO = ("--cpu", "-n", "2")
 # Scripts that know no launcher of ours, with what each of two ranks writes.
@@ -249,8 +250,7 @@ def test_a_run_that_is_stopped_saves_ends_with_a_code_of_its_own_and_goes_on_whe
         out, _ = launched.communicate(timeout=60)
     assert launched.returncode == 75
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    done = subprocess.run([*words, "once"], capture_output=True, text=True, timeout=60, check=True)
-    assert "[0] resumed True" in done.stdout.splitlines()
+    assert "[0] resumed True" in python(*words[1:], "once", check=True).stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -385,18 +385,6 @@ def test_a_worker_launches_nothing(monkeypatch, capsys):
     assert "inside rank 1 of 2" in capsys.readouterr().err
 
 
-def read(*words: str):
-    """What the command line makes of these words."""
-    from accelerate_nb.cli.commands import launch
-    from accelerate_nb.cli.launching.request import read_request
-
-    parser = CliParser(prog="accelerate-nb launch")
-    configure(parser)
-    arguments = parser.parse_args(list(words))
-    launch._take_seconds(arguments)
-    return read_request(arguments), arguments.what
-
-
 def test_nothing_is_reported_that_was_not_set():
     request, what = read("script.py", "--cpu")
     assert request.settings == {}
@@ -448,5 +436,4 @@ def test_waiting_for_processes_loads_no_torch():
     code = "import sys; from accelerate_nb.cli.main import main\nassert main(['launch', '--cpu', '-q', 'script.py']) == 0\n"
     code += "assert not {'torch', 'numpy', 'IPython'} & set(sys.modules)"
     script("import torch; print(torch.ones(1).item())")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "1.0\n"
+    assert python("-c", code, check=True).stdout == "1.0\n"

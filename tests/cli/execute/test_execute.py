@@ -20,6 +20,7 @@ from accelerate_nb.cli.main import main
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
 from accelerate_nb.export.notebook import read
+from tests.processes import python
 
 COMMAND = [sys.executable, "-m", "accelerate_nb", "launch"]
 PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -53,13 +54,9 @@ def printed(cell: Any) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's environment, with runs and configuration of its own."""
-    variables = {
-        "HF_HOME": str(folder / "home"),
-        "ACCELERATE_NB_FOLDER": str(folder / "runs"),
-        "ACCELERATE_NB_TIMEOUT": "90",
-    }
-    return {**os.environ, **variables}
+    """Variables for runs and a configuration of its own."""
+    folders = {"HF_HOME": str(folder / "home"), "ACCELERATE_NB_FOLDER": str(folder / "runs")}
+    return {**folders, "ACCELERATE_NB_TIMEOUT": "90"}
 
 
 # ------------------------------------------------------------------------------------------------------- one execution
@@ -101,15 +98,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.Comp
     notebook(folder / "work" / "train.ipynb", *CELLS, metadata=metadata)
     words = ["work/train.ipynb", "--execute", "-o", "out.ipynb", "--cpu", "-n", "2"]
     words += ["--", "--lr", "3e-4", "--epochs", "5"]
-    ended = subprocess.run(
-        [*COMMAND, *words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = python(*COMMAND[1:], *words, folder=folder, **environment(folder))
     assert (folder / "out.ipynb").exists(), ended.stderr
     return nbformat.read(folder / "out.ipynb", as_version=4), ended, folder
 
@@ -194,7 +183,7 @@ def started(folder: Path, *cells: str) -> tuple[subprocess.Popen[str], Path]:
     """A command that executes such a notebook in place."""
     path = notebook(folder / "waits.ipynb", *cells)
     words = [*COMMAND, str(path), "--execute", "--cpu", "-n", "2"]
-    process = subprocess.Popen(words, env=environment(folder), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, env={**os.environ, **environment(folder)}, stdout=subprocess.PIPE, text=True)
     return process, path
 
 

@@ -10,14 +10,12 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from accelerate_nb.cli.commands.launch import configure
-from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
-from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.config import formats, hf_files
 from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.options.entries import Entries
 from accelerate_nb.config.run_config import RunConfig, differing, resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
+from tests.cli.launch_requests import request_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +36,6 @@ def theirs(*words: str) -> dict[str, str]:
     arguments = launch_command_parser().parse_args([*words, "--main_process_port", "0", "script.py"])
     arguments, *_ = _validate_launch_command(arguments)
     return sharding(prepare_multi_gpu_env(arguments))
-
-
-def request_of(*words: str) -> LaunchRequest:
-    """What our command line makes of these words."""
-    parser = CliParser(prog=PROG)
-    configure(parser)
-    return read_request(parser.parse_args([*words, "script.py"]))
 
 
 def written(path: Path, content: Mapping[str, Any]) -> Path:
