@@ -21,8 +21,7 @@ from accelerate_nb.runtime.data.prepared_loader import cut_for_group
 from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import package_named
-from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.device_placement import devices_of
+from accelerate_nb.runtime.strategies.base import Strategy, devices_of
 from accelerate_nb.runtime.training.accumulation import AccumulationWindows, GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.training.prepared import PreparedObjects

@@ -211,28 +211,18 @@ class Ring:
             dist.all_gather(found, keys, group=self.group)
             yield from ((source, found[source]) for source in sources)
             return
-        for step, source in enumerate(sources):
+        following, former = self.ranks[(self.rank + 1) % size], self.ranks[(self.rank - 1) % size]
+        for source in sources[:-1]:
             # the next keys come while these are used
-            works, received = self._pass_on(keys) if step < size - 1 else ([], keys)
+            received = torch.empty_like(keys)
+            sending = dist.P2POp(dist.isend, keys, following, group=self.group)
+            receiving = dist.P2POp(dist.irecv, received, former, group=self.group)
+            works = dist.batch_isend_irecv([sending, receiving])
             yield source, keys
             for work in works:
                 work.wait()
             keys = received
-
-    def _pass_on(self, tensor: Tensor) -> tuple[list[Any], Tensor]:
-        size = len(self.ranks)
-        received = torch.empty_like(tensor)
-        following, former = self.ranks[(self.rank + 1) % size], self.ranks[(self.rank - 1) % size]
-        sending = dist.P2POp(dist.isend, tensor, following, group=self.group)
-        receiving = dist.P2POp(dist.irecv, received, former, group=self.group)
-        return dist.batch_isend_irecv([sending, receiving]), received
-
-    def to_owners(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The sum of what all processes found for this process's keys; `gradients` are by owners."""
-        sent = torch.stack(list(gradients))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        return received.sum(0)
+        yield sources[-1], keys
 
 
 def _needed(rank: int, source: int, length: int, *, is_causal: bool) -> tuple[slice, slice, bool]:
@@ -284,7 +274,11 @@ class _Attention(torch.autograd.Function):
             )
             of_query[:, :, queries] += of_queries
             of_keys[source][:, :, :, of_block] = torch.stack(found).float()
-        of_key, of_value = ring.to_owners(of_keys).to(keys.dtype).unbind()
+        # the sum of what all processes found for this process's keys
+        sent = torch.stack(of_keys)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=ring.group)
+        of_key, of_value = received.sum(0).to(keys.dtype).unbind()
         return of_query.to(query.dtype), of_key, of_value, None, None, None
 
 

@@ -15,8 +15,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
-from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.device_placement import devices_of
+from accelerate_nb.runtime.strategies.base import Strategy, devices_of
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, is_compiled_module
 from accelerate_nb.runtime.training.unwrap import copies_in
 from accelerate_nb.runtime.world.registry import at_world_exit
@@ -106,7 +105,11 @@ class DDP(Strategy):
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
         """Warnings about copies that were never called, and weights that are in none: nobody averages their gradients."""
         known = {id(item) for item in learning}
-        replicated = [(model, copies) for model in models if (copies := copies_in(model)) and _has_any(copies, known)]
+        replicated = [
+            (model, copies)
+            for model in models
+            if (copies := copies_in(model)) and known & {id(item) for item in copies.parameters()}
+        ]
         alone = f"each of the {self.world.size} processes trains a model of its own"
         if not replicated:
             return [
@@ -115,7 +118,7 @@ class DDP(Strategy):
         # inside of what torch compiles, DDP doesn't note its first call; of a model that was prepared twice, one copy is enough
         called = [copies for model, copies in replicated if copies._lazy_init_ran or is_compiled_module(model)]
         rest = known - {id(item) for copies in called for item in copies.parameters()}
-        if not any(_has_any(copies, rest) for _, copies in replicated):
+        if not rest & {id(item) for _, copies in replicated for item in copies.parameters()}:
             return []
         return [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
 
@@ -125,10 +128,6 @@ class DDP(Strategy):
         # Python: the process would hang when the model is freed (seen with torch 2.13)
         for model in self._wrapped:
             model.__dict__.update(reducer=None, logger=None)
-
-
-def _has_any(model: Module, known: set[int]) -> bool:
-    return any(id(parameter) in known for parameter in model.parameters())
 
 
 def _bucket_order(copies: DistributedDataParallel | None, *, is_main: bool) -> list[int]:

@@ -16,8 +16,7 @@ from accelerate_nb.runtime.checkpoints.writer import in_groups
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions
-from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.device_placement import has_places
+from accelerate_nb.runtime.strategies.base import Strategy, has_places
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.world import World
@@ -180,8 +179,17 @@ class XlaDDP(Strategy):
     def _mean(self, gradients: Sequence[Tensor]) -> None:
         if xla.are_connected():
             xla.average_in_place(gradients)
-        elif gradients:
-            average_through_hosts(gradients, self.world)
+            return
+        # ranks on XLA's CPU backend know no other device: the step is cut in two, and the mean goes through the hosts
+        if gradients:
+            xla.sync()
+        for chunk in _chunks(gradients):
+            values = [item.detach().cpu() for item in chunk]
+            packed = torch.cat([item.reshape(-1).float() for item in values])
+            self.world.group.allreduce([packed]).wait()
+            parts = packed.div_(self.world.size).split([item.numel() for item in values])
+            for gradient, part in zip(chunk, parts, strict=True):
+                gradient.data = part.view(gradient.shape).to(gradient.dtype).to(gradient.device)
 
     def _first(self, buffers: Sequence[Tensor]) -> None:
         """Replace buffers by the first rank's values."""
@@ -213,18 +221,6 @@ def _move(tensor: Tensor, device: torch.device) -> None:
         ) from error
     if gradient is not None:
         tensor.grad = gradient.to(device)
-
-
-def average_through_hosts(gradients: Sequence[Tensor], world: World) -> None:
-    """Replace gradients by their means over all ranks, in a step cut in two: ranks on XLA's CPU backend know no other device."""
-    xla.sync()
-    values = [item.detach().cpu() for item in gradients]
-    for chunk, chunk_gradients in zip(_chunks(values), _chunks(gradients), strict=True):
-        packed = torch.cat([item.reshape(-1).float() for item in chunk])
-        world.group.allreduce([packed]).wait()
-        parts = packed.div_(world.size).split([item.numel() for item in chunk])
-        for gradient, part in zip(chunk_gradients, parts, strict=True):
-            gradient.data = part.view(gradient.shape).to(gradient.dtype).to(gradient.device)
 
 
 def begin_equal(tensors: Sequence[Tensor], world: World) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from accelerate_nb import Accelerator, cpu_offload, disk_offload, dispatch_model, init_empty_weights
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.device_placement import check_quantised
+from accelerate_nb.runtime.strategies.base import check_quantised
 from tests.peers import Peer, under_both
 
 GPU = torch.device("cuda", 1)

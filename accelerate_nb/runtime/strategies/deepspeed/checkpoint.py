@@ -117,11 +117,7 @@ def files(models: Sequence[Any]) -> list[FileToWrite]:
 
 
 def load(world: World, folder: Path, models: Sequence[Any], options: Mapping[str, Any]) -> list[LoadedFile]:
-    """
-    The states of engines; by another number of processes they go through DeepSpeed's universal form. All processes call it.
-
-    `options` are those of the engine's `load_checkpoint`.
-    """
+    """The states of engines, by other numbers of processes in DeepSpeed's universal form; `options` are of its `load_checkpoint`."""
     return [_load(world, folder, index, engine, options) for index, engine in _engines(models)]
 
 

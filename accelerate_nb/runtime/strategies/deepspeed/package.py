@@ -27,11 +27,7 @@ _NO_NEWS = ("ZeRO with an untested optimizer", "learning rate from scheduler bef
 
 
 def load(world: World) -> ModuleType:
-    """
-    The package, whose devices are of this world's type, and whose collectives go over torch's process group.
-
-    `MissingExtraError` where it is not installed; `ConfigurationError` where it was imported for other devices before.
-    """
+    """The package, for devices of this world's type, whose collectives go over torch's process group."""
     if not is_deepspeed_available():
         raise MissingExtraError(
             "Training with DeepSpeed was requested, and the package is not installed: pip install 'accelerate-nb[deepspeed]'"
@@ -51,7 +47,13 @@ def load(world: World) -> ModuleType:
             f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
         )
     _prepare_builds()
-    _set_log_level()
+    # its handler has a level of its own
+    level = logging.getLevelName(os.environ.get("ACCELERATE_LOG_LEVEL", "").upper())
+    logger = logging.getLogger("DeepSpeed")
+    speakers: list[Any] = [logger, *logger.handlers]
+    for speaker in speakers:
+        speaker.setLevel(level if isinstance(level, int) else logging.WARNING)
+    logger.addFilter(lambda record: not any(text in str(record.msg) for text in _NO_NEWS))
     # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
     # it is for inference alone, and would be compiled inside of the launch
@@ -98,21 +100,6 @@ def _is_open(path: Path) -> bool:
             if os.readlink(descriptor) == target:
                 return True
     return False
-
-
-def _set_log_level() -> None:
-    """Have DeepSpeed's logger say what `ACCELERATE_LOG_LEVEL` wants, or warnings; its handler has a level of its own."""
-    level = logging.getLevelName(os.environ.get("ACCELERATE_LOG_LEVEL", "").upper())
-    least = level if isinstance(level, int) else logging.WARNING
-    logger = logging.getLogger("DeepSpeed")
-    logger.setLevel(least)
-    for handler in logger.handlers:
-        handler.setLevel(least)
-    logger.addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not any(text in str(record.msg) for text in _NO_NEWS)
 
 
 def _forget_groups() -> None:

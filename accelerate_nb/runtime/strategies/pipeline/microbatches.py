@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from accelerate_nb.errors import DataError
 
@@ -34,16 +34,13 @@ def microbatches(inputs: Any, count: int) -> list[Any]:
 
 def merged(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
     """The outputs of parts as the whole batch's: tensors joined along dimension 0, numbers averaged over samples, else the first's."""
-    flat = [tree_flatten(output) for output in outputs]
-    structure = flat[0][1]
-    columns = zip(*[leaves for leaves, _ in flat], strict=True)
-    return tree_unflatten([_merged_leaf(list(column), sizes) for column in columns], structure)
 
+    def joined(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        if leaves[0].ndim:
+            return torch.cat(leaves)
+        weights = torch.tensor(sizes, dtype=torch.float32, device=leaves[0].device)
+        return ((torch.stack(leaves) * (weights / weights.sum())).sum()).to(leaves[0].dtype)
 
-def _merged_leaf(leaves: list[Any], sizes: Sequence[int]) -> Any:
-    if not isinstance(leaves[0], Tensor):
-        return leaves[0]
-    if leaves[0].ndim:
-        return torch.cat(leaves)
-    weights = torch.tensor(sizes, dtype=torch.float32, device=leaves[0].device)
-    return ((torch.stack(leaves) * (weights / weights.sum())).sum()).to(leaves[0].dtype)
+    return tree_map(joined, *outputs)
