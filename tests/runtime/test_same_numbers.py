@@ -1,9 +1,8 @@
 """A training gives the numbers that Hugging Face Accelerate and hand-written PyTorch give."""
 
-from typing import Any
-
 import pytest
 
+from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import Numbers, Recipe, train, train_by_hand
 
@@ -16,24 +15,8 @@ RECIPES = [
 ]
 
 
-def with_ours(recipe: Recipe) -> Numbers:
-    from accelerate_nb import Accelerator
-
-    accelerator: list[Any] = []
-
-    def make(**options: Any) -> Any:
-        accelerator.append(Accelerator(**options))
-        return accelerator[0]
-
-    numbers = train(make, recipe)
-    accelerator[0].end_training()
-    return numbers
-
-
-def with_accelerate(recipe: Recipe) -> Numbers:
-    from accelerate import Accelerator
-
-    return train(Accelerator, recipe)
+def with_accelerator(peer: Peer, recipe: Recipe) -> Numbers:
+    return train(peer.Accelerator, recipe)
 
 
 def by_hand(recipe: Recipe) -> Numbers:
@@ -47,10 +30,8 @@ def by_hand(recipe: Recipe) -> Numbers:
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_accelerate_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
-    for ours, theirs in zip(
-        run_on_ranks(with_ours, size, recipe), run_on_ranks(with_accelerate, size, recipe), strict=True
-    ):
-        assert ours == theirs
+    both = under_both(with_accelerator, size, recipe)
+    assert both.ours == both.theirs
 
 
 @pytest.mark.parametrize(
@@ -64,7 +45,8 @@ def test_accelerate_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
 )
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_plain_pytorch_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
-    for ours, plain in zip(run_on_ranks(with_ours, size, recipe), run_on_ranks(by_hand, size, recipe), strict=True):
+    trained = run_on_ranks(with_accelerator, size, Peer("accelerate_nb"), recipe)
+    for ours, plain in zip(trained, run_on_ranks(by_hand, size, recipe), strict=True):
         assert (ours.losses, ours.weights) == (plain.losses, plain.weights)
         assert (ours.rates, ours.synced) == (plain.rates, plain.synced)
         assert str(ours.norms) == str(plain.norms)  # an overflow's norm is nan, which equals nothing

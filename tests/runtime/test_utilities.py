@@ -82,6 +82,15 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "imports.is_bnb_available": [(), ("1.0",), ("1.12",), ("99.0",)],
     "is_rich_available": [()],
     "get_current_device_type": [()],
+    "memory.should_reduce_batch_size": [
+        (RuntimeError("CUDA out of memory. Tried"),),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),),
+        (RuntimeError("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed"),),
+        (RuntimeError("CUDA out of memory. Tried", 2),),
+        (RuntimeError("shapes cannot be multiplied"),),
+        (KeyError(" out of memory."),),
+    ],
 }
 FLAGS = [{}, {"SOME_FLAG": "1"}, {"SOME_FLAG": "no"}, {"SOME_FLAG": "yes"}, {"SOME_FLAG": "what"}]
 VARIABLES: dict[str, list[dict[str, str]]] = {
@@ -403,9 +412,8 @@ def test_a_kind_has_the_same_values(name: str) -> None:
 
 
 def test_the_names_of_kinds_are_all_here() -> None:
-    assert {"DistributedType", "PrecisionType", "RNGType", "LoggerType", "CustomDtype", "ComputeEnvironment"} <= set(
-        ENUMS
-    )
+    known = {"DistributedType", "PrecisionType", "RNGType", "LoggerType", "CustomDtype", "ComputeEnvironment"}
+    assert known <= set(ENUMS)
 
 
 # A process of another launcher, and what an Accelerator is asked
@@ -453,11 +461,8 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     seen["sync"] = accelerator.sync_gradients
     seen["accumulation"] = dict(accelerator.gradient_state.plugin_kwargs)
     for name in (
-        "is_fsdp2",
-        "is_composable_parallelism_enabled",
-        "torch_device_mesh",
-        "parallelism_config",
-        "deepspeed_plugin",
+        *("is_fsdp2", "is_composable_parallelism_enabled", "torch_device_mesh", "parallelism_config"),
+        *("deepspeed_plugin", "device_placement", "should_save_model", "multi_device"),
     ):
         seen[name] = getattr(accelerator, name)
     for name in ("tensor", "data", "pipeline", "context"):
@@ -470,6 +475,9 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     seen["map"] = [accelerator.verify_device_map(spread)]
     spread[1].hf_device_map = {"a": 0, "b": "cpu"}
     seen["map"] += [accelerator.verify_device_map(spread)]
+    accelerator.step = 5
+    seen["cleared"] = [accelerator.clear(*prepared), accelerator.step, accelerator._models, accelerator._dataloaders]
+    seen["copied"] = copy.deepcopy(accelerator) is accelerator
     state = accelerator.state
     seen["state"] = [state.fork_launched, state.is_fsdp2, answer(state.get_deepspeed_plugin, "a")]
     seen["state"] += [answer(state.select_deepspeed_plugin, "a"), bool(type(state)._shared_state)]

@@ -1,7 +1,5 @@
 """Mistakes that raise nothing are warned of at the first step, once, at the person's own line; what is right is not."""
 
-import copy
-import pickle
 import warnings
 
 import pytest
@@ -126,15 +124,3 @@ def test_what_is_right_is_not_warned_of(loop):
 def test_one_process_needs_no_prepared_model():
     assert run_on_ranks(the_model_as_it_was, 1) == [[]]
     assert run_on_ranks(an_optimizer_without_its_model, 1) == [[]]
-
-
-def copies_of_an_optimizer():
-    accelerator, _, optimizer = made()
-    optimizer = accelerator.prepare(optimizer)
-    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        other.step()
-    return True
-
-
-def test_an_optimizer_can_be_copied_and_pickled():
-    assert run_on_ranks(copies_of_an_optimizer, 1) == [True]

@@ -5,7 +5,6 @@ import itertools
 import os
 import warnings
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -22,14 +21,14 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import Rendezvous, choose_device, current_world, forget, is_joined
-from accelerate_nb.runtime.world.world import World, rank_numbers
+from accelerate_nb.runtime.world.world import rank_numbers
 from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 
 
-def seen() -> tuple[int, int, int, int, str, str | None]:
+def seen() -> tuple[int, int, int, int, str | None]:
     world = current_world()
-    return world.rank, world.size, world.local_rank, world.local_size, str(world.device.type), world.backend
+    return world.rank, world.size, world.local_rank, world.local_size, world.backend
 
 
 def total() -> float:
@@ -39,16 +38,11 @@ def total() -> float:
     return tensor.item()
 
 
-def test_a_process_alone_has_no_group() -> None:
-    (facts,) = run_on_ranks(seen, 1)
-    assert facts[:4] == (0, 1, 0, 1)
-    assert facts[5] is None
-
-
-def test_ranks_are_connected_with_nothing_set() -> None:
+def test_ranks_are_connected_with_nothing_set_and_a_process_alone_has_no_group() -> None:
+    assert run_on_ranks(seen, 1) == [(0, 1, 0, 1, None)]
     first, second = run_on_ranks(seen, 2)
     assert (first[:2], second[:2]) == ((0, 2), (1, 2))
-    assert first[5] is not None
+    assert first[4] is not None
 
 
 def joins_again() -> list[float]:
@@ -144,17 +138,6 @@ def test_nccl_is_given_the_device_of_the_rank_and_other_backends_are_not() -> No
     assert device_id("cuda:1", "gloo") is device_id("cpu") is None
 
 
-def test_a_world_knows_its_ends() -> None:
-    def world(rank: int) -> Any:
-        return World(rank, 3, rank, 3, torch.device("cpu"), "gloo")
-
-    assert [(world(rank).is_main, world(rank).is_last) for rank in range(3)] == [
-        (True, False),
-        (False, False),
-        (False, True),
-    ]
-
-
 def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # a pod can't be had: what torch_xla would say of one is said here
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
@@ -209,14 +192,10 @@ def trains_on(kwargs):
     return after[0].tolist(), gathered.tolist(), accelerator.process_index
 
 
-def test_prepared_models_and_their_accelerator_go_on():
-    found = run_on_ranks(trains_on, 2, {})
+@pytest.mark.parametrize("options", [{}, {"comm_hook": "fp16", "gradient_as_bucket_view": True}], ids=str)
+def test_prepared_models_and_their_accelerator_go_on_also_with_gradients_that_are_packed_for_the_way(options):
+    found = run_on_ranks(trains_on, 2, options)
     assert found == [([[1.5, 1.5]], [0, 1], 0), ([[1.5, 1.5]], [0, 1], 1)]
-
-
-def test_gradients_that_are_packed_for_the_way_still_are():
-    (first, second) = run_on_ranks(trains_on, 2, {"comm_hook": "fp16", "gradient_as_bucket_view": True})
-    assert first[0] == second[0] == [[1.5, 1.5]]
 
 
 def counts():
