@@ -15,6 +15,13 @@ _BOOLEANS = {
 }
 
 
+def _mlflow() -> Any:
+    """The package, which is loaded at its first use."""
+    import mlflow
+
+    return mlflow
+
+
 @all_on_main_process
 class MLflowTracker(PackageTracker):
     """
@@ -54,15 +61,13 @@ class MLflowTracker(PackageTracker):
         self.description = description
 
     def start(self) -> None:
-        import mlflow
-
         experiment = None  # the one that is set in mlflow, or its default
         if self.experiment_name is not None:
             location = None if self.logging_dir is None else os.fspath(self.logging_dir)
-            found = mlflow.get_experiment_by_name(self.experiment_name)
+            found = _mlflow().get_experiment_by_name(self.experiment_name)
             experiment = found.experiment_id if found is not None else None
-            experiment = experiment or mlflow.create_experiment(self.experiment_name, location, self.tags)
-        self.active_run = mlflow.start_run(
+            experiment = experiment or _mlflow().create_experiment(self.experiment_name, location, self.tags)
+        self.active_run = _mlflow().start_run(
             run_id=self.run_id,
             experiment_id=experiment,
             run_name=self.run_name,
@@ -73,7 +78,6 @@ class MLflowTracker(PackageTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's parameters; texts that are too long for MLflow are left out, with a warning."""
-        import mlflow
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -87,39 +91,29 @@ class MLflowTracker(PackageTracker):
                 )
         remaining = iter(kept.items())
         while batch := dict(islice(remaining, most)):
-            mlflow.log_params(batch)
+            _mlflow().log_params(batch)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers as metrics; others are left out, with a warning."""
-        import mlflow
-
         metrics = {}
         for name, value in plain(values).items():
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:
                 logger.warning_once(f"MLflow keeps numbers: `{name}`, a {type(value).__name__}, is left out.")
-        mlflow.log_metrics(metrics, step=step, **kwargs)
+        _mlflow().log_metrics(metrics, step=step, **kwargs)
 
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
         """Keep a figure of matplotlib or plotly as the artifact `artifact_file`."""
-        import mlflow
-
-        mlflow.log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
+        _mlflow().log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
         """Keep the files of a folder, under `artifact_path` where one is given."""
-        import mlflow
-
-        mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
+        _mlflow().log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
 
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
         """Keep a file, under `artifact_path` where one is given."""
-        import mlflow
-
-        mlflow.log_artifact(local_path=local_path, artifact_path=artifact_path)
+        _mlflow().log_artifact(local_path=local_path, artifact_path=artifact_path)
 
     def finish(self) -> None:
-        import mlflow
-
-        mlflow.end_run()
+        _mlflow().end_run()

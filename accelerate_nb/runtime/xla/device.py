@@ -34,19 +34,23 @@ def is_requested(environment: Mapping[str, str]) -> bool:
     return bool(environment.get("PJRT_DEVICE")) and machine.is_installed()
 
 
-def device_type() -> str:
-    """The kind of device that torch_xla computes on: "TPU", "CUDA", "CPU"."""
+def _torch_xla() -> Any:
+    """The package, which is loaded at its first use."""
+    import torch_xla.core.xla_model
     import torch_xla.runtime
 
-    return str(torch_xla.runtime.device_type())
+    return torch_xla
+
+
+def device_type() -> str:
+    """The kind of device that torch_xla computes on: "TPU", "CUDA", "CPU"."""
+    return str(_torch_xla().runtime.device_type())
 
 
 def device() -> torch.device:
     """This rank's device; the runtime wakes, its random numbers beginning with the last seed that torch was given."""
-    import torch_xla
-
     machine.wake(int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    found: torch.device = torch_xla.device()
+    found: torch.device = _torch_xla().device()
     _set_first_seed()
     return found
 
@@ -59,23 +63,19 @@ def _set_first_seed() -> None:
 
 def rank_numbers() -> tuple[int, int, int, int]:
     """Rank, world size, local rank and local world size."""
-    from torch_xla import runtime
-
+    runtime = _torch_xla().runtime
     return runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal(), runtime.local_device_count()
 
 
 def devices_in_process() -> int:
     """The number of devices of which torch_xla makes a rank each in this process: 1, or more where those would be threads."""
-    from torch_xla import runtime
-
+    runtime = _torch_xla().runtime
     return 1 if runtime.world_size() == 1 else int(runtime.addressable_device_count())
 
 
 def are_connected() -> bool:
     """Whether the ranks' devices exchange tensors inside their programs; the CPU devices of several processes do not."""
-    from torch_xla import runtime
-
-    return int(runtime.world_size()) > 1
+    return int(_torch_xla().runtime.world_size()) > 1
 
 
 def rendezvous_store(limit: Mapping[str, Any]) -> dist.Store:
@@ -119,13 +119,11 @@ def pod_interface() -> str:
 
 def sync() -> None:
     """Have the device compute its pending work; returns before it has, in the same order on all ranks."""
-    import torch_xla
-
     for call in list(_hooks.calls):
         call()
     # random numbers go on as if there had been no sync: what is drawn does not depend on how often there is one
     state = machine.random_state()
-    torch_xla.sync()
+    _torch_xla().sync()
     machine.set_random_state(state)
 
 
@@ -137,65 +135,49 @@ def before_sync(call: Callable[[], object]) -> None:
 
 def are_computed(tensors: Sequence[Tensor]) -> bool:
     """Whether the device computes all of these tensors already, so that they can be read without a sync."""
-    import torch_xla
-
-    return not any(torch_xla._XLAC._check_tensor_need_materialization(list(tensors)))
+    return not any(_torch_xla()._XLAC._check_tensor_need_materialization(list(tensors)))
 
 
 def average_in_place(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by the mean over all ranks, when the device comes to it; all ranks call it."""
-    import torch_xla.core.xla_model as model
-    from torch_xla import runtime
-
-    if tensors and (size := runtime.world_size()) > 1:
+    if tensors and (size := _torch_xla().runtime.world_size()) > 1:
+        model = _torch_xla().core.xla_model
         model.all_reduce(model.REDUCE_SUM, list(tensors), scale=1.0 / size, pin_layout=False)
 
 
 def gathered(tensor: Tensor) -> Tensor:
     """Every rank's tensor, joined along dimension 0, as the device will compute it; it has dimensions, and numbers in them."""
-    import torch_xla.core.xla_model as model
-
-    found: Tensor = model.all_gather(tensor, pin_layout=False)
+    found: Tensor = _torch_xla().core.xla_model.all_gather(tensor, pin_layout=False)
     return found
 
 
 def reduced(tensor: Tensor, reduction: str, scale: float = 1.0) -> Tensor:
     """The "sum", "max" or "min" over all ranks as a new tensor, as the device will compute it."""
-    import torch_xla.core.xla_model as model
-
-    found: Tensor = model.all_reduce(reduction, tensor, scale=scale, pin_layout=False)
+    found: Tensor = _torch_xla().core.xla_model.all_reduce(reduction, tensor, scale=scale, pin_layout=False)
     return found
 
 
 def number_of(tensor: Tensor) -> int:
     """The number of the device's tensor; it stays the same when the tensor is detached."""
-    import torch_xla
-
-    return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
+    return int(_torch_xla()._XLAC._xla_get_tensor_id(tensor))
 
 
 def as_data(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a tensor on the device that is an input of the program, whatever its numbers are."""
-    import torch_xla.core.xla_model as model
-
     # `to` writes a single 0 or 1 into the program, which then differs between ranks where the number does
-    (sent,) = model.send_cpu_data_to_device([tensor], device)
+    (sent,) = _torch_xla().core.xla_model.send_cpu_data_to_device([tensor], device)
     return sent  # type: ignore[no-any-return]  # a list of what it was given
 
 
 def to_cpu(data: Any) -> Any:
     """The same nest of lists, tuples and dictionaries with copies of its tensors on the CPU, brought in one transfer."""
-    import torch_xla.core.xla_model as model
-
-    return model._maybe_convert_to_cpu(data)
+    return _torch_xla().core.xla_model._maybe_convert_to_cpu(data)
 
 
 def memory() -> dict[str, int]:
     """Bytes of the device's memory: "bytes_used", "bytes_limit" and perhaps "peak_bytes_used"; empty where a device says nothing."""
-    import torch_xla.core.xla_model as model
-
     try:
-        return {name: int(number) for name, number in model.get_memory_info(device()).items()}
+        return {name: int(number) for name, number in _torch_xla().core.xla_model.get_memory_info(device()).items()}
     except RuntimeError:
         return {}
 
@@ -203,9 +185,7 @@ def memory() -> dict[str, int]:
 def wait() -> None:
     """Wait until the device has computed what it was given, and raise what went wrong there; nothing where there is none."""
     if machine.is_awake():
-        import torch_xla.core.xla_model as model
-
-        model.wait_device_ops()
+        _torch_xla().core.xla_model.wait_device_ops()
 
 
 @contextmanager

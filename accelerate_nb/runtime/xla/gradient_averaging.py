@@ -50,7 +50,6 @@ class AveragedModel:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """All weights, each once."""
         return list(self._parameters.values())
 
     @property
