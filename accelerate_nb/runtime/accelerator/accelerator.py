@@ -161,7 +161,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, TrackingMethods):
             emit(MeshCoordinates(self._world.rank, coordinates, time.time()))
         self.precision = self.strategy.choose_precision(precision, options)
         self._fp8_recipe = options.recipe
-        self.state.set_precision(self.precision.name)
+        self.state._mixed_precision = self.precision.name
         emit(PrecisionChoice(self._world.rank, self.precision.name, time.time()))
 
     def _step_metrics(self, launcher: LauncherSettings) -> StepMetrics | None:

@@ -117,11 +117,7 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
 
 
 def purge_accelerate_environment(func_or_cls: T) -> T:
-    """
-    A decorator: `ACCELERATE_*` variables that a function, or a class's `test*` methods, change are put back afterwards.
-
-    Subclasses of such a class are treated likewise.
-    """
+    """A decorator: `ACCELERATE_*` variables that a function, or the `test*` methods of a class and of its subclasses, change are put back."""
     if not isinstance(func_or_cls, type):
         return cast("T", _purging(func_or_cls))
     cls: Any = func_or_cls
@@ -217,7 +213,6 @@ def check_cuda_fp8_capability() -> bool:
 
 
 def _query(property_name: str) -> list[str]:
-    """One property of each GPU."""
     command = ["nvidia-smi", f"--query-gpu={property_name}", "--format=csv,noheader"]
     return subprocess.check_output(command, text=True, timeout=60).strip().splitlines()
 
@@ -229,11 +224,7 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """
-    Bind this process to the cores near the GPU of its local rank; nothing happens where there is no GPU, or none are near.
-
-    `verbose` logs them; without it `ACCELERATE_DEBUG_MODE` decides.
-    """
+    """Bind this process to the cores near the GPU of its local rank, if any; `verbose`, or else `ACCELERATE_DEBUG_MODE`, logs them."""
     if not torch.cuda.is_available():
         return
     properties: Any = torch.cuda.get_device_properties(local_process_index)

@@ -60,11 +60,7 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """
-    Arguments for `torch.distributed.init_process_group`.
-
-    A backend that the device can't use is replaced by its own, with a warning where it was requested by name.
-    """
+    """Arguments for `torch.distributed.init_process_group`; a named backend that the device can't use is replaced, with a warning."""
 
     backend: str | None = "nccl"
     init_method: str | None = None
@@ -155,12 +151,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class DataLoaderConfiguration:
-    """
-    The distribution of loaders among processes.
-
-    `progress` shows each epoch as a bar of its rank in the notebook, without writing anything; `None` leaves it to the
-    launcher's `loader_progress`.
-    """
+    """The distribution of loaders among processes; `progress` shows each epoch as a bar in the notebook (`None`: as launched)."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None

@@ -78,7 +78,6 @@ class PhaseTimer:
         self._mark(phase)
 
     def end(self) -> None:
-        """The current phase is over."""
         if self._stack:
             self._stack.pop()
             self._mark(self._stack[-1] if self._stack else "idle")

@@ -83,7 +83,6 @@ class StepMetrics:
             self._norm = _PendingNumber(torch.tensor(norm))
 
     def stepped(self, optimizer: Any) -> None:
-        """Count a step."""
         if self._optimizer is None or (first := self._optimizer()) is None:
             self._optimizer = ref(optimizer)
         elif first is not optimizer:

@@ -135,7 +135,6 @@ class FP16(BF16):
         """Every device that autocast knows computes in float16."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scaler's factor."""
         return self.scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:

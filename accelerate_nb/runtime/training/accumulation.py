@@ -54,7 +54,6 @@ class AccumulationWindows:
         return self._current.count
 
     def of(self, models: tuple[Any, ...]) -> AccumulationWindow:
-        """The window of these models."""
         group = tuple(map(id, models))
         if group != self._group:
             if self._group is not None:
@@ -66,18 +65,13 @@ class AccumulationWindows:
 
 
 class GradientState:
-    """
-    The accumulation of this process, seen from anywhere in it: every instance shows the same attributes.
-
-    Loaders enter themselves with `_add_dataloader` when an iteration begins and leave with `_remove_dataloader` when it
-    ends in whatever way; the innermost one is `active_dataloader`.
-    """
+    """The accumulation of this process, seen from anywhere in it: every instance shows the same attributes."""
 
     # A loader or an optimizer that was prepared in a world that has ended goes on in the next one.
     _shared_state = SharedState(lasting=True)
 
     sync_gradients: bool = True
-    active_dataloader: Any = None
+    active_dataloader: Any = None  # the innermost one that is being read
     is_xla_gradients_synced: bool = False
     # how often a gradient was computed or an optimizer stepped: a loader that sees none of it is read to evaluate
     training_calls: int = 0

@@ -22,12 +22,7 @@ def _of_wrapped(name: str) -> Any:
 
 
 class AcceleratedOptimizer(Optimizer):
-    """
-    An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
-
-    Everything else is the wrapped optimizer's own; `strategy` decides how a step is made, `before_first_step` is called with this
-    object before the first one, `after_first_step` after it, `before_step` before every one, and `after_step` with this object after it.
-    """
+    """An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated; the rest is the wrapped one's own."""
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ def synchronize_rng_state(
 
 
 def _access(name: str, generator: torch.Generator | None) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """The functions that read and write a generator's state."""
     if name not in RNGType:
         raise ConfigurationError(f"rng_type={name!r} was requested. Known ones are {', '.join(RNGType.list())}.")
     if name == "torch":

@@ -49,7 +49,6 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return prod(getattr(self, axis) for axis in AXES)
 
     def __str__(self) -> str:

@@ -351,10 +351,6 @@ class AcceleratorState(PartialState):
         """The name of the numbers that a step is computed in."""
         return known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
 
-    def set_precision(self, name: str) -> None:
-        """Note the precision that the strategy has chosen."""
-        self._mixed_precision = name
-
     @property
     def is_fsdp2(self) -> bool:
         """Whether weights are sharded by the second version of FSDP."""

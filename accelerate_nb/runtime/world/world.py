@@ -50,7 +50,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the first process of all."""
         return self.rank == 0
 
     @property
@@ -60,7 +59,6 @@ class World:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last process of all."""
         return self.rank == self.size - 1
 
     def barrier(self) -> None:
