@@ -6,16 +6,22 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from io import StringIO
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from tests.hf_suite.scripts import run_script
+from tests.hf_suite.alias import SCRIPTS, install
+from tests.ranks import run_on_ranks
 
 FOLDER = Path(__file__).resolve().parent
 RUN_HERE = {
@@ -47,6 +53,28 @@ def test_each_of_their_scripts_is_run_or_has_a_reason_not_to_be() -> None:
     folder = Path(package.origin).parent / "test_utils" / "scripts"
     scripts = {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
     assert scripts <= RUN_HERE | set(NOT_RUN_HERE)
+
+
+def run_script(
+    name: str, world_size: int, folder: Path, calls: Callable[[ModuleType], None], unused: tuple[str, ...] = ()
+) -> None:
+    """
+    `calls(script)` on each rank, where `script` is a module of theirs, and what that imports of `accelerate` is ours.
+
+    `unused` are packages that the script imports, and that `calls` does not lead it to use: they need not be installed.
+    """
+    run_on_ranks(_work, world_size, name, calls, str(folder), unused, limit=60.0)
+
+
+def _work(name: str, calls: Callable[[ModuleType], None], folder: str, unused: tuple[str, ...]) -> None:
+    install()
+    for package in unused:
+        if find_spec(package) is None:
+            sys.modules[package] = MagicMock(__spec__=ModuleSpec(package, None))
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.chdir(folder)  # some write files where they run
+    with redirect_stdout(StringIO()):  # they tell of each step
+        calls(import_module(f"{SCRIPTS}.scripts.{name}"))
 
 
 def everything(script: Any) -> None:
