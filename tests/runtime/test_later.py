@@ -13,6 +13,7 @@ import accelerate_nb.utils as ours
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import NotYetError
 from accelerate_nb.inference import build_pipeline, pippy_forward
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.utils import dataclasses
 from accelerate_nb.utils.deepspeed import get_active_deepspeed_plugin
 from tests.peers import Peer, under_both
@@ -65,15 +66,8 @@ def test_what_needs_deepspeed_is_refused_without_it() -> None:
 
 
 NAMES = [
-    *(
-        "dp_dim_names",
-        "non_dp_dim_names",
-        "dp_shard_cp_dim_names",
-        "dp_cp_dim_names",
-        "fsdp_dim_names",
-        "active_mesh_dims",
-    ),
-    *("total_size", "data_parallel_size", "non_data_parallel_size"),
+    *("dp_dim_names", "non_dp_dim_names", "dp_shard_cp_dim_names", "dp_cp_dim_names", "fsdp_dim_names"),
+    *("active_mesh_dims", "total_size", "data_parallel_size", "non_data_parallel_size"),
     *(f"{axis}_enabled" for axis in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
     *("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_backend", "sp_backend"),
 ]
@@ -170,7 +164,9 @@ def meshes(peer: Peer) -> list[Any]:
         if mesh is None:
             seen.append("no mesh")
             continue
-        seen.append([(name, mesh.get_local_rank(name)) for name in mesh.mesh_dim_names])
+        places = {name: mesh.get_local_rank(name) for name in mesh.mesh_dim_names}
+        seen.append([*places.items()])
+        assert not peer.is_ours or Mesh(**sizes).coordinates(state.process_index) == places
         for joint in ("dp", "dp_shard_cp", "dp_cp"):
             seen.append((joint, mesh[joint].size(), mesh[joint].get_local_rank()))
     config = peer.ParallelismConfig(dp_shard_size=4)

@@ -16,12 +16,7 @@ from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.optimizer import AcceleratedOptimizer
 from accelerate_nb.runtime.world.registry import forget
 from accelerate_nb.scheduler import AcceleratedScheduler
-from accelerate_nb.utils.dataclasses import (
-    AutocastKwargs,
-    DataLoaderConfiguration,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-)
+from accelerate_nb.utils.dataclasses import AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
@@ -272,21 +267,6 @@ def test_gradients_left_from_another_loss_are_not_taken_for_true_ones() -> None:
     accelerator.clip_grad_norm_([second], 10.0)
     second_optimizer.step()
     assert round(second.item(), 4) == 0.9
-
-
-def uneven() -> tuple[int, bool]:
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=True))
-    model, loader = accelerator.prepare(net(), DataLoader(samples(12), batch_size=4))
-    seen = 0
-    with accelerator.join_uneven_inputs([model], even_batches=False):
-        for inputs, _ in loader:
-            model(inputs).sum().backward()
-            seen += 1
-    return seen, loader.batch_sampler.even_batches
-
-
-def test_processes_with_different_numbers_of_batches_end_together() -> None:
-    assert run_on_ranks(uneven, 2) == [(2, True), (1, True)]
 
 
 def held() -> tuple[bool, bool, bool]:

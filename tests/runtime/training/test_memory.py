@@ -107,7 +107,17 @@ def test_released_objects_become_nothing() -> None:
     assert release_memory(torch.ones(2), []) == [None, None]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("anything"), RuntimeError("MPS backend out of memory (MPS")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("anything"),
+        RuntimeError("MPS backend out of memory (MPS"),
+        # XLA's
+        RuntimeError("Bad StatusOr access: RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.59G."),
+        RuntimeError("Compile permanent error. Ran out of memory in memory space hbm. Used 21.1G of 15.48G hbm."),
+        RuntimeError("Out of memory allocating 4503599627370496 bytes."),
+    ],
+)
 def test_errors_of_memory_are_known(error: Exception) -> None:
     assert should_reduce_batch_size(error)
 

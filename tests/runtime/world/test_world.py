@@ -10,13 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelerate_nb import (
-    Accelerator,
-    ConfigurationError,
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-    ParallelismConfig,
-)
+from accelerate_nb import Accelerator, ConfigurationError, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.mesh import Mesh
@@ -224,26 +218,6 @@ def begins_again():
 
 def test_a_rank_without_a_group_takes_part():
     assert run_on_ranks(begins_again) == [2.0, 2.0]
-
-
-SIZES = {"dp_replicate": 2, "dp_shard": 2, "tp": 2}
-
-
-def coordinates_of_torch() -> dict[str, int]:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    mesh = ParallelismConfig(**{f"{axis}_size": size for axis, size in SIZES.items()}).get_device_mesh("cpu")
-    assert mesh is not None
-    found = {axis: mesh.get_local_rank(axis) for axis in SIZES}
-    dist.destroy_process_group()
-    return found
-
-
-@pytest.mark.slow
-def test_coordinates_are_those_of_torch_s_mesh() -> None:
-    mesh = ParallelismConfig(**{f"{axis}_size": size for axis, size in SIZES.items()}).mesh
-    assert [mesh.coordinates(rank) for rank in range(8)] == run_on_ranks(coordinates_of_torch, 8)
 
 
 def test_ranks_of_one_copy_have_the_same_samples() -> None:
