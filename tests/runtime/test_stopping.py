@@ -35,11 +35,20 @@ def one_step(accelerator, model, optimizer):
 
 def report_step(folder, step):
     if step == 3:
-        Path(folder, os.environ["RANK"]).touch()
+        Path(folder, os.environ.get("RANK", "0")).touch()
 
 
 def until_training(run, folder, ranks=2):
     until(lambda: len(list(folder.iterdir())) >= ranks, run)
+
+
+def stopped(folder, function, *args, **settings):
+    """A run that was requested to stop once all of its ranks train."""
+    settings = {**SETTINGS, **settings}
+    run = launch(function, (str(folder), *args), **settings)
+    until_training(run, folder, settings["num_processes"])
+    run.stop()
+    return run
 
 
 def looks(folder, accumulation):
@@ -56,9 +65,7 @@ def looks(folder, accumulation):
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_function_that_looks_returns_what_it_has_after_the_same_step_on_all_ranks(tmp_path, accumulation):
-    run = launch(looks, (str(tmp_path), accumulation), **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, looks, accumulation)
     (first, all_first), (second, _) = run.wait(60)
     assert first == second
     assert all_first == [first, first]
@@ -86,9 +93,7 @@ def saves_on_an_interrupt(folder):
 
 
 def test_a_function_that_saves_on_an_interrupt_does_so_on_all_ranks_after_the_same_step(tmp_path):
-    run = launch(saves_on_an_interrupt, (str(tmp_path),), stop_grace_period=0.5, **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, saves_on_an_interrupt, stop_grace_period=0.5)
     with pytest.raises(StoppedError, match=r"stopped, as requested, after step \d+") as caught:
         run.wait(60)
     assert isinstance(caught.value, WorkerError)
@@ -132,9 +137,7 @@ def averages_now_and_then(folder):
 
 @pytest.mark.parametrize("function", [one_rank_looks, without_a_model, averages_now_and_then])
 def test_ranks_that_go_their_own_ways_end_after_the_same_step(tmp_path, function):
-    run = launch(function, (str(tmp_path),), **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, function)
     with pytest.raises(StoppedError, match=r"after step \d+"):
         run.wait(60)
     assert {failure.type for failure in run.view.failures} == {"StopRequested"}
@@ -179,9 +182,7 @@ def steps_with_an_optimizer_of_its_own(folder):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("function", [evaluates, evaluates_after_training, steps_with_an_optimizer_of_its_own])
 def test_a_function_that_looks_and_makes_no_steps_returns_what_it_has_at_the_same_look(tmp_path, function, ranks):
-    run = launch(function, (str(tmp_path),), **{**SETTINGS, "num_processes": ranks})
-    until_training(run, tmp_path, ranks)
-    run.stop()
+    run = stopped(tmp_path, function, num_processes=ranks)
     found = run.wait(60)
     (first, _) = found[0]
     assert first >= 3
@@ -202,9 +203,7 @@ def generates_at_its_own_pace(folder):
 
 
 def test_ranks_that_do_not_wait_for_each_other_return_what_each_of_them_has(tmp_path):
-    run = launch(generates_at_its_own_pace, (str(tmp_path),), **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, generates_at_its_own_pace)
     first, second = run.wait(60)
     assert first >= 100 > second >= 3
 
@@ -222,8 +221,7 @@ def only_the_main_process_looks(folder):
 
 def looks_once(folder):
     assert not Accelerator().stop_requested
-    Path(folder, os.environ["RANK"]).touch()
-    threading.Event().wait(60)
+    has_no_accelerator(folder)
 
 
 def looks_at_odd_times(folder):
@@ -239,9 +237,7 @@ def looks_at_odd_times(folder):
 
 @pytest.mark.parametrize("function", [only_the_main_process_looks, looks_once, looks_at_odd_times])
 def test_ranks_that_cannot_agree_on_a_look_end_all_the_same(tmp_path, function):
-    run = launch(function, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, function, stop_grace_period=0.3)
     with suppress(StoppedError):
         run.wait(30)
     assert run.done
@@ -258,10 +254,8 @@ def one_rank_has_no_more_steps(folder):
 
 
 def hangs_in_a_step(folder):
-    accelerator = Accelerator()
-    prepared(accelerator)
-    Path(folder, os.environ["RANK"]).touch()
-    threading.Event().wait(60)
+    prepared(Accelerator())
+    has_no_accelerator(folder)
 
 
 def has_no_accelerator(folder):
@@ -271,9 +265,7 @@ def has_no_accelerator(folder):
 
 @pytest.mark.parametrize("function", [one_rank_has_no_more_steps, hangs_in_a_step, has_no_accelerator])
 def test_ranks_that_don_t_come_to_a_step_are_ended_all_the_same(tmp_path, function):
-    run = launch(function, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, function, stop_grace_period=0.3)
     with pytest.raises(StoppedError, match="stopped, as requested"):
         run.wait(60)
     assert run.done
@@ -299,9 +291,7 @@ def saves_slowly(folder):
 
 
 def test_a_rank_that_saves_is_not_cut_off(tmp_path):
-    run = launch(saves_slowly, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, saves_slowly, stop_grace_period=0.3)
     with pytest.raises(StoppedError, match=r"after step \d+"):
         run.wait(60)
     assert all((tmp_path / f"saved {rank}").exists() for rank in range(2))
@@ -319,9 +309,7 @@ def fails_when_it_is_stopped(folder):
 
 
 def test_a_run_that_fails_while_it_stops_has_failed(tmp_path):
-    run = launch(fails_when_it_is_stopped, (str(tmp_path),), **SETTINGS)
-    until_training(run, tmp_path)
-    run.stop()
+    run = stopped(tmp_path, fails_when_it_is_stopped)
     with pytest.raises(OSError, match="no space left"):
         run.wait(60)
     assert run.view.state == "failed"
@@ -354,32 +342,10 @@ def test_time_after_the_steps_is_none_of_their_pace():
     assert hold.hold(0, STOP).pace == pace > 0
 
 
-def trains_inline(folder):
-    accelerator = Accelerator()
-    model, optimizer = prepared(accelerator)
-    for step in range(ENDLESS):
-        one_step(accelerator, model, optimizer)
-        if step == 3:
-            Path(folder, "0").touch()
-        if accelerator.stop_requested:
-            return step
-    return None
-
-
-def evaluates_inline(folder):
-    accelerator = Accelerator()
-    for batch in range(ENDLESS):
-        if batch == 3:
-            Path(folder, "0").touch()
-        if accelerator.stop_requested:
-            return batch
-    return None
-
-
-@pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
-def test_a_function_in_this_process_receives_the_request_too(tmp_path, function):
+@pytest.mark.parametrize(("function", "arguments"), [(looks, (1,)), (evaluates, ())])
+def test_a_function_in_this_process_receives_the_request_too(tmp_path, function, arguments):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = Run(prepare(function, (str(tmp_path),), config), FrontEnd())
+    run = Run(prepare(function, (str(tmp_path), *arguments), config), FrontEnd())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
@@ -390,7 +356,7 @@ def test_a_function_in_this_process_receives_the_request_too(tmp_path, function)
     (tmp_path / "runs").mkdir(exist_ok=True)
     run.start()
     thread.join(60)
-    assert run.wait() > 3
+    assert run.wait()[0] > 3
     assert run.view.state == "stopped"
     assert run.view.detail.startswith("as requested, a")
     # what was asked of the run is not asked of this process, which has others

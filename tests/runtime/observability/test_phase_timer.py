@@ -48,16 +48,19 @@ def listener(listener, monkeypatch):
     return listener
 
 
+def prepared(*loaders, **options):
+    accelerator = Accelerator(cpu=True, **options)
+    model = torch.nn.Linear(4, 1)
+    return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), *loaders)
+
+
 def trained(rows, after_step=lambda: None, hook=None, **options):
     """Train on this rank, and return the parts of its first step and the means of the others."""
     phase_timer._BETWEEN = 0.0
     recorder = Listener()
     connect(recorder)
-    accelerator = Accelerator(cpu=True, **options)
+    accelerator, model, optimizer, loader = prepared(DataLoader(rows), **options)
     recorder.rank = accelerator.process_index
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows))
     if hook is not None:
         model.register_comm_hook(None, hook)
     for batch in loader:
@@ -142,10 +145,8 @@ def test_a_first_step_that_waits_for_its_loader_is_named():
 
 
 def test_steps_as_they_should_be_are_not_commented():
-    assert (
-        causes_of(StepBreakdown(0, 1, *[0.1] * 6, 0.0), StepBreakdown(0, 9, 0.001, 0.02, 0.04, 0.002, 0.01, 0.001, 0.0))
-        == ()
-    )
+    usual = StepBreakdown(0, 9, 0.001, 0.02, 0.04, 0.002, 0.01, 0.001, 0.0)
+    assert causes_of(StepBreakdown(0, 1, *[0.1] * 6, 0.0), usual) == ()
 
 
 def test_every_part_of_a_step_is_counted_once(listener):
@@ -164,10 +165,7 @@ def test_every_part_of_a_step_is_counted_once(listener):
 
 
 def test_an_evaluation_is_no_part_of_a_step(listener):
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer, loader, slow = accelerator.prepare(model, optimizer, DataLoader(Rows()), DataLoader(Rows(SLOW)))
+    accelerator, model, optimizer, loader, slow = prepared(DataLoader(Rows()), DataLoader(Rows(SLOW)))
     for batch in loader:
         accelerator.backward(model(batch).sum())
         optimizer.step()
@@ -187,10 +185,7 @@ def test_a_copy_of_a_model_or_a_file_of_it_measures_nothing(listener):
 
 
 def test_a_model_that_is_unwrapped_has_no_hooks_and_trains_on(listener):
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Rows()))
+    accelerator, model, optimizer, loader = prepared(DataLoader(Rows()))
     scripted = torch.jit.script(accelerator.unwrap_model(model))
     assert torch.equal(scripted(torch.ones(1, 4)), model(torch.ones(1, 4)))
     for batch in loader:

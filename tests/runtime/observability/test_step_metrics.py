@@ -140,20 +140,23 @@ def in_a_worker():
     accelerator, *others = prepared(Sentences())
     train(accelerator, *others, clip=False)
     for step in range(3):
-        accelerator.log({"accuracy": 0.5, "train_loss": 3.0 - step}, step=step)
+        accelerator.log({"accuracy": 0.5, "train_loss": 3.0 - step, "rank": accelerator.process_index}, step=step)
 
 
 @pytest.mark.parametrize("autolog", [None, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_launch_shows_them_unless_they_are_switched_off(autolog):
-    run = launch(
-        in_a_worker, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", autolog=autolog
-    )  # fmt: skip
+    settings = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "panel": "off", "autolog": autolog}
+    run = launch(in_a_worker, **settings)
     run.wait(60)
     names = [set(glance.metrics) for glance in run.view.glances()]
     assert [found >= ALWAYS for found in names] == [autolog is None] * 2
+    # what is logged is shown of every process, though no tracker is named
+    for rank in range(2):
+        shown = run.view.rank(rank).series["rank"]
+        assert [(metric.step, metric.value) for metric in shown] == [(0, rank), (1, rank), (2, rank)]
     # its folder says how it went, and with what
     kept = kept_run(run.folder)
-    assert kept.metrics == {"accuracy": 0.5, "train_loss": 1.0}
+    assert kept.metrics == {"accuracy": 0.5, "train_loss": 1.0, "rank": 0.5}
     assert kept.curve == ("train_loss", "█▅▁")
     assert kept.settings["num_processes"] == 2
 

@@ -6,10 +6,8 @@ import os
 import sqlite3
 import struct
 import zipfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.packages import is_installed
 from accelerate_nb.tracking import ClearMLTracker, MLflowTracker
-from tests.peers import Peer, under_both
+from tests.peers import under_both
 
 SETTINGS = {"lr": 0.1, "layers": 3, "name": "digits", "augment": True}
 VALUES = [{"loss": 1 / (step + 1), "train_accuracy": step} for step in range(3)]
@@ -33,13 +31,7 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_installed(module), reason=f"{module} is not installed")
 
 
-def train(
-    peer: Peer,
-    tracker: str,
-    folder: str,
-    init_kwargs: dict[str, Any] | None = None,
-    more: Callable[[Any], None] | None = None,
-) -> int:
+def train(peer, tracker, folder, init_kwargs=None, more=None):
     """Log `VALUES` with a tracker that keeps them below `folder`, in a place of the package's own; `more` logs more."""
     peer_folder = Path(folder, peer.name)
     peer_folder.mkdir(exist_ok=True)
@@ -63,13 +55,7 @@ def train(
     return len(accelerator.trackers)
 
 
-def records(
-    tracker: str,
-    folder: Path,
-    read: Callable[[Path], Any],
-    init_kwargs: dict[str, Any] | None = None,
-    more: Callable[[Any], None] | None = None,
-) -> tuple[Any, Any]:
+def records(tracker, folder, read, init_kwargs=None, more=None):
     """What `read` finds in the places of Accelerate's and of our training on two processes, of which the first keeps a record."""
     both = under_both(train, 2, tracker, str(folder), init_kwargs, more)
     assert both.theirs == both.ours == [1, 0]
@@ -97,13 +83,10 @@ def read_tensorboard(base):
             found[f"{folder} {name}"] = [(event.step, event.width, event.height) for event in events.Images(name)]
         for name, content in events.summary_metadata.items():
             if content.plugin_data.plugin_name == "hparams":
-                found[f"hparams {name}"] = hyperparameters(plugin_data_pb2, content.plugin_data.content)
+                data = plugin_data_pb2.HParamsPluginData.FromString(content.plugin_data.content)
+                shown = data.session_start_info.hparams.items()
+                found[f"hparams {name}"] = {name: str(value).strip() for name, value in shown}
     return found
-
-
-def hyperparameters(protocol, content):
-    data = protocol.HParamsPluginData.FromString(content)
-    return {name: str(value).strip() for name, value in data.session_start_info.hparams.items()}
 
 
 def log_to_tensorboard(accelerator):
@@ -115,9 +98,8 @@ def log_to_tensorboard(accelerator):
     )
     accelerator.log({"loss": float("nan"), "largest": float("inf"), "counted": 7})
     pictures = np.zeros((2, 3, 4, 5), dtype=np.uint8)
-    accelerator.get_tracker("tensorboard").log_images(
-        {"pictures": pictures}, step=1
-    ) if accelerator.is_main_process else None
+    if accelerator.is_main_process:
+        accelerator.get_tracker("tensorboard").log_images({"pictures": pictures}, step=1)
 
 
 @needs("tensorboard")
