@@ -285,10 +285,10 @@ function fillRow(row, line, { showRank, times, query }) {
 
 /** A line in its colours, as elements; a match may lie across several of them. */
 function pieces(text, query) {
-  const low = plain(text).toLowerCase();
+  const whole = query ? plain(text) : "";
+  const low = whole.toLowerCase();
   const edges = []; // where matches begin and end, in turn; nowhere where lower case has another length than the text
-  const isSearched = query && low.length === plain(text).length;
-  for (let i = isSearched ? low.indexOf(query) : -1; i >= 0 && edges.length < 1000; i = low.indexOf(query, i + query.length)) edges.push(i, i + query.length);
+  for (let i = query && low.length === whole.length ? low.indexOf(query) : -1; i >= 0 && edges.length < 1000; i = low.indexOf(query, i + query.length)) edges.push(i, i + query.length);
   let [at, passed] = [0, 0]; // letters, and edges, that are behind
   return ansi(text).flatMap((part) => {
     const nodes = [];
