@@ -39,12 +39,7 @@ def shut_down(notebook: Notebook) -> None:
     ("end", "message", "kept", "cells"),
     [
         (restart, "The kernel was restarted", "The kernel was restarted", (TRAIN, RUN)),
-        (
-            kill,
-            "The kernel died",
-            "The kernel died",
-            (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE),
-        ),
+        (kill, "The kernel died", "The kernel died", (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)),
         (
             shut_down,
             "Stopped by you",  # by the kernel, which leaves in good order, and keeps its own report

@@ -37,8 +37,7 @@ def begun(notebook: Notebook) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("app", "while_it_ends"),
-    [("lab", "closed"), pytest.param("notebook7", "open", marks=pytest.mark.slow)],
+    ("app", "while_it_ends"), [("lab", "closed"), pytest.param("notebook7", "open", marks=pytest.mark.slow)]
 )
 def test_a_page_loaded_anew_saves_the_report(
     request: pytest.FixtureRequest, opened: Callable[..., Notebook], app: str, while_it_ends: str, tmp_path

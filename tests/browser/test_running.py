@@ -110,11 +110,7 @@ def test_stacks_and_stop_work_while_the_cell_is_busy(given: Callable[..., Notebo
 
 # one of each kind of kernel: what differs between versions is tested without a browser, in tests/kernel/test_panel.py
 @pytest.mark.parametrize(
-    ("ipykernel", "comms"),
-    [
-        (INSTALLED, "disabled"),
-        pytest.param("6.29.5", "perCommTarget", marks=pytest.mark.slow),
-    ],
+    ("ipykernel", "comms"), [(INSTALLED, "disabled"), pytest.param("6.29.5", "perCommTarget", marks=pytest.mark.slow)]
 )
 def test_they_work_with_other_kernels_and_settings(
     lab: Server, opened: Callable[..., Notebook], ipykernel: str, comms: str

@@ -13,9 +13,7 @@ from tests.notebooks.executing import ANSWER_EXPRESSIONS, LIMIT, NOTEBOOKS, Exec
 pytestmark = pytest.mark.timeout(2 * LIMIT)
 
 
-def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(
-    run_of: Executing,
-) -> None:
+def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(run_of: Executing) -> None:
     run = run_of("01_first_run.ipynb")
     result = run.answer[0]
     assert result["accuracies"][-1] >= 0.97

@@ -60,10 +60,11 @@ def page(tab: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def show(page: Any) -> Any:
-    """Draws the panel and gives it messages."""
+    """Draws the panel and gives it messages, and after them what else is named."""
 
-    def _show(messages: list[dict[str, Any]]) -> Any:
+    def _show(messages: list[dict[str, Any]], **more: Any) -> Any:
         page.evaluate("() => { window.start(); }")
+        messages = [*messages, {"seq": len(messages) + 1, **more}] if more else messages
         # as text: playwright looks at every number of a value that it hands over, which takes seconds
         page.evaluate("(text) => window.give(...JSON.parse(text))", json.dumps(messages))
         page.wait_for_function("document.querySelector('.anb-name').textContent !== 'run'")

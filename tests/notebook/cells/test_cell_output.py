@@ -30,6 +30,7 @@ class Desk:
     def feed(self, *events):
         for event in events:
             self.view.apply(event)
+        return self
 
     def refresh(self, seconds=1.0):
         self.now += seconds
@@ -53,8 +54,7 @@ def rich(rank, html):
 
 
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
-    desk = Desk(size=3)
-    desk.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
+    desk = Desk(size=3).feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
     assert desk.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
 
 
@@ -85,15 +85,13 @@ def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
 
 
 def test_values_of_the_last_expression_come_last():
-    desk = Desk()
-    desk.feed(line("a", 0), line("late", 1))
+    desk = Desk().feed(line("a", 0), line("late", 1))
     results = [CellResult(rank, result={"text/plain": "3"} if rank < 2 else None) for rank in range(3)]
     assert desk.close(*results) == ["[0]   a", "[1]   late", "[0-1] 3"]
 
 
 def test_an_equal_display_that_comes_late_is_not_missed():
-    desk = Desk()
-    desk.feed(rich(0, "<b>"))
+    desk = Desk().feed(rich(0, "<b>"))
     desk.refresh(1.0)
     desk.refresh(1.0)
     desk.feed(rich(1, "<b>"))
@@ -114,14 +112,11 @@ def test_an_update_takes_the_place_of_what_was_shown():
 
 
 def test_displays_of_every_rank_can_be_requested():
-    desk = Desk(displays="all")
-    desk.feed(rich(0, "<b>"), rich(1, "<i>"))
-    assert desk.close() == ["[0]", "<shown>", "[1]", "<shown>"]
+    assert Desk(displays="all").feed(rich(0, "<b>"), rich(1, "<i>")).close() == ["[0]", "<shown>", "[1]", "<shown>"]
 
 
 def test_a_cell_on_some_ranks_is_led_by_the_first_of_them():
-    desk = Desk(size=4, ranks=(2, 3))
-    desk.feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
+    desk = Desk(size=4, ranks=(2, 3)).feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
     assert desk.close()[:3] == ["[2]", "<shown>", "[2-3] a"]
 
 
@@ -144,8 +139,7 @@ def bar(rank, done, label="train", closed=False):
 
 
 def test_bars_move_below_a_cell_and_are_gone_when_they_end():
-    desk = Desk(size=3, ranks=(0, 1))
-    desk.feed(bar(0, 5), bar(1, 5), bar(2, 1))
+    desk = Desk(size=3, ranks=(0, 1)).feed(bar(0, 5), bar(1, 5), bar(2, 1))
     desk.refresh()
     assert desk.paper.open == ["[0-1] train ██████░░░░░░ 5/10 2 it/s 00:02"]
     desk.feed(bar(0, 10, closed=True))

@@ -29,6 +29,7 @@ class Desk:
     def feed(self, *events):
         for event in events:
             self.view.apply(event)
+        return self
 
     def refresh(self):
         self.now += 1
@@ -44,32 +45,22 @@ def line(text, rank=0, stream="stdout", open=False):
 
 
 def test_a_quiet_run_prints_nothing():
-    task_loop = Desk(size=2)
-    task_loop.feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711"))
+    task_loop = Desk(size=2).feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711"))
     task_loop.refresh()
     assert task_loop.close() == []
     assert task_loop.paper.open == []
 
 
 def test_lines_stand_behind_their_ranks():
-    task_loop = Desk()
-    task_loop.feed(line("a", 1), line("b", 0), line("", 10))
-    assert task_loop.close() == ["[1] a", "[0] b", "[10] "]
+    assert Desk().feed(line("a", 1), line("b", 0), line("", 10)).close() == ["[1] a", "[0] b", "[10] "]
 
 
 @pytest.mark.parametrize(
     ("template", "label"),
-    [
-        ("[${role_name}${local_rank}]:", "[default3]:"),
-        ("$rank> ", "3> "),
-        ("", ""),
-        ("${unknown} $", "${unknown} $"),
-    ],
+    [("[${role_name}${local_rank}]:", "[default3]:"), ("$rank> ", "3> "), ("", ""), ("${unknown} $", "${unknown} $")],
 )
 def test_a_prefix_template_is_filled_in(template, label):
-    task_loop = Desk(template)
-    task_loop.feed(line("a", 3))
-    assert task_loop.close() == [f"{label}a"]
+    assert Desk(template).feed(line("a", 3)).close() == [f"{label}a"]
 
 
 def test_lines_are_written_a_few_times_a_second():
@@ -96,8 +87,7 @@ def test_progress_is_one_line_a_rank_that_updates():
 
 
 def test_a_line_that_only_waits_for_its_end_is_no_progress():
-    task_loop = Desk()
-    task_loop.feed(line("loading...", open=True))
+    task_loop = Desk().feed(line("loading...", open=True))
     task_loop.refresh()
     task_loop.feed(line("loading... done"))
     task_loop.refresh()
@@ -106,8 +96,7 @@ def test_a_line_that_only_waits_for_its_end_is_no_progress():
 
 
 def test_a_hundred_open_lines_are_summed_up():
-    task_loop = Desk()
-    task_loop.feed(*(line("1%", rank, open=True) for rank in range(100)))
+    task_loop = Desk().feed(*(line("1%", rank, open=True) for rank in range(100)))
     task_loop.refresh()
     task_loop.refresh()
     assert len(task_loop.paper.open) == 33
@@ -115,8 +104,7 @@ def test_a_hundred_open_lines_are_summed_up():
 
 
 def test_colours_pass_and_end_with_their_line():
-    task_loop = Desk()
-    task_loop.feed(line("\x1b[31mred"), line("\x1b[1;32mgreen\x1b[0m"))
+    task_loop = Desk().feed(line("\x1b[31mred"), line("\x1b[1;32mgreen\x1b[0m"))
     assert task_loop.close() == ["[0] \x1b[31mred\x1b[0m", "[0] \x1b[1;32mgreen\x1b[0m"]
 
 
@@ -124,9 +112,7 @@ def test_colours_pass_and_end_with_their_line():
     "noise", ["\x1b[A", "\x1b[2K", "\x1b[?25l", "\x1b]0;title\x07", "\x07", "\x08", "\x00", "\x1b7", "\x1b(B"]
 )
 def test_what_would_move_the_cursor_is_left_out(noise):
-    task_loop = Desk()
-    task_loop.feed(line(noise), line(f"a{noise}b\tc"))
-    assert task_loop.close() == ["[0] ab\tc"]
+    assert Desk().feed(line(noise), line(f"a{noise}b\tc")).close() == ["[0] ab\tc"]
 
 
 def test_long_runs_are_bounded_and_end_with_their_last_lines():
@@ -166,8 +152,7 @@ def test_a_rank_whose_lines_were_all_written_is_not_repeated():
 
 
 def test_lines_that_came_too_fast_are_counted():
-    task_loop = Desk(backlog=10)
-    task_loop.feed(*(line(str(i)) for i in range(1010)))
+    task_loop = Desk(backlog=10).feed(*(line(str(i)) for i in range(1010)))
     texts = task_loop.close()
     assert texts[0] == "... 1,000 lines came faster than they could be shown; they are in /runs/1 ..."
     assert texts[1:] == [f"[0] {i}" for i in range(1000, 1010)]
@@ -201,8 +186,7 @@ def saved_size(lines):
 
 
 def test_something_rich_is_shown_in_its_place_under_its_rank():
-    task_loop = Desk()
-    task_loop.feed(line("a"), Display(1, {"text/html": "<b>x</b>", "text/plain": "x"}, {}, 0.0), line("b"))
+    task_loop = Desk().feed(line("a"), Display(1, {"text/html": "<b>x</b>", "text/plain": "x"}, {}, 0.0), line("b"))
     assert task_loop.close() == ["[0] a", "[1]", "<shown>", "[0] b"]
     assert task_loop.paper.shown == [{"text/html": "<b>x</b>", "text/plain": "x"}]
 
@@ -211,9 +195,7 @@ def test_something_rich_is_shown_in_its_place_under_its_rank():
     "data", [{"text/plain": "a\nb"}, {"text/plain": "a\nb", "application/vnd.jupyter.widget-view+json": {}}]
 )
 def test_a_display_that_is_only_text_is_lines(data):
-    task_loop = Desk()
-    task_loop.feed(Display(2, data, {}, 0.0))
-    assert task_loop.close() == ["[2] a", "[2] b"]
+    assert Desk().feed(Display(2, data, {}, 0.0)).close() == ["[2] a", "[2] b"]
 
 
 def test_displays_are_bounded():

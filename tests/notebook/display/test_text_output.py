@@ -75,7 +75,7 @@ def outputs():
 
 def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):
     assert [(output.name, output.text) for output in outputs["lines"]] == [
-        ("stdout", "[1] hello\n[0] INFO:root:trouble\n[0] bye\n"),
+        ("stdout", "[1] hello\n[0] INFO:root:trouble\n[0] bye\n")
     ]
 
 

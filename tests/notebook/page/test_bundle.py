@@ -31,8 +31,8 @@ def test_each_module_stands_once_behind_what_it_imports() -> None:
         ({"top": 'import { b } from "./b.js";\n', "b": 'import { a } from "./top.js";\n'}, "top > b > top"),
         ({"top": 'import * as b from "https://example.org/b.js";\n'}, "has the line"),
         ({"top": "export { one };\n"}, "has the line"),
-        ({"top": "const { one, two } = three;\n"}, "has the line"),
-    ],
+        ({"top": "const { one, two } = three;\n"}, "has the line")
+    ]
 )  # fmt: skip
 def test_what_can_not_be_joined_is_refused(modules: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
