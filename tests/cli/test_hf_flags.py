@@ -20,7 +20,6 @@ from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.launching import dry_run
 from accelerate_nb.cli.launching.request import PROG
 from accelerate_nb.cli.main import main
-from accelerate_nb.config.run_config import all_settings
 from accelerate_nb.devices.probe import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetError
 from accelerate_nb.launching.planning.placement import choose
@@ -104,11 +103,6 @@ def test_the_table_has_their_flags_and_no_others() -> None:
     known = {item.name for item in hf_flags.FLAGS}
     assert own <= known
     assert {long(item)[2:] for item in ACTIONS} == known - own
-
-
-def test_what_the_table_calls_a_setting_is_one() -> None:
-    named = {item.setting for item in hf_flags.FLAGS if item.setting}
-    assert named <= {setting.name for setting in all_settings()}
 
 
 def test_what_is_not_offered_is_named() -> None:

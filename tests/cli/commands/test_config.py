@@ -24,7 +24,7 @@ LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
 TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
 DEFAULTS = values(resolve({}, {}))
-DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
+UP, DOWN, ENTER, SPACE, CLEAR = "\x1b[A", "\x1b[B", "\r", " ", "\x15"
 
 
 @pytest.fixture(autouse=True)
@@ -51,34 +51,25 @@ def written(path, **settings):
 
 @pytest.mark.slow
 def test_the_questions_are_answered_in_a_terminal_with_arrow_keys(path):
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "accelerate_nb", "config"],
-        env={**os.environ, "TERM": "xterm"},
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(30, 160),
-    )
-    child.expect("What does it train on")
-    child.send(ENTER)
-    child.expect(r"\[cpu\]")
-    child.expect("no")
-    child.send("\x1b[A" + ENTER)
-    child.expect(r"\[num_processes\]")
-    child.send(CLEAR + "none" + ENTER)
-    child.expect("num_processes should be a whole number")
-    child.send(CLEAR + "2" + ENTER)
-    child.expect(r"\[mixed_precision\]")
-    child.send(DOWN * 3 + ENTER)
-    child.expect(r"\[gradient_accumulation_steps\]")
-    child.send("4" + ENTER)
-    child.expect("More settings")
-    child.send(ENTER)
-    child.expect(re.escape(str(path)))
-    child.expect("mixed_precision: bf16")
-    child.expect("Write it")
-    child.send(ENTER)
-    child.expect(f"Written to {path}")
+    words, environment = ["-m", "accelerate_nb", "config"], {**os.environ, "TERM": "xterm"}
+    terminal = {"encoding": "utf-8", "timeout": 60, "dimensions": (30, 160)}
+    child = pexpect.spawn(sys.executable, words, env=environment, **terminal)
+    for shown, keys in (
+        ("What does it train on", ENTER),
+        (r"\[cpu\]", ""),
+        ("no", UP + ENTER),
+        (r"\[num_processes\]", CLEAR + "none" + ENTER),
+        ("num_processes should be a whole number", CLEAR + "2" + ENTER),
+        (r"\[mixed_precision\]", DOWN * 3 + ENTER),
+        (r"\[gradient_accumulation_steps\]", "4" + ENTER),
+        ("More settings", ENTER),
+        (re.escape(str(path)), ""),
+        ("mixed_precision: bf16", ""),
+        ("Write it", ENTER),
+        (f"Written to {path}", ""),
+    ):
+        child.expect(shown)
+        child.send(keys)
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

@@ -103,8 +103,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.Comp
     return nbformat.read(folder / "out.ipynb", as_version=4), ended, folder
 
 
-def test_the_parameters_stand_in_a_cell_behind_their_own_in_place_of_former_ones(done):
-    executed, _, _ = done
+@pytest.fixture
+def executed(done: tuple[Any, ...]) -> Any:
+    return done[0]
+
+
+def test_the_parameters_stand_in_a_cell_behind_their_own_in_place_of_former_ones(executed):
     tags = [cell.metadata.get("tags", []) for cell in executed.cells]
     assert tags[1:3] == [["parameters"], ["injected-parameters"]]
     assert executed.cells[2].source == "# Parameters\nlr = 0.0003\nepochs = 5"
@@ -112,8 +116,7 @@ def test_the_parameters_stand_in_a_cell_behind_their_own_in_place_of_former_ones
     assert executed.cells[8].outputs[0].data["text/plain"] == "(2, 0.0003, 5, 'mnist')"
 
 
-def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(done):
-    executed, _, _ = done
+def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(executed):
     report = executed.cells[4].outputs[0]
     assert sorted(report.data) == ["text/html", "text/plain"]
     assert report.data["text/html"].count("✔ finished") == 1 + 2  # of the run, and of its ranks
@@ -122,25 +125,21 @@ def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(done)
     assert "widgets" not in executed.metadata
 
 
-def test_what_the_notebook_sets_itself_wins(done):
-    executed, _, _ = done
+def test_what_the_notebook_sets_itself_wins(executed):
     assert [output.output_type for output in executed.cells[5].outputs][-1] == "execute_result"
     assert "a line of rank 0" in printed(executed.cells[5])
     assert executed.cells[5].outputs[-1].data["text/plain"] == "1"
 
 
-def test_settings_hold_for_cells_on_every_rank(done):
-    executed, _, _ = done
+def test_settings_hold_for_cells_on_every_rank(executed):
     assert "[0-1] size 2\n" in printed(executed.cells[6])
 
 
-def test_a_run_in_the_background_leaves_its_report_in_the_cell_that_began_it(done):
-    executed, _, _ = done
+def test_a_run_in_the_background_leaves_its_report_in_the_cell_that_began_it(executed):
     assert "✔ finished" in executed.cells[7].outputs[0].data["text/plain"]
 
 
-def test_tags_let_a_cell_raise_or_be_skipped(done):
-    executed, _, _ = done
+def test_tags_let_a_cell_raise_or_be_skipped(executed):
     assert executed.cells[9].outputs[0].ename == "ZeroDivisionError"
     assert (executed.cells[10].outputs, executed.cells[10].execution_count) == ([], None)
     assert executed.cells[11].execution_count == 10
