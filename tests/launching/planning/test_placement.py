@@ -14,6 +14,20 @@ from accelerate_nb.launching.planning.placement import Placement, accelerates_wo
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 4, 64)
 ONE_GPU = AvailableDevices("cuda", "GPU", 1, 8)
+HALF = AvailableDevices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES")
+
+
+def through(device, count, cores=96, **more):
+    found = XlaDevices(device, count, **more)
+    return AvailableDevices("xla", found.label, count, cores, xla=found)
+
+
+KAGGLE, V4, COLAB = through("TPU", 8), through("TPU", 4), through("TPU", 1)
+XLA_CPU = through("CPU", 2)
+# machines with torch_xla on which nothing asks for it
+BARE = AvailableDevices("cpu", "CPU", 0, 2, xla=XlaDevices("CPU", 1, requested=False))
+BOTH = AvailableDevices("cuda", "GPU", 4, 64, xla=XlaDevices("CPU", 1, requested=False))
+NO_TPU = through("TPU", 0, trouble="What was asked, found, to do.")
 
 
 @pytest.mark.parametrize(
@@ -37,12 +51,6 @@ def test_the_choice_fits_the_request_and_the_machine(settings, devices, expected
     assert (choice.start, choice.size, choice.cpu) == expected
 
 
-def test_a_system_that_can_t_fork_gets_fresh_pythons():
-    choice = choose(LaunchingConfig(num_processes=2), LAPTOP, can_fork=False)
-    assert choice.start == "spawn"
-    assert "can't fork" in choice.why
-
-
 @pytest.mark.parametrize(
     ("settings", "devices", "can_fork", "words"),
     [
@@ -53,14 +61,32 @@ def test_a_system_that_can_t_fork_gets_fresh_pythons():
         ({"engine": "inline", "num_cpu_threads_per_process": 2}, LAPTOP, True, "this process has its threads already"),
         ({"start_method": "fork"}, LAPTOP, False, "start_method='fork' was requested, but this system can't fork"),
         ({"start_method": "supervisor"}, LAPTOP, False, "start_method='supervisor'"),
+        (
+            {"gpu_ids": "0,4"},
+            HALF,
+            True,
+            "gpu_ids='0,4' was requested, but this machine has 4 GPUs, numbered 0 to 3, and no 4",
+        ),
+        ({"gpu_ids": "5,7"}, HALF, True, "has 4 GPUs, numbered 0 to 3, and no 5 and no 7. Name others"),
+        (
+            {"gpu_ids": "0,2", "num_processes": 3},
+            HALF,
+            True,
+            "num_processes=3 was requested, but gpu_ids='0,2' shows 2 GPUs",
+        ),
+        ({"gpu_ids": "1", "engine": "inline"}, HALF, True, "this process has its devices already"),
+        ({"num_processes": 2}, KAGGLE, True, "num_processes=2 .* all of this machine's 8 TPU chips only. Use 8 or 1"),
+        ({"num_processes": 8}, COLAB, True, "num_processes=8 .* this machine has 1 TPU chip. Use 1, or pass cpu=True"),
+        ({"gpu_ids": "0,1"}, V4, True, "gpu_ids='0,1' .* TPU chips are not chosen by number"),
+        ({"engine": "xla"}, LAPTOP, True, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
+        ({"engine": "xla", "cpu": True}, V4, True, "engine='xla' was requested with cpu=True"),
+        ({}, NO_TPU, True, "^What was asked, found, to do.$"),
+        ({"engine": "inline"}, V4, True, "engine='inline' was requested with num_processes=4"),
     ],
 )
 def test_what_does_not_fit_reports_what_was_requested_what_there_is_and_what_to_do(settings, devices, can_fork, words):
     with pytest.raises(LaunchError, match=words):
         choose(LaunchingConfig(**settings), devices, can_fork)
-
-
-HALF = AvailableDevices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.parametrize(
@@ -89,32 +115,6 @@ def test_a_machine_without_accelerators_has_none_to_name(settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"gpu_ids": "0,4"}, "gpu_ids='0,4' was requested, but this machine has 4 GPUs, numbered 0 to 3, and no 4"),
-        ({"gpu_ids": "5,7"}, "has 4 GPUs, numbered 0 to 3, and no 5 and no 7. Name others"),
-        ({"gpu_ids": "0,2", "num_processes": 3}, "num_processes=3 was requested, but gpu_ids='0,2' shows 2 GPUs"),
-        ({"gpu_ids": "1", "engine": "inline"}, "this process has its devices already"),
-    ],
-)
-def test_accelerators_that_are_not_there_are_reported(settings, words):
-    with pytest.raises(LaunchError, match=words):
-        choose(LaunchingConfig(**settings), HALF, can_fork=True)
-
-
-def through(device, count, cores=96, **more):
-    found = XlaDevices(device, count, **more)
-    return AvailableDevices("xla", found.label, count, cores, xla=found)
-
-
-KAGGLE, V4, COLAB = through("TPU", 8), through("TPU", 4), through("TPU", 1)
-XLA_CPU = through("CPU", 2)
-# machines with torch_xla on which nothing asks for it
-BARE = AvailableDevices("cpu", "CPU", 0, 2, xla=XlaDevices("CPU", 1, requested=False))
-BOTH = AvailableDevices("cuda", "GPU", 4, 64, xla=XlaDevices("CPU", 1, requested=False))
-
-
-@pytest.mark.parametrize(
     ("settings", "devices", "expected"),
     [
         ({}, KAGGLE, (8, {"PJRT_DEVICE": "TPU"})),
@@ -137,7 +137,7 @@ def test_ranks_are_cores_of_a_tpu_where_there_is_one(settings, devices, expected
     assert accelerates_word(choice, devices) == "XLA"
 
 
-@pytest.mark.parametrize("devices", [V4, XLA_CPU, through("TPU", 0, trouble="no")])
+@pytest.mark.parametrize("devices", [V4, XLA_CPU, NO_TPU])
 def test_the_cpu_that_was_requested_is_torchs_own(devices):
     choice = choose(LaunchingConfig(cpu=True, num_processes=2), devices, can_fork=True)
     assert (choice.kind, choice.cpu, choice.shows) == ("cpu", True, {})
@@ -146,31 +146,6 @@ def test_the_cpu_that_was_requested_is_torchs_own(devices):
 def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
     choice = choose(LaunchingConfig(), BOTH, can_fork=True)
     assert (choice.kind, choice.size, accelerates_word(choice, BOTH)) == ("cuda", 4, "MULTI_GPU")
-
-
-@pytest.mark.parametrize(
-    ("settings", "devices", "words"),
-    [
-        (
-            {"num_processes": 2},
-            KAGGLE,
-            "num_processes=2 .* all of this machine's 8 TPU chips only. Use 8 or 1",
-        ),
-        (
-            {"num_processes": 8},
-            COLAB,
-            "num_processes=8 .* this machine has 1 TPU chip. Use 1, or pass cpu=True",
-        ),
-        ({"gpu_ids": "0,1"}, V4, "gpu_ids='0,1' .* TPU chips are not chosen by number"),
-        ({"engine": "xla"}, LAPTOP, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
-        ({"engine": "xla", "cpu": True}, V4, "engine='xla' was requested with cpu=True"),
-        ({}, through("TPU", 0, trouble="What was asked, found, to do."), "^What was asked, found, to do.$"),
-        ({"engine": "inline"}, V4, "engine='inline' was requested with num_processes=4"),
-    ],
-)
-def test_what_torch_xla_does_not_do_reports_what_was_requested_what_there_is_and_what_to_do(settings, devices, words):
-    with pytest.raises(LaunchError, match=words):
-        choose(LaunchingConfig(**settings), devices, can_fork=True)
 
 
 def test_a_tpu_that_this_process_holds_is_for_nobody_else():
@@ -195,18 +170,24 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
 
 
 @pytest.mark.parametrize(
-    ("settings", "devices", "why"),
+    ("settings", "devices", "can_fork", "why"),
     [
-        ({}, SERVER, "4 of 4 GPUs; forked by a supervisor"),
-        ({"num_processes": 2}, LAPTOP, "2 processes: no GPU found, using the CPU; forked by a supervisor"),
-        ({}, KAGGLE, "8 of 8 TPU chips; forked by a supervisor"),
-        ({"num_processes": 1}, KAGGLE, "1 of 8 TPU chips; forked by a supervisor"),
-        ({}, XLA_CPU, "2 XLA CPU devices; forked by a supervisor"),
-        ({"engine": "xla"}, BARE, "1 XLA CPU device, through torch_xla: there is no TPU; forked by a supervisor"),
+        (
+            {"num_processes": 2},
+            LAPTOP,
+            False,
+            "2 processes: no GPU found, using the CPU; fresh Pythons: this system can't fork",
+        ),
+        ({}, SERVER, True, "4 of 4 GPUs; forked by a supervisor"),
+        ({"num_processes": 2}, LAPTOP, True, "2 processes: no GPU found, using the CPU; forked by a supervisor"),
+        ({}, KAGGLE, True, "8 of 8 TPU chips; forked by a supervisor"),
+        ({"num_processes": 1}, KAGGLE, True, "1 of 8 TPU chips; forked by a supervisor"),
+        ({}, XLA_CPU, True, "2 XLA CPU devices; forked by a supervisor"),
+        ({"engine": "xla"}, BARE, True, "1 XLA CPU device, through torch_xla: there is no TPU; forked by a supervisor"),
     ],
 )
-def test_the_reason_is_given(settings, devices, why):
-    assert choose(LaunchingConfig(**settings), devices, can_fork=True).why == why
+def test_the_reason_is_given(settings, devices, can_fork, why):
+    assert choose(LaunchingConfig(**settings), devices, can_fork).why == why
 
 
 # Before a launch takes an accelerator that a detached run holds, it names the run.

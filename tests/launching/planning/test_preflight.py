@@ -53,10 +53,6 @@ def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_laun
     assert str(raised.value) == objection.text
 
 
-def test_settings_that_fit_only_together_are_ready():
-    assert ready({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
-
-
 def test_several_wrong_settings_are_each_reported():
     assert [objection.name for objection in ready({"num_processes": 0, "timeout": -1}).objections] == [
         "num_processes",
@@ -64,36 +60,26 @@ def test_several_wrong_settings_are_each_reported():
     ]
 
 
+TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
+NO_FORK = AvailableDevices("cpu", "CPU", 0, 8)
+FSDP = {"fsdp_config": {"fsdp_offload_params": True}}
+
+
 @pytest.mark.parametrize(
-    ("settings", "name"), [({"num_processes": 3}, "num_processes"), ({"mixed_precision": "fp16"}, "mixed_precision")]
+    ("settings", "devices", "name", "better", "on_others"),
+    [
+        ({"num_processes": 3}, LAPTOP, "num_processes", {}, AvailableDevices("cuda", "GPU", 8, 16)),
+        ({"mixed_precision": "fp16"}, LAPTOP, "mixed_precision", {}, TWO_GPUS),
+        ({"mixed_precision": "fp16"}, TPU, "mixed_precision", {"mixed_precision": "bf16"}, TPU),
+        # of a strategy that was not requested
+        (FSDP, TWO_GPUS, "fsdp_config", {"strategy": "fsdp"}, TWO_GPUS),
+    ],
 )
-def test_what_works_and_is_slow_is_advice(settings, name):
-    outlook = ready(settings)
+def test_what_works_and_is_slow_is_advice(settings, devices, name, better, on_others):
+    outlook = ready(settings, devices)
     assert outlook.possible
     assert [(objection.name, objection.grave) for objection in outlook.objections] == [(name, False)]
-    assert not ready(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
-
-
-TPU = AvailableDevices("xla", "TPU chip", 8, 96, xla=XlaDevices("TPU", 8))
-
-
-def test_bf16_is_advised_on_a_tpu():
-    (objection,) = ready({"mixed_precision": "fp16"}, TPU).objections
-    assert (objection.name, objection.grave) == ("mixed_precision", False)
-    assert "bf16" in objection.text
-    assert not ready({"mixed_precision": "bf16"}, TPU).objections
-
-
-def test_options_of_a_strategy_that_was_not_requested_are_reported():
-    options = {"fsdp_config": {"fsdp_offload_params": True}}
-    (objection,) = ready(options, TWO_GPUS).objections
-    assert (objection.name, objection.grave) == ("fsdp_config", False)
-    assert not ready({**options, "strategy": "fsdp"}, TWO_GPUS).objections
-
-
-def test_a_system_that_cannot_fork_is_an_error():
-    (objection,) = ready({"start_method": "fork"}, can_fork=False).objections
-    assert objection.name == "start_method"
+    assert not ready({**settings, **better}, on_others).objections
 
 
 @pytest.mark.parametrize(
@@ -108,26 +94,26 @@ def test_a_system_that_cannot_fork_is_an_error():
             "parallelism_config",
             r"\{dp_replicate_size: 2, dp_shard_size: 2\} was requested, which takes 4 processes, but .* a run of 2\.",
         ),
+        ({"start_method": "fork"}, NO_FORK, "start_method", "this system can't fork"),
         ({"strategy": "fsdp"}, TPU, "strategy", "strategy='fsdp' was requested on XLA devices.*Leave strategy out"),
     ],
 )
 def test_what_does_not_fit_the_machine_stands_at_its_setting(settings, devices, name, words):
-    (objection,) = ready(settings, devices).objections
+    (objection,) = ready(settings, devices, can_fork=devices is not NO_FORK).objections
     assert (objection.name, objection.grave) == (name, True)
     assert re.search(words, objection.text)
 
 
-def test_degrees_that_make_the_number_of_processes_are_fine():
+def test_what_fits_only_together_is_ready():
     for degrees in ({"dp_shard_size": 2}, {"dp_replicate_size": 2}, {"dp_shard_size": 1}):
         assert not ready({"parallelism_config": degrees}, TWO_GPUS).objections
+    assert ready({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
 
 
 # What would get in a training's way is seen before there is a worker, with what to do about it.
 
 
 MIB = 1 << 20
-CPU = AvailableDevices("cpu", "CPU", 0, 2)
-GPUS = AvailableDevices("cuda", "GPU", 2, 8)
 NVIDIA = Driver("570.1", "12.8", (("H100", 80 << 30),) * 2)
 
 
@@ -136,14 +122,7 @@ def test_this_machine_is_looked_at(tmp_path):
     config = resolve({"cpu": True, "num_processes": 2, "folder": str(tmp_path / "runs")}, {})
     found = preflight.run_checks(config, os.environ, reported.append)
     assert reported == found
-    assert [item.name for item in found] == [
-        "environment",
-        "settings",
-        "torch",
-        "shared memory",
-        "open files",
-        "folder",
-    ]
+    assert ", ".join(item.name for item in found) == "environment, settings, torch, shared memory, open files, folder"
     assert {item.state for item in found} == {"passed"}, found
     assert all(item.text for item in found)
     assert not (tmp_path / "runs").exists()
@@ -167,10 +146,10 @@ def test_variables_that_a_launch_left_are_seen(environment, state, advice):
 @pytest.mark.parametrize(
     ("settings", "devices", "state", "text"),
     [
-        ({}, GPUS, "passed", "2 of 2 GPUs"),
-        ({"num_processes": 3}, GPUS, "failed", "num_processes=3 was requested, but this machine has 2 GPUs"),
-        ({"num_processes": 3}, CPU, "passed", "3 processes would share 2 CPU cores"),
-        ({"cpu": True, "mixed_precision": "fp16"}, CPU, "passed", "bf16"),
+        ({}, TWO_GPUS, "passed", "2 of 2 GPUs"),
+        ({"num_processes": 3}, TWO_GPUS, "failed", "num_processes=3 was requested, but this machine has 2 GPUs"),
+        ({"num_processes": 3}, LAPTOP, "passed", "3 processes would share 2 CPU cores"),
+        ({"cpu": True, "mixed_precision": "fp16"}, LAPTOP, "passed", "bf16"),
     ],
 )
 def test_settings_that_do_not_fit_the_machine_are_seen(settings, devices, state, text):
@@ -181,7 +160,7 @@ def test_settings_that_do_not_fit_the_machine_are_seen(settings, devices, state,
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
 def test_a_torch_that_cannot_use_the_gpus_is_seen():
-    check = preflight.of_torch(CPU, NVIDIA, {})
+    check = preflight.of_torch(LAPTOP, NVIDIA, {})
     assert check.state == "failed"
     assert "2 NVIDIA GPUs, and torch was built without CUDA" in check.text
     assert "pytorch.org" in check.advice
@@ -189,10 +168,10 @@ def test_a_torch_that_cannot_use_the_gpus_is_seen():
 
 def test_gpus_that_are_hidden_are_noted(monkeypatch):
     monkeypatch.setattr(preflight, "torch_is_built_for", lambda name: name == "cuda")
-    check = preflight.of_torch(CPU, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
+    check = preflight.of_torch(LAPTOP, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
     assert check.state == "passed"
     assert "CUDA_VISIBLE_DEVICES='' hides them" in check.text
-    assert preflight.of_torch(GPUS, NVIDIA, {}).advice == ""
+    assert preflight.of_torch(TWO_GPUS, NVIDIA, {}).advice == ""
 
 
 def through(device, count, trouble=""):
@@ -207,9 +186,6 @@ def test_a_tpu_is_ready_if_nobody_holds_its_chips():
     assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
     assert "Restart the notebook's kernel" in check.advice
     assert preflight.of_runtime(through("CPU", 1), []).text == "it computes on 1 XLA CPU device"
-
-
-def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
     check = preflight.of_runtime(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
     assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
 
@@ -231,14 +207,11 @@ def test_a_low_limit_of_open_files_is_noted(limit, advises):
     assert ("ulimit -n" in check.advice) == advises
 
 
-def test_a_folder_that_cannot_be_written_to_is_seen(tmp_path):
+def test_a_folder_that_cannot_be_written_to_and_a_full_disk_are_seen(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     check = preflight.of_folder(tmp_path / "file" / "runs")
     assert check.state == "failed"
     assert "--folder" in check.advice
-
-
-def test_a_full_disk_is_seen(tmp_path, monkeypatch):
     usage = preflight.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=0))
     check = preflight.of_folder(tmp_path)
