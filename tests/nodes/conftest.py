@@ -8,6 +8,7 @@ import pytest
 
 from accelerate_nb.launching.nodes import node_pool
 from tests.nodes.hosts import Hosts, made_hosts
+from tests.nodes.trainings import TWO_RANKS
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +22,4 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def settings(hosts: Hosts, tmp_path: Path) -> dict[str, Any]:
     """A launch of two ranks on two hosts."""
-    return {
-        "num_processes": 2,
-        "hosts": ["h1", "h2"],
-        "ssh_command": hosts.ssh_command,
-        "cpu": True,
-        "folder": str(tmp_path),
-        "panel": "off",
-    }
+    return {**TWO_RANKS, "hosts": ["h1", "h2"], "ssh_command": hosts.ssh_command, "folder": str(tmp_path)}

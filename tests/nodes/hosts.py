@@ -130,27 +130,13 @@ def _host(prefix: str, name: str, address: str, folder: Path) -> Iterator[None]:
     try:
         run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace)
         run("ip", "link", "set", device, "master", f"{prefix}br", "up")
-        for words in (
-            ("addr", "add", f"{address}/24", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            run("ip", "-n", namespace, *words)
+        for words in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            run("ip", "-n", namespace, *words.split())
         config = folder / f"sshd_{name}"
         config.write_text(_SSHD_CONFIG.format(address=address, folder=folder, name=name))
+        on_host = ["ip", "netns", "exec", namespace]
         sshd = subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                namespace,
-                "/usr/sbin/sshd",
-                "-D",
-                "-f",
-                str(config),
-                "-E",
-                str(folder / f"{name}.log"),
-            ]
+            [*on_host, "/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(folder / f"{name}.log")]
         )
         try:
             _until_it_listens(address)

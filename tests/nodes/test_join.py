@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes import node_pool
 from tests.nodes.hosts import Hosts
 from tests.nodes.test_ssh import LOST_WITHIN, place, reduces_for_ever
+from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(100)
@@ -35,16 +35,8 @@ def test_hosts_that_join_run_a_launch_and_one_that_is_cut_off_is_named(
     hosts: Hosts, machines: list[subprocess.Popen[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = re.sub(r"\d+$", "254", hosts.addresses["h1"])
-    settings: dict[str, Any] = {
-        "num_processes": 2,
-        "num_nodes": 2,
-        "engine": "join",
-        "join_address": here,
-        "join_timeout": 60.0,
-        "cpu": True,
-        "folder": str(tmp_path),
-        "panel": "off",
-    }
+    joining = {"engine": "join", "join_address": here, "join_timeout": 60.0}
+    settings = {**TWO_NODES, **joining, "folder": str(tmp_path)}
     with ThreadPoolExecutor(1) as threads:
         launched = threads.submit(lambda: launch(place, **settings, results="all").wait())
         deadline, shown = time.monotonic() + 20, ""

@@ -18,7 +18,7 @@ from accelerate_nb import Run, attach, launch, runs
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError, StoppedError
 from accelerate_nb.launching.nodes import node_pool
 from tests.launching.detached.trainings import are_gone, comes, host_of
-from tests.nodes.trainings import trains
+from tests.nodes.trainings import TWO_NODES, trains
 from tests.waiting import until_lines
 
 pytestmark = pytest.mark.timeout(240)
@@ -46,16 +46,8 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def settings(cluster: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    yield {
-        "num_processes": 2,
-        "num_nodes": 2,
-        "engine": "ray",
-        "address": cluster.address,
-        "join_timeout": 60.0,
-        "cpu": True,
-        "panel": "off",
-        "folder": str(tmp_path),
-    }
+    ray = {"engine": "ray", "address": cluster.address, "join_timeout": 60.0}
+    yield {**TWO_NODES, **ray, "folder": str(tmp_path)}
     for kept in runs(tmp_path):
         if kept.is_detached and not kept.is_over:
             host_of(kept.folder).kill()
@@ -261,4 +253,4 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster_or_left_out(cluster: 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"accelerate-nb\[ray\]"):
-        launch(place, num_processes=2, num_nodes=2, engine="ray", cpu=True, panel="off")
+        launch(place, **TWO_NODES, engine="ray")

@@ -1,6 +1,12 @@
 """The training that tests run on several nodes."""
 
+from typing import Any
+
 from accelerate_nb import Accelerator
+
+# A launch of two ranks, which shows nothing, and of two nodes.
+TWO_RANKS: dict[str, Any] = {"num_processes": 2, "cpu": True, "panel": "off"}
+TWO_NODES: dict[str, Any] = {**TWO_RANKS, "num_nodes": 2}
 
 
 def trains_on_six() -> list[float]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,6 +21,7 @@ from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.node_engine import LocalNodes
+from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -188,16 +188,19 @@ class FarNodes(LocalNodes):
     inherits_environment = True
 
 
+def whole_text() -> str:
+    return "".join(line_of(number).decode() for number in range(LINES)) + "the burst is over\n"
+
+
 def bursts(goes_on: str) -> None:
-    sys.stdout.write("".join(line_of(number).decode() for number in range(LINES)))
+    sys.stdout.write(whole_text())
     sys.stdout.flush()
-    print("the burst is over", flush=True)
     while os.path.exists(goes_on):
         time.sleep(0.05)
 
 
 def bursts_and_fails() -> None:
-    sys.stdout.write("".join(line_of(number).decode() for number in range(LINES)))
+    sys.stdout.write(whole_text())
     print("about to fail", file=sys.stderr)
     if os.environ["RANK"] == "1":
         raise KeyError("of this rank")
@@ -218,20 +221,8 @@ def nodes_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def start(nodes_cache: Path, tmp_path: Path) -> Callable[..., Run]:
     """Launches a function on two "machines"."""
-    settings: dict[str, Any] = {
-        "num_processes": 2,
-        "num_nodes": 2,
-        "engine": "local",
-        "cpu": True,
-        "config_file": "",
-        "panel": "off",
-        "folder": str(tmp_path),
-    }
+    settings = {**TWO_NODES, "engine": "local", "config_file": "", "folder": str(tmp_path)}
     return lambda function, *args: launch(function, args, **settings)
-
-
-def whole_text() -> str:
-    return "".join(line_of(number).decode() for number in range(LINES)) + "the burst is over\n"
 
 
 def most_sent(run: Run) -> float:

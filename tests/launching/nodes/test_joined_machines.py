@@ -31,6 +31,7 @@ from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import MembershipGranted, RequestMembership
+from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until, until_lines
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,16 +89,16 @@ def terminal() -> Iterator[Terminal]:
 
 
 @pytest.fixture
+def screen(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """What this process shows, where nobody pastes anything."""
+    monkeypatch.setattr(joined_machines, "print_notice", lambda text: terminal.write(f"{text}\n"))
+    terminal.names.clear()
+    return terminal
+
+
+@pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "num_processes": 2,
-        "num_nodes": 2,
-        "engine": "join",
-        "join_timeout": 60.0,
-        "cpu": True,
-        "folder": str(tmp_path),
-        "panel": "off",
-    }
+    return {**TWO_NODES, "engine": "join", "join_timeout": 60.0, "folder": str(tmp_path)}
 
 
 @pytest.mark.slow
@@ -210,13 +211,9 @@ def joined(ticket: JoinTicket, name: str) -> Channel:
     return channel
 
 
-def test_a_machine_whose_agent_takes_long_to_reply_holds_up_no_other(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    terminal.names.clear()
+def test_a_machine_whose_agent_takes_long_to_reply_holds_up_no_other(screen: Terminal) -> None:
     config = resolve({"engine": "join", "num_nodes": 2, "join_timeout": 30.0}, {}).launching
-    with wait_for_a_machine(terminal, config) as (waiting, ticket):
+    with wait_for_a_machine(screen, config) as (waiting, ticket):
         machines = [admitted(ticket, name) for name in ("twin", "twin-2")]
         assert [host.name for host in waiting.result()[1]] == ["twin", "twin-2"]
     for machine in machines:
@@ -224,22 +221,20 @@ def test_a_machine_whose_agent_takes_long_to_reply_holds_up_no_other(
 
 
 def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    terminal.names.clear()
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = resolve({"engine": "join", "num_nodes": 3, "join_address": address, "join_timeout": 30.0}, {}).launching
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr(joined_machines, "time", clock)
-    with wait_for_a_machine(terminal, config) as (waiting, ticket):
+    with wait_for_a_machine(screen, config) as (waiting, ticket):
         first, gone, second = joined(ticket, "twin"), joined(ticket, "twin-2"), None
-        until(lambda: "twin-2 has joined" in terminal.getvalue())
+        until(lambda: "twin-2 has joined" in screen.getvalue())
         gone.shutdown()
-        until(lambda: "twin-2 has left" in terminal.getvalue())
+        until(lambda: "twin-2 has left" in screen.getvalue())
         second = joined(ticket, "twin-2")
-        until(lambda: terminal.getvalue().count("twin-2 has joined") == 2)
+        until(lambda: screen.getvalue().count("twin-2 has joined") == 2)
         clock.monotonic = lambda: 31.0
         with pytest.raises(LaunchError) as caught:
             waiting.result()
@@ -248,7 +243,7 @@ def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
     # the same launch on as many machines as are there begins at once
     engine, hosts = wait_for_machines(resolve({"engine": "join", "num_nodes": 2}, {}).launching)
     assert [host.name for host in hosts] == ["twin", "twin-2"]
-    assert len(terminal.tickets) == 1
+    assert len(screen.tickets) == 1
     # one that has gone since is an error in words
     first.shutdown()
     with pytest.raises(LaunchError, match="twin were requested, which had joined; its agent has ended"):
@@ -256,13 +251,9 @@ def test_a_wait_that_is_over_reports_who_has_come_and_keeps_them(
     second.shutdown()
 
 
-def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    terminal.names.clear()
+def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token(screen: Terminal) -> None:
     config = resolve({"engine": "join", "join_timeout": 30.0}, {}).launching
-    with wait_for_a_machine(terminal, config) as (waiting, ticket):
+    with wait_for_a_machine(screen, config) as (waiting, ticket):
         for _ in range(5):
             with (
                 socket.create_connection((ticket.host, ticket.port), 10) as guess,
@@ -276,20 +267,18 @@ def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token
         socket.create_connection((ticket.host, ticket.port), 5)
     with pytest.raises(LaunchError, match="none had joined"):
         wait_for_machines(replace(config, join_timeout=0.0))
-    assert JoinTicket.parse(terminal.tickets[1]).token != ticket.token
+    assert JoinTicket.parse(screen.tickets[1]).token != ticket.token
 
 
-def test_the_file_of_the_ticket_is_for_its_user_alone(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    terminal.names.clear()
+def test_the_file_of_the_ticket_is_for_its_user_alone(screen: Terminal) -> None:
     for _ in range(2):
         with pytest.raises(LaunchError, match="none had joined"):
             wait_for_machines(resolve({"engine": "join", "num_nodes": 2, "join_timeout": 0.0}, {}).launching)
     # each wait names the same file
-    (name,) = set(re.findall(r"It is also in (\S+),", terminal.getvalue()))
+    (name,) = set(re.findall(r"It is also in (\S+),", screen.getvalue()))
     path = Path(name)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert path.read_text().strip() == terminal.tickets[0]
+    assert path.read_text().strip() == screen.tickets[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from accelerate_nb.events.event_types import NodeRanks
 from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_engine import LocalNodes
-from tests.nodes.trainings import trains
+from tests.nodes.trainings import TWO_NODES, trains
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -36,7 +36,7 @@ def waits_in_a_collective() -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    return {"num_processes": 2, "num_nodes": 2, "engine": "local", "cpu": True, "folder": str(tmp_path), "panel": "off"}
+    return {**TWO_NODES, "engine": "local", "folder": str(tmp_path)}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -29,18 +29,8 @@ from accelerate_nb.launching.nodes.rendezvous import (
     local_placement,
 )
 from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import frame
-from accelerate_nb.transport.messages import (
-    AgentLost,
-    Heartbeat,
-    KillGroup,
-    NodeMessage,
-    PeersReached,
-    RankOutcome,
-    RequestStop,
-    RunJoined,
-    StartWorkers,
-)
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -114,7 +104,12 @@ def test_what_a_stranger_sends_is_neither_unpickled_nor_in_the_way() -> None:
 
     with host(num_nodes="1:2", rdzv_backend="c10d", rdzv_conf={"last_call_timeout": 3}) as meeting:
         evil = pickle.dumps(Evil())
-        for raw in (evil, b"GET / HTTP/1.1", frame(NodeMessage(7, None, 0, evil)), frame(KillGroup())):
+        for raw in (
+            evil,
+            b"GET / HTTP/1.1",
+            frame(messages.NodeMessage(7, None, 0, evil)),
+            frame(messages.KillGroup()),
+        ):
             with socket.create_connection(("127.0.0.1", meeting.port)) as stranger:
                 stranger.sendall(raw)
         member = meeting.join()
@@ -127,7 +122,11 @@ def test_what_a_stranger_sends_is_neither_unpickled_nor_in_the_way() -> None:
     [
         (b"HTTP/1.1 400 Bad Request", ConnectionError, "does not answer as a node"),
         # the version of the messages, after the magic
-        (frame(Heartbeat())[:4] + b"\x63" + frame(Heartbeat())[5:], LaunchError, "another release .* has version 99"),
+        (
+            frame(messages.Heartbeat())[:4] + b"\x63" + frame(messages.Heartbeat())[5:],
+            LaunchError,
+            "another release .* has version 99",
+        ),
     ],
 )
 def test_what_listens_and_is_no_node_of_this_release_is_named(
@@ -173,7 +172,7 @@ def test_a_node_that_goes_as_the_run_begins_is_reported_to_it(monkeypatch: pytes
     with host() as meeting, ThreadPoolExecutor(1) as threads:
         takes_place = meeting.nodes._take_place
 
-        def late(joined: RunJoined) -> None:
+        def late(joined: messages.RunJoined) -> None:
             meeting.nodes._exchange._channels[1].shutdown()
             until(lambda: bool(meeting.nodes._gone))
             takes_place(joined)
@@ -181,7 +180,9 @@ def test_a_node_that_goes_as_the_run_begins_is_reported_to_it(monkeypatch: pytes
         monkeypatch.setattr(meeting.nodes, "_take_place", late)
         member = threads.submit(meeting.join, timeout=2.0)
         meeting.met.result()
-        assert [report.ranks for report in meeting.nodes.reports(0) if isinstance(report, AgentLost)] == [(2, 3)]
+        assert [report.ranks for report in meeting.nodes.reports(0) if isinstance(report, messages.AgentLost)] == [
+            (2, 3)
+        ]
         with pytest.raises(LaunchError, match="there was no run for this node"):
             member.result()
 
@@ -190,7 +191,7 @@ def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anyt
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        launched_nodes.node_network, "connect", lambda _: PeersReached({"0": "nothing came back for 4 s"})
+        launched_nodes.node_network, "connect", lambda _: messages.PeersReached({"0": "nothing came back for 4 s"})
     )
     with host() as meeting:
         text = r"node 1 on .* can't connect to port \d+ of node 0 on .* \(127.0.0.1, lo\): nothing came back for 4 s"
@@ -232,19 +233,16 @@ def test_a_node_that_is_launched_again_while_the_last_run_still_ends_waits_for_t
         left(again.result(), following)
 
 
-def test_a_run_that_is_over_leaves_no_thread_on_any_node() -> None:
+def test_a_node_carries_out_no_code_of_another_one_and_the_end_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with host() as meeting:
         member = meeting.join()
-        meeting.met.result()
-        left(member, meeting.nodes)
-    assert set(threading.enumerate()) <= before
-
-
-def test_a_node_carries_out_no_code_of_another_one() -> None:
-    with host() as meeting:
-        member = meeting.join()
-        for message in (RankOutcome(0, 0), StartWorkers(()), KillGroup(), RequestStop("finish")):
+        for message in (
+            messages.RankOutcome(0, 0),
+            messages.StartWorkers(()),
+            messages.KillGroup(),
+            messages.RequestStop("finish"),
+        ):
             meeting.nodes.post(message, 0)
         stops: queue.SimpleQueue[str] = queue.SimpleQueue()
         member.on_stop_elsewhere(stops.put)
@@ -252,6 +250,7 @@ def test_a_node_carries_out_no_code_of_another_one() -> None:
         assert stops.get(timeout=10) == "finish"
         assert not [*member.reports(0)]
         left(member, meeting.nodes)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(
