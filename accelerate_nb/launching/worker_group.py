@@ -28,10 +28,6 @@ EndCause: TypeAlias = (
 )
 # A message for the agents, or an event that belongs to the run.
 Decision: TypeAlias = messages.Message | Event
-# Reports of a rank, which are numbered.
-_RankReport: TypeAlias = (
-    messages.RankEvent | messages.RankOutput | messages.RankTaskReply | messages.RankOutcome | messages.RankExited
-)
 
 
 def stronger(before: Stop | None, how: Stop) -> Stop:
@@ -104,18 +100,18 @@ class WorkerGroup:
         """Take an agent's report; a report that came before changes nothing."""
         if isinstance(report, messages.AgentLost):
             return list(self._take_loss(report, now))
-        if not isinstance(report, _RankReport) or not self.is_next(report):
+        if not isinstance(report, messages.NumberedReport) or not self.is_next(report):
             return []
         return list(self._take_next(report, now))
 
-    def is_next(self, report: _RankReport) -> bool:
+    def is_next(self, report: messages.NumberedReport) -> bool:
         if report.number < self._numbers.get(report.rank, 0):
             self.repeated += 1
             return False
         self._numbers[report.rank] = report.number + 1
         return True
 
-    def _take_next(self, report: _RankReport, now: float) -> Iterator[Decision]:
+    def _take_next(self, report: messages.NumberedReport, now: float) -> Iterator[Decision]:
         match report:
             case messages.RankEvent(rank, _, HeldAt(number=number) as position) if (
                 number == STOP and self.negotiation is not None

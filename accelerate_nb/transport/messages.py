@@ -350,6 +350,8 @@ class AgentLost(Message, frozen=True):
 
 
 RankReport: TypeAlias = RankEvent | RankOutput | RankExited | AgentLost
+# Those that the agent numbers.
+NumberedReport: TypeAlias = RankEvent | RankOutput | RankTaskReply | RankOutcome | RankExited
 
 
 class RankReports(Message, frozen=True):

@@ -197,7 +197,7 @@ class AgentServer:
                     if (agent := self._agent) is None:
                         raise
                     self._close_group()
-                    self._report(messages.AgentLost(agent.ranks, str(error), time.time()))
+                    self._channel.try_send(messages.AgentLost(agent.ranks, str(error), time.time()))
                 if agent is not None and time.monotonic() - self._received_last > _SILENCE_LIMIT:
                     self._is_ended = True
             self._over.set()
@@ -241,7 +241,7 @@ class AgentServer:
                 if agent is not None:
                     agent.drain()
                 self._close_group()
-                self._report(messages.GroupClosed())
+                self._channel.try_send(messages.GroupClosed())
             case messages.QueryRankStacks():
                 self._reply(partial(_rank_stacks, message, agent))
             case messages.Heartbeat():
@@ -255,9 +255,9 @@ class AgentServer:
     def _reply_about_node(self, message: messages.Message) -> None:
         match message:
             case messages.QueryNode():
-                self._report(facts_of_this_node(self._network.address))
+                self._channel.try_send(facts_of_this_node(self._network.address))
             case messages.ListenToPeers():
-                self._report(self._network.listen(message))
+                self._channel.try_send(self._network.listen(message))
             case messages.ConnectToPeers():
                 self._reply(lambda: connect(message))
             case _:
@@ -287,7 +287,9 @@ class AgentServer:
 
     def _reply(self, reply: Callable[[], messages.Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""
-        threading.Thread(target=lambda: self._report(reply()), name="accelerate_nb query", daemon=True).start()
+        threading.Thread(
+            target=lambda: self._channel.try_send(reply()), name="accelerate_nb query", daemon=True
+        ).start()
 
     def _close_group(self) -> None:
         self._reports.flush()
@@ -298,10 +300,6 @@ class AgentServer:
             sampler.close()
         if agent is not None:
             agent.close()
-
-    def _report(self, message: messages.Message) -> None:
-        # where the other end has gone, that ends the loop
-        self._channel.try_send(message)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -26,9 +26,6 @@ from accelerate_nb.transport.channel import Channel, ReceivedMessage, is_ready
 _FEW = 8
 _BETWEEN_READS = 0.02
 AnyEvent = TypeVar("AnyEvent", bound=Event)
-_RankReport: TypeAlias = (
-    messages.RankEvent | messages.RankOutput | messages.RankTaskReply | messages.RankOutcome | messages.RankExited
-)
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.
 _QUERY_TIMEOUT = 5.0
 _CLOSE_TIMEOUT = 15.0
@@ -274,14 +271,14 @@ class RemoteAgent(Agent):
         if isinstance(message, messages.AgentLost):
             text = f"the workers of {self._name} ({of_ranks(message.ranks)}) were lost: {message.reason}"
             self._on_report(ReceivedMessage(structs.replace(message, reason=text)))
-        elif isinstance(message, _RankReport) and message.rank in self.ranks:
+        elif isinstance(message, messages.NumberedReport) and message.rank in self.ranks:
             if isinstance(message, messages.RankOutput) and message.left_out:
                 message = with_gap(message, self._name)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
 
-    def _with_our_time(self, report: _RankReport) -> messages.Message:
+    def _with_our_time(self, report: messages.NumberedReport) -> messages.Message:
         """A report as a clock of this machine would have dated it."""
         offset = self._clock_offset
         if not offset:

@@ -223,7 +223,15 @@ def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list
         )
         while len(names) < count:
             if (left := deadline - time.monotonic()) <= 0:
-                raise LaunchError(_missing_text(listener, count, names, timeout))
+                came = f"{len(names)} had joined ({', '.join(names)})" if names else "none had joined"
+                refused = f", and {listener.refused} other connections were refused" if listener.refused else ""
+                way = f"a firewall of this machine has to let port {ticket.port} pass"
+                if is_alone:
+                    way = f"{ticket.host} is this machine alone: pass join_address, the address of this machine as the others reach it"
+                raise LaunchError(
+                    f"num_nodes={count} was requested of machines that join at {ticket.endpoint}, and after {timeout:g} s {came}{refused}. "
+                    f"To go on, launch again and run its line on the others ({way}); those that have joined stay, and the line remains valid."
+                )
             try:
                 machines = listener.wait(min(_ROUND, left))
             except LaunchError:
@@ -281,21 +289,6 @@ def _ticket_file(ticket: JoinTicket) -> str:
     atexit.register(Path(path).unlink, missing_ok=True)
     files[str(ticket)] = path
     return path
-
-
-def _missing_text(listener: MachineListener, count: int, names: Sequence[str], timeout: float) -> str:
-    came = f"{len(names)} had joined ({', '.join(names)})" if names else "none had joined"
-    refused = f", and {listener.refused} other connections were refused" if listener.refused else ""
-    ticket = listener.ticket
-    way = (
-        f"{ticket.host} is this machine alone: pass join_address, the address of this machine as the others reach it"
-        if is_loopback(ticket.host)
-        else f"a firewall of this machine has to let port {ticket.port} pass"
-    )
-    return (
-        f"num_nodes={count} was requested of machines that join at {ticket.endpoint}, and after {timeout:g} s {came}{refused}. To go on, launch "
-        f"again and run its line on the others ({way}); those that have joined stay, and the line remains valid."
-    )
 
 
 def _address_and_port(text: str) -> tuple[str, int]:

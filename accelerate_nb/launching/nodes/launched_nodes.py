@@ -9,9 +9,8 @@ import signal
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -203,7 +202,7 @@ class NodeExchange:
             self._on_loss(number, reason or "")
 
 
-class LaunchedNodes(Nodes, ABC):
+class LaunchedNodes(Nodes):
     """The nodes of such a run as this one sees them: what they have to know of each other goes by node 0, and each decides for itself."""
 
     def __init__(self, exchange: NodeExchange, local: Placement) -> None:
@@ -281,10 +280,6 @@ class LaunchedNodes(Nodes, ABC):
         with suppress(queue.Empty):
             while True:
                 yield self._reports[attempt].get_nowait()
-
-    @abstractmethod
-    def next_nodes(self, lost: Collection[int], is_stopped: Callable[[], bool]) -> str:
-        """Meet the others for another attempt; returns what has changed in a sentence."""
 
     def leave(self, reason: str) -> None:
         """Take part no more, for a reason in words: the run is over here, or is to be for all."""

@@ -32,11 +32,15 @@ END_TIMEOUT = 2.0
 class NodeConnection:
     """An agent on a node, which `engine` places unless it is there already; `open` waits until it has sent the facts of its node."""
 
+    # of its node, once it is open
+    facts: NodeFacts
+
     def __init__(self, engine: NodeEngine, name: str, placed: PlacedAgent | None = None) -> None:
         self.engine, self.name = engine, name
         self._placed = placed or engine.place(name)
         self.channel = self._placed.channel
-        self._facts: NodeFacts | None = None
+        # whether the facts of its node are known
+        self.is_open = False
         self._queried_at = float("-inf")
         # by how many seconds its clock is ahead of this machine's; 0 where that is less than what can be measured
         self.clock_offset = 0.0
@@ -46,20 +50,9 @@ class NodeConnection:
         self.is_usable = True
 
     @property
-    def is_open(self) -> bool:
-        """Whether the facts of its node are known."""
-        return self._facts is not None
-
-    @property
     def is_ending(self) -> bool:
         """Whether something comes from an agent without workers: it says nothing by itself, so that is its end."""
         return is_ready(self.channel.fileno(), 0)
-
-    @property
-    def facts(self) -> NodeFacts:
-        """The facts of its node."""
-        assert self._facts is not None, "open() comes first"
-        return self._facts
 
     def open(self) -> None:
         """Wait for the agent; raises `LaunchError` with what it, or the way to it, wrote."""
@@ -69,7 +62,7 @@ class NodeConnection:
 
     def refresh(self) -> None:
         """Check that an agent that was there before still is; raises `LaunchError`."""
-        if self._facts is None:
+        if not self.is_open:
             self.open()
         elif time.monotonic() - self._queried_at > _FRESH or self.is_ending:
             self._query(REPLY_TIMEOUT)
@@ -105,10 +98,10 @@ class NodeConnection:
 
     def _query(self, timeout: float) -> None:
         sent = time.time()
-        self._facts = self.request(QueryNode(), NodeFacts, timeout)
-        received = time.time()
+        self.facts = self.request(QueryNode(), NodeFacts, timeout)
+        received, self.is_open = time.time(), True
         self._queried_at = time.monotonic()
-        offset = self._facts.time - (sent + received) / 2
+        offset = self.facts.time - (sent + received) / 2
         self.clock_offset = offset if abs(offset) > (received - sent) / 2 else 0.0
 
     def _reason(self) -> str:

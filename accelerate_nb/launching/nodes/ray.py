@@ -241,8 +241,12 @@ def reserve(request: ReservationRequest, timeout: float) -> NodeReservation:
         [{name: count for name, count in (("CPU", cpus), ("GPU", gpus)) if count} for cpus, gpus in request.bundles],
         strategy=request.strategy.upper(),
     )
+    deadline, is_said = time.monotonic() + timeout, False
     try:
-        is_ready = _is_ready(made, timeout)
+        while not (is_ready := made.wait(_ROUND)) and time.monotonic() <= deadline:
+            if not is_said:
+                print_notice(f"The Ray cluster has no room yet; it is waited for up to {timeout:g} s.")
+            is_said = True
     except BaseException:
         remove_placement_group(made)
         raise
@@ -266,18 +270,6 @@ def _alive_nodes() -> list[dict[str, Any]]:
 
 def _names_by_id() -> dict[str, str]:
     return {node["NodeID"]: node_name(node) for node in _alive_nodes()}
-
-
-def _is_ready(placement_group: Any, timeout: float) -> bool:
-    """Wait until the cluster has room; whether it has."""
-    deadline, is_said = time.monotonic() + timeout, False
-    while not placement_group.wait(_ROUND):
-        if time.monotonic() > deadline:
-            return False
-        if not is_said:
-            print_notice(f"The Ray cluster has no room yet; it is waited for up to {timeout:g} s.")
-        is_said = True
-    return True
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

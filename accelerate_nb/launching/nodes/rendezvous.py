@@ -39,9 +39,6 @@ _KNOWN = {*_TIMEOUTS, "last_call_timeout", "is_host", "rank"}
 # Between two tries to reach node 0, in seconds.
 _PAUSE = 0.25
 _CONNECT_TIMEOUT = 5.0
-# Told to a node that comes late.
-_UNDER_WAY = "a run is under way there, of which all nodes have come already"
-_LATE = "a run is under way there, in which this node takes part when it starts again"
 # Strangers may send any number of them.
 _MOST_OBJECTIONS = 5
 
@@ -293,7 +290,9 @@ class HostNodes(LaunchedNodes):
                     return
                 self._waiting[number] = request
                 if self.roster.names:
-                    self._exchange.post(messages.ShowText(_LATE if self._may_grow else _UNDER_WAY), number)
+                    late = "in which this node takes part when it starts again"
+                    why = late if self._may_grow else "of which all nodes have come already"
+                    self._exchange.post(messages.ShowText(f"a run is under way there, {why}"), number)
             case messages.NodeReady(attempt):
                 self._ready[number] = attempt
         super()._on_message(entry, message)

@@ -16,7 +16,7 @@ from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.config.training import TrainingConfig
-from accelerate_nb.devices.probe import AvailableDevices, probe
+from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, LaunchError, PayloadError
 from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
@@ -148,7 +148,16 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     spares: tuple[Host, ...] = ()
     if not launching.names_hosts:
         hosts: Sequence[Host] = [Host(f"node {index}") for index in range(launching.num_nodes)]
-        placement, sizes = place_on_local_nodes(launching, probe(), hosts)
+        requested = launching if launching.num_processes is not None else replace(launching, num_processes=len(hosts))
+        placement = choose(requested, probe(), can_fork=True)
+        if placement.kind != "cpu":
+            raise LaunchError(
+                f"num_nodes={len(hosts)} was requested with engine='local', whose nodes are this one machine: their ranks would use "
+                "the same accelerators. Pass cpu=True, or name hosts."
+            )
+        sizes = node_sizes(placement.size, hosts, [0] * len(hosts))
+        why = f"{placement.size} on the CPU, by {len(hosts)} agents on this machine that pretend to be machines"
+        placement = replace(placement, why=why)
         engine: node_engine.NodeEngine = node_engine.LocalNodes()
         facts = _facts(engine, [host.name for host in hosts])
     else:
@@ -332,22 +341,6 @@ def fixed_mesh(training: TrainingConfig) -> str:
         return "strategy='megatron'"
     axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in degrees.items())
     return f"parallelism_config={{{axes}}}" if parallelism.processes(degrees) > 1 else ""
-
-
-def place_on_local_nodes(
-    config: LaunchingConfig, devices: AvailableDevices, hosts: Sequence[Host]
-) -> tuple[Placement, tuple[int, ...]]:
-    """The placement on agents of this machine, which pretend to be nodes; pure. Raises `LaunchError` where it has accelerators."""
-    requested = config if config.num_processes is not None else replace(config, num_processes=len(hosts))
-    placement = choose(requested, devices, can_fork=True)
-    if placement.kind != "cpu":
-        raise LaunchError(
-            f"num_nodes={len(hosts)} was requested with engine='local', whose nodes are this one machine: their ranks would use "
-            "the same accelerators. Pass cpu=True, or name hosts."
-        )
-    sizes = node_sizes(placement.size, hosts, [0] * len(hosts))
-    why = f"{placement.size} on the CPU, by {len(hosts)} agents on this machine that pretend to be machines"
-    return replace(placement, why=why), sizes
 
 
 def split_spares(num_processes: int | None, hosts: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Host, ...]]:

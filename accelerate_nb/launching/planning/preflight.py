@@ -59,7 +59,12 @@ def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fo
     except AccelerateNbError as error:
         # each by itself; an error of several together stands at the setting that it begins with
         together = PreflightIssue(_named_in(str(error)), str(error))
-        alone = [issue for name, value in settings.items() if (issue := _alone(name, value)) is not None]
+        alone = []
+        for name, value in settings.items():
+            try:
+                resolve({name: value}, {})
+            except AccelerateNbError as own:
+                alone.append(PreflightIssue(name, str(own)))
         others = [issue for issue in alone if issue.name != together.name and issue.text != together.text]
         issues = alone if together.name is None and alone else [together, *others]
         return PreflightReport(None, None, tuple(issues))
@@ -68,15 +73,6 @@ def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fo
     except AccelerateNbError as error:
         return PreflightReport(config, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     return PreflightReport(config, choice, _advice(config, choice, devices))
-
-
-def _alone(name: str, value: Any) -> PreflightIssue | None:
-    """The error of one setting, whatever the others are."""
-    try:
-        resolve({name: value}, {})
-    except AccelerateNbError as error:
-        return PreflightIssue(name, str(error))
-    return None
 
 
 def _named_in(text: str) -> str | None:
