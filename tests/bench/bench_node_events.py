@@ -35,7 +35,7 @@ def measure(ranks: int, seconds: float) -> list[Row]:
     nodes = max(2, ranks // RANKS_OF_A_NODE)
     with (
         SimulatedNodes(min(nodes, 8)) as simulated,
-        mock.patch.object(run_nodes.node_engine, "LocalNodes", return_value=simulated),
+        mock.patch.object(run_nodes.node_pool, "LocalNodes", return_value=simulated),
         mock.patch.dict(os.environ, {SECONDS_VARIABLE: str(2 * seconds)}),
         tempfile.TemporaryDirectory() as folder,
         counted() as messages,

@@ -17,7 +17,7 @@ from accelerate_nb.events.event_types import Progress, StateChange
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork
-from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
+from accelerate_nb.launching.nodes.node_pool import NodeEngine, PlacedAgent
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.outcome import write_result
 from accelerate_nb.transport.worker_spec import LOOPBACK, LocalWorker

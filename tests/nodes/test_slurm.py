@@ -11,7 +11,7 @@ import pytest
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.nodes.node_engine import allocated_hosts, tasks_of, used_and_others
+from accelerate_nb.launching.nodes.node_pool import allocated_hosts, tasks_of, used_and_others
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import Host
 from tests.nodes.slurm import idle_nodes, made_slurm

@@ -23,7 +23,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
-from accelerate_nb.launching.nodes.node_engine import step_command
+from accelerate_nb.launching.nodes.node_pool import step_command
 from accelerate_nb.launching.run import LaunchFacts, RunControl
 from accelerate_nb.launching.step_requests import checked_ranks
 from accelerate_nb.launching.worker_group import Stop

@@ -28,7 +28,7 @@ from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor import SupervisorOffer
 from accelerate_nb.launching.launcher import RunRequest, conductor_of, meet_nodes, request
 from accelerate_nb.launching.nodes.joined_machines import take_over
-from accelerate_nb.launching.nodes.node_engine import HandedMachine
+from accelerate_nb.launching.nodes.node_pool import HandedMachine
 from accelerate_nb.launching.nodes.rendezvous import RendezvousSettings
 from accelerate_nb.launching.nodes.run_nodes import find_nodes
 from accelerate_nb.launching.planning.placement import devices_of

@@ -215,8 +215,6 @@ class NodeAgent(Agent):
         self._logs: NodeLogs | None = None
         self._read_next = 0.0
 
-    # -------------------------------------------------------------------------------------------------------- steps
-
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; raises `LaunchError` where the engine can't."""
         self.ranks = request.ranks
@@ -331,8 +329,6 @@ class NodeAgent(Agent):
     def _send(self, rank: int, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if rank in self._connections:
             self._connections[rank].inbox.try_send(message, descriptors)
-
-    # ------------------------------------------------------------------------------------------------------ receiving
 
     def _number(self, rank: int) -> int:
         self._numbers[rank] += 1

@@ -277,9 +277,6 @@ def with_gap(report: RankOutput, node: str) -> RankOutput:
     return structs.replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))
 
 
-# ------------------------------------------------------------------------------------------------------------- the folder
-
-
 def open_logs(name: str, environment: Mapping[str, str]) -> NodeLogs | None:
     """The logs of a run's ranks in a folder of this node, of which the oldest of many are removed; `None` where there can be none."""
     parent = runs_folder(environment) / _FOLDER

@@ -22,8 +22,15 @@ from accelerate_nb.launching.node_agent.node_network import (
     resolved_host,
     split_endpoint,
 )
-from accelerate_nb.launching.nodes.node_engine import HandedMachine, NodeEngine, PlacedAgent
-from accelerate_nb.launching.nodes.node_pool import NodeConnection, idle_nodes, lease, release
+from accelerate_nb.launching.nodes.node_pool import (
+    HandedMachine,
+    NodeConnection,
+    NodeEngine,
+    PlacedAgent,
+    idle_nodes,
+    lease,
+    release,
+)
 from accelerate_nb.launching.planning.placement import Host
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import ListenerHandshake

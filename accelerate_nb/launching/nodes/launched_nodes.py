@@ -222,8 +222,6 @@ class LaunchedNodes(Nodes):
         self._store: socket.socket | None = None
         exchange.start(self._on_message, self._on_loss)
 
-    # ------------------------------------------------------------------------------------------------------- reading
-
     # the nodes of the newest attempt, and this one's place among them; with the roster it is known once all have come
     joined = messages.RunJoined("", 0, 0, (), (), (), 0, 0, 0.0, None)
     # it meets the others before anything is started again
@@ -261,8 +259,6 @@ class LaunchedNodes(Nodes):
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt."""
         return LaunchedGroupRunner(plan, engine, run_context, self)
-
-    # ------------------------------------------------------------------------------------------------- while it runs
 
     def post(self, message: messages.Message, attempt: int) -> None:
         """Let the other nodes know what happened to a rank here."""

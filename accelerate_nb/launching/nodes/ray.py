@@ -17,8 +17,7 @@ from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
 from accelerate_nb.launching.node_agent.agent_process import JoinedAgent, JoinTicket, new_token
 from accelerate_nb.launching.node_agent.node_network import print_notice
 from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, MachineListener
-from accelerate_nb.launching.nodes.node_engine import NodeEngine, PlacedAgent
-from accelerate_nb.launching.nodes.node_pool import idle_nodes
+from accelerate_nb.launching.nodes.node_pool import NodeEngine, PlacedAgent, idle_nodes
 from accelerate_nb.launching.planning.placement import Host, node_sizes
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import MembershipGranted

@@ -275,8 +275,6 @@ class HostNodes(LaunchedNodes):
         if self._store is not None:
             self._store.close()
 
-    # ------------------------------------------------------------------------------------------------------ who comes
-
     def _on_message(self, entry: messages.NodeMessage, message: messages.Message) -> None:
         number = entry.sender
         match message:
@@ -368,8 +366,6 @@ class HostNodes(LaunchedNodes):
             nodes,
             node_network.of_all(lambda node: node_network.endpoint_of(node, messages.ListenToPeers(0, ())), nodes),
         )
-
-    # ------------------------------------------------------------------------------------------------- the next attempt
 
     def _begin(self, attempt: int, text: str) -> None:
         """Give each node its place, in the order of their ranks."""

@@ -22,9 +22,8 @@ from accelerate_nb.launching.conductor import Nodes
 from accelerate_nb.launching.engines.children import Engine
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.node_network import check_versions, facts_of_this_node
-from accelerate_nb.launching.nodes import node_engine
+from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
-from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.ray import UNRESERVED, reserve_ray_nodes
 from accelerate_nb.launching.planning.placement import (
     Host,
@@ -61,7 +60,7 @@ _SLOTS = re.compile(r"\bslots\s*=\s*(\d+)")
 class RunNodes(Nodes):
     """The nodes of a run: how their agents are placed, and which ranks each has; of the next attempt, after a loss."""
 
-    engine: node_engine.NodeEngine
+    engine: node_pool.NodeEngine
     # its spares take the places of nodes that are lost
     roster: NodeRoster
     # the fewest nodes with which it goes on after a loss; `None` where all are needed
@@ -91,7 +90,7 @@ class RunNodes(Nodes):
                 "shared memory of multiprocessing, which is of this machine. Make it inside of the function."
             )
 
-    def handed_over(self) -> AbstractContextManager[tuple[node_engine.HandedMachine, ...]]:
+    def handed_over(self) -> AbstractContextManager[tuple[node_pool.HandedMachine, ...]]:
         """The nodes for another process, which inherits their descriptors within the block."""
         return self.engine.handed_over(self.roster.names)
 
@@ -100,7 +99,7 @@ class RunNodes(Nodes):
         plan = replace(plan, size=sum(self.roster.sizes), node_sizes=self.roster.sizes)
         log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}" if self.inherits_environment else ""
         try:
-            agents, master = open_group(self.engine, self.roster.names, plan.port, log_folder)
+            agents, master = node_pool.open_group(self.engine, self.roster.names, plan.port, log_folder)
         except LaunchError as error:
             if number == 0:
                 raise
@@ -158,7 +157,7 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
         sizes = node_sizes(placement.size, hosts, [0] * len(hosts))
         why = f"{placement.size} on the CPU, by {len(hosts)} agents on this machine that pretend to be machines"
         placement = replace(placement, why=why)
-        engine: node_engine.NodeEngine = node_engine.LocalNodes()
+        engine: node_pool.NodeEngine = node_pool.LocalNodes()
         facts = _facts(engine, [host.name for host in hosts])
     else:
         engine, hosts, spares = _engine_and_hosts(launching)
@@ -178,20 +177,20 @@ def nodes_to_find(config: RunConfig) -> tuple[Placement, RunNodes]:
     return Placement("supervisor", 0, config.launching.cpu, ""), RunNodes(UNRESERVED, NodeRoster())
 
 
-def _engine_and_hosts(config: LaunchingConfig) -> tuple[node_engine.NodeEngine, Sequence[Host], tuple[Host, ...]]:
+def _engine_and_hosts(config: LaunchingConfig) -> tuple[node_pool.NodeEngine, Sequence[Host], tuple[Host, ...]]:
     """The way to the hosts, those that run the processes, and spares."""
     python = config.node_python or sys.executable
     if config.engine == "slurm":
-        job, allocated = node_engine.allocated_hosts(os.environ, config.num_processes)
-        used, others = node_engine.used_and_others(config, allocated)
-        return node_engine.SlurmNodes(job, python), used, others if config.max_restarts else ()
+        job, allocated = node_pool.allocated_hosts(os.environ, config.num_processes)
+        used, others = node_pool.used_and_others(config, allocated)
+        return node_pool.SlurmNodes(job, python), used, others if config.max_restarts else ()
     if config.engine == "join":
         return *wait_for_machines(config), ()
     if config.engine == "ray":
         return *reserve_ray_nodes(config), ()
     hosts = read_hostfile(Path(config.hostfile)) if config.hostfile else hosts_of(config.hosts.split(","))
     hosts, spares = split_spares(config.num_processes, hosts) if config.max_restarts else (hosts, ())
-    return node_engine.SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
+    return node_pool.SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts, spares
 
 
 def _check(config: LaunchingConfig) -> None:
@@ -212,10 +211,10 @@ def _check(config: LaunchingConfig) -> None:
         )
 
 
-def _facts(engine: node_engine.NodeEngine, names: Sequence[str]) -> list[NodeFacts]:
-    connections = lease(engine, names)
+def _facts(engine: node_pool.NodeEngine, names: Sequence[str]) -> list[NodeFacts]:
+    connections = node_pool.lease(engine, names)
     for connection in connections:
-        release(connection, is_usable=True)
+        node_pool.release(connection, is_usable=True)
     return [connection.facts for connection in connections]
 
 

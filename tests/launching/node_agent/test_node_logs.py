@@ -20,7 +20,7 @@ from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
 from accelerate_nb.launching.nodes import node_pool, run_nodes
-from accelerate_nb.launching.nodes.node_engine import LocalNodes
+from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until
 
@@ -211,7 +211,7 @@ def nodes_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The cache of the "machines", whose agents stay for the tests that follow."""
     cache = tmp_path_factory.mktemp("cache of the nodes")
     node_pool.close_nodes()
-    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes.node_engine, "LocalNodes", FarNodes):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes.node_pool, "LocalNodes", FarNodes):
         # agents have it from here
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield cache

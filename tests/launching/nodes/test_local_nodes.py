@@ -16,7 +16,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_types import NodeRanks
 from accelerate_nb.events.run_reader import kept_run, view_of
 from accelerate_nb.launching.nodes import node_pool
-from accelerate_nb.launching.nodes.node_engine import LocalNodes
+from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES, trains
 from tests.waiting import until
 

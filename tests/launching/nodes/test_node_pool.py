@@ -11,8 +11,7 @@ import pytest
 
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.nodes import node_pool
-from accelerate_nb.launching.nodes.node_engine import PlacedAgent
-from accelerate_nb.launching.nodes.node_pool import NodeConnection
+from accelerate_nb.launching.nodes.node_pool import NodeConnection, PlacedAgent
 from accelerate_nb.transport.channel import Channel
 
 # Ends once the connections of all agents have ended.
