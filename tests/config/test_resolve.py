@@ -201,7 +201,7 @@ def test_what_workers_receive_is_resolved_to_the_same_again():
     assert resolve({}, config.environ()) == config
 
 
-def test_a_setting_says_its_spelling_on_each_way_in():
+def test_a_setting_has_its_spelling_on_each_way_in():
     settings = {setting.name: setting for setting in all_settings()}
     assert all(setting.help.endswith(".") for setting in all_settings())
     setting = settings["mixed_precision"]

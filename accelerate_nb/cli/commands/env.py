@@ -27,23 +27,10 @@ Facts: TypeAlias = dict[str, Any]
 
 _NOTEBOOKS = ("ipython", "ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook", "jupyter_client", "nbformat")
 _LIBRARIES = (
-    "accelerate",
-    "transformers",
-    "datasets",
-    "safetensors",
-    "numpy",
-    "torchvision",
-    "torchdata",
-    "torchao",
-    "deepspeed",
-    "bitsandbytes",
-    "megatron-core",
-    "transformer-engine",
-    "torch_xla",
-    "ray",
-    "lightning",
+    "accelerate", "transformers", "datasets", "safetensors", "numpy", "torchvision", "torchdata", "torchao",
+    "deepspeed", "bitsandbytes", "megatron-core", "transformer-engine", "torch_xla", "ray", "lightning",
     "cloudpickle",
-)
+)  # fmt: skip
 # A notebook service is known by a variable that it sets.
 _SERVICES = {
     "COLAB_RELEASE_TAG": "Google Colab",

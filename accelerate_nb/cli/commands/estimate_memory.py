@@ -225,12 +225,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _mesh_text(degrees: dict[str, int]) -> str:
-    """
-    A mesh in words, and how many ranks it has.
-
-    >>> _mesh_text({"dp_replicate": 2}), _mesh_text({"dp_shard": 2, "tp": 2})
-    ('dp_replicate 2 (DDP)', 'dp_shard 2 x tp 2 (4 ranks)')
-    """
+    """A mesh in words, and how many ranks it has: `dp_shard 2 x tp 2 (4 ranks)`."""
     if not degrees:
         return "one rank"
     names = {"dp_replicate": "DDP", "dp_shard": "FSDP"}
