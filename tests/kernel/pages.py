@@ -58,6 +58,11 @@ class Page:
         """Say that a panel is drawn."""
         self.send({"do": "hello", "view": "1", "seq": seq}, panel)
 
+    def draw(self) -> None:
+        """Draw the newest panel as soon as it is in a cell."""
+        self.until_shown()
+        self.hello()
+
     def until(self, happened: Callable[[], Any], timeout: float = TIMEOUT) -> None:
         """Hear messages until something has happened."""
         deadline = time.monotonic() + timeout

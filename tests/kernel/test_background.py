@@ -57,8 +57,7 @@ def test_two_runs_live_side_by_side(kernel: Kernel, page: Page, tmp_path) -> Non
 
 def test_a_wait_for_a_run_that_is_shown_elsewhere_shows_no_second_panel(kernel: Kernel, page: Page, tmp_path) -> None:
     kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1)")
-    page.until_shown()
-    page.hello()
+    page.draw()
     cell = kernel.start("run.wait()")
     page.until(lambda: "begin x" in page.lines())
     (tmp_path / "go").touch()
@@ -92,8 +91,7 @@ def test_a_wait_that_is_cancelled_ends_the_workers(kernel: Kernel, page: Page, t
 
 def test_an_interrupt_of_an_awaiting_cell_ends_the_workers(kernel: Kernel, page: Page, tmp_path) -> None:
     cell = kernel.start(f"run = launch(train, ('x', {str(tmp_path / 'never')!r}), num_processes=2)\nawait run")
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(lambda: "begin x" in page.lines())
     kernel.interrupt()
     cell.wait()
@@ -104,8 +102,7 @@ def test_an_interrupt_of_an_awaiting_cell_ends_the_workers(kernel: Kernel, page:
 @pytest.mark.parametrize("wait", ["run.wait()", "await run"])
 def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kernel, page: Page, wait: str) -> None:
     launched = kernel.ok("run = launch(train, ('broken',), {'fail': True}, num_processes=2)")
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(lambda: page.state() == "failed")
     assert page.all_of("failure")[-1]["type"] == "KeyError"
     page.until(lambda: "KeyError" in launched.displays[0].get("text/plain", ""))
@@ -126,8 +123,7 @@ def test_a_failure_of_a_run_that_is_not_shown_is_reported(kernel: Kernel) -> Non
 def test_a_run_shows_itself_again_in_any_cell(kernel: Kernel, page: Page, tmp_path) -> None:
     first = kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=2)\nrun")
     assert len(first.displays) == 1, "the cell that launches shows its run once"
-    page.until_shown()
-    page.hello()
+    page.draw()
     again = kernel.ok("run")
     assert again.displays[0][VIEW] == first.displays[0][VIEW]
     assert kernel.ok("print(run)").stdout.startswith("<Run of train: running, 2 ranks")
@@ -143,8 +139,7 @@ def test_a_wait_that_gives_up_leaves_a_panel_that_lives_on(kernel: Kernel, page:
     kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1, panel=True)")
     cell = kernel.run("run.wait(timeout=0.3)")
     assert cell.failure.name == "TimeoutError"
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(lambda: "begin x" in page.lines())
     (tmp_path / "go").touch()
     page.until(lambda: page.state() == "finished")

@@ -141,8 +141,8 @@ def reads():
 """
 
 
-def reading(kernel: Kernel, method: str) -> list[psutil.Process]:
-    """Start ranks that read data for ever; every process that the kernel has then."""
+def reading(kernel: Kernel, method: str) -> tuple[Cell, list[psutil.Process]]:
+    """Start ranks that read data for ever; the cell, and every process that the kernel has then."""
     kernel.ok(READING)
     cell = kernel.start(f"notebook_launcher(reads, num_processes=2, start_method={method!r})")
     cell.until(lambda: cell.stdout.count("reading") == 4)
@@ -150,12 +150,12 @@ def reading(kernel: Kernel, method: str) -> list[psutil.Process]:
     pids = {int(line.split()[-1]) for line in cell.stdout.splitlines() if "reading" in line}
     assert pids <= {process.pid for process in processes}
     assert len(processes) >= 6  # two ranks and four workers of their loaders at least
-    return processes
+    return cell, processes
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_kernel_leaves_nothing(fresh_kernel: Kernel, method: str) -> None:
-    processes = reading(fresh_kernel, method)
+    _, processes = reading(fresh_kernel, method)
     fresh_kernel.kill()
     assert gone(processes, within=LEFT) == []
     assert fresh_kernel.processes() == []
@@ -178,10 +178,7 @@ def test_a_killed_kernel_leaves_no_program_that_a_rank_started(fresh_kernel: Ker
 
 
 def test_a_killed_supervisor_leaves_nothing_and_the_next_launch_works(fresh_kernel: Kernel) -> None:
-    fresh_kernel.ok(READING)
-    cell = fresh_kernel.start("notebook_launcher(reads, num_processes=2)")
-    cell.until(lambda: cell.stdout.count("reading") == 4)
-    processes = fresh_kernel.processes()
+    cell, processes = reading(fresh_kernel, "supervisor")
     began = time.monotonic()
     os.kill(fresh_kernel.supervisor().pid, signal.SIGKILL)
     cell.wait()

@@ -57,8 +57,7 @@ def running_panel(kernel: Kernel, code: str = LAUNCH) -> tuple[Cell, Page]:
     kernel.ok(TRAIN)
     page = Page(kernel)
     cell = kernel.start(code)
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(page.lines)
     return cell, page
 
@@ -189,8 +188,7 @@ def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel)
     page = Page(kernel)
     code = "notebook_launcher(lambda: [print('line', n, 'x' * 60) for n in range(50_000)] and None, num_processes=2)"
     cell = kernel.start(code)
-    page.until_shown()
-    page.hello()
+    page.draw()
     cell.wait().result()
     assert cell.saved_size() < 25_000
     (shown,) = cell.displays
@@ -219,8 +217,7 @@ def test_a_page_that_does_not_answer_is_sent_no_more_until_it_does(kernel: Kerne
     kernel.ok("from accelerate_nb.notebook.display import panel\npanel._BACKLOG_TIMEOUT = 6.0")
     page = Page(kernel, acknowledges=False)
     cell = kernel.start(LAUNCH)
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(page.lines)
     messages = lambda: page.messages[page.panel]  # noqa: E731
 
@@ -276,8 +273,7 @@ def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
     kernel.ok(TRAIN)
     page = Page(kernel)
     cell = kernel.start(code)
-    page.until_shown()
-    page.hello()
+    page.draw()
     assert cell.wait().result().stdout.endswith("returned 30\n")
     assert "can't be shown any more (ZeroDivisionError: wrong)" in cell.stderr
 
@@ -304,8 +300,7 @@ def test_a_failure_that_the_panel_shows_is_one_line_under_it(
     kernel.ok("%load_ext accelerate_nb")
     page = Page(kernel)
     cell = kernel.start(code.format(gate=str(tmp_path / "gate")))
-    page.until_shown()
-    page.hello()
+    page.draw()
     page.until(lambda: page.all_of("run"))
     (tmp_path / "gate").touch()
     error, again = cell.wait().error, kernel.run("%tb").error
