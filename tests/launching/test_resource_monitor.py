@@ -63,17 +63,13 @@ def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp
     assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
 
 
-def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
+def test_a_run_of_a_moment_is_not_looked_at_and_a_device_that_cannot_be_queried_is_not_known(tmp_path):
     view = RunState(1)
-    with sampled(view, lambda: range(1), "cpu", {}, [tmp_path]):
+    view.apply(StateChange(0, "running", time.time()))
+    with sampled(view, lambda: range(1), "mps", {}, [tmp_path]):
         pass
     assert view.host is None
     assert samplers() == []
-
-
-def test_on_a_device_that_cannot_be_queried_only_the_machine_is_known(tmp_path):
-    view = RunState(1)
-    view.apply(StateChange(0, "running", time.time()))
     with sampled(view, lambda: range(1), "mps", {}, [tmp_path]):
         until(lambda: view.host)
     assert view.rank(0).devices == {}

@@ -168,17 +168,6 @@ def test_a_bar_that_is_relabelled_is_still_the_same_bar():
     assert progress[-1].note == "loss=1"
 
 
-def silent_bars():
-    for _ in tqdm(range(3), disable=True):
-        pass
-    with tqdm(total=3, delay=60) as bar:
-        bar.update(3)
-
-
-def test_a_bar_that_nobody_would_see_sends_nothing():
-    assert progress_of(silent_bars) == []
-
-
 def many():
     for _ in range(2000):
         for _ in tqdm(range(3), mininterval=0, leave=False):
@@ -256,6 +245,23 @@ def writes_between():
         sys.stderr.write(f"and {step}\n")
 
 
+def leaves_no_line():
+    for _ in tqdm(range(3), leave=False, mininterval=0):
+        pass
+    silent_bars()
+
+
+def silent_bars():
+    for _ in tqdm(range(3), disable=True):
+        pass
+    with tqdm(total=3, delay=60) as bar:
+        bar.update(3)
+
+
+def test_a_bar_that_nobody_would_see_sends_nothing():
+    assert progress_of(silent_bars) == []
+
+
 def fails_midway():
     try:
         for _ in tqdm(range(4), desc="outer", mininterval=0):
@@ -264,13 +270,6 @@ def fails_midway():
                     raise ValueError("midway")
     except ValueError as error:
         print("caught", error)
-
-
-def leaves_none():
-    for _ in tqdm(range(3), leave=False, mininterval=0):
-        pass
-    with tqdm(total=3, delay=60) as bar:
-        bar.update(3)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ def leaves_none():
             + ["outer: 100%|\x1b[32m██████████\x1b[0m| 3/3"],
         ),
         (fails_midway, ["outer:   0%|          | 0/4", "caught midway"]),
-        (leaves_none, []),
+        (leaves_no_line, []),
     ],
 )
 def test_what_a_loop_leaves_is_its_own_lines_and_one_of_its_outermost_bar(loop, lines):
