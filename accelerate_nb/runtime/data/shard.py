@@ -58,11 +58,6 @@ def _begun(reader: Iterator[tuple[Any, bool]], copier: BatchCopier) -> Any:
     return None
 
 
-def overlapping(device: Any, non_blocking: bool) -> BatchCopier | None:
-    """The copier that runs beside the computation; `None` where nothing can, or where none is requested."""
-    return SideStreamCopier(torch.device(device)) if non_blocking and torch.device(device).type == "cuda" else None
-
-
 class SideStreamCopier:
     """Copies on a CUDA stream of its own; from memory that is not pinned (`pin_memory=True`) the copy does not overlap."""
 
@@ -266,7 +261,8 @@ class DataLoaderShard(PreparedLoader):
     def _copier(self, device: Any) -> BatchCopier | None:
         """The copier that runs beside the computation, where batches may be read before the current one is done with."""
         if self.send is None:
-            return overlapping(device, self._non_blocking)
+            is_beside = self._non_blocking and torch.device(device).type == "cuda"
+            return SideStreamCopier(torch.device(device)) if is_beside else None
         # What workers read draws nothing in this process. What is read here may: read ahead of the loop, it would draw before
         # the loop does, and a checkpoint between the two would go on with other numbers. So it is read ahead only if that is
         # asked for; it is read and sent while the device computes the step before it in any case.

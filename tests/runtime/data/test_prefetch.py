@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
-from accelerate_nb.runtime.data.shard import BackgroundCopier, movable_ahead, one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.shard import BackgroundCopier, movable_ahead, one_copy_ahead
 from tests.runtime.data.loaders import Numbers, Stream, plain
 
 
@@ -64,18 +64,16 @@ def test_only_what_is_known_is_copied_ahead() -> None:
         assert not movable_ahead([torch.ones(1), unknown])
 
 
-def test_nothing_is_copied_ahead_where_nothing_can_overlap() -> None:
-    assert overlapping("cpu", True) is None
-    assert overlapping("cuda", False) is None
+@pytest.mark.parametrize(("device", "non_blocking"), [("cpu", True), ("cuda", False)])
+def test_nothing_is_copied_ahead_where_nothing_can_overlap(device: str, non_blocking: bool) -> None:
+    assert prepare_data_loader(DataLoader(Numbers(1)), non_blocking=non_blocking)._copier(device) is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("data", [Numbers(7), Stream(7)])
-def test_a_loader_that_copies_ahead_reports_the_same(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
-    copier = Written()
-    monkeypatch.setattr("accelerate_nb.runtime.data.shard.overlapping", lambda device, non_blocking: copier)
-    loader = prepare_data_loader(
-        DataLoader(data, 2), torch.device("cpu"), 1, 0, put_on_device=True, dispatch_batches=False
-    )
+def test_a_loader_that_copies_ahead_reports_the_same(data: Any) -> None:
+    copier, cpu = Written(), torch.device("cpu")
+    loader: Any = prepare_data_loader(DataLoader(data, 2), cpu, 1, 0, put_on_device=True, dispatch_batches=False)
+    loader._copier = lambda device: copier
     seen = [(plain(batch), loader.end_of_dataloader, loader.position()["batches"]) for batch in loader]
     assert seen == [([0, 1], False, 1), ([2, 3], False, 2), ([4, 5], False, 3), ([6], True, 0)]
     assert len(copier.log) == 9
