@@ -1,7 +1,6 @@
 """What is saved on an XLA device: it goes on there bit for bit, and its files are those of a training on the CPU."""
 
 import random
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accelerate_nb import launch
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.utils import find_tied_parameters, id_tensor_storage, load, load_checkpoint_in_model
 from tests.ranks import run_on_ranks
 from tests.runtime.loops import samples
 
@@ -152,8 +151,6 @@ def on_this_device(folder: str, into: str) -> Any:
 
 def reads(folder: str) -> Any:
     """The files of `export`, read to the device in all the ways there are."""
-    from accelerate_nb.utils import find_tied_parameters, id_tensor_storage, load, load_checkpoint_in_model
-
     training = Training(seed=7)
     inner = training.accelerator.unwrap_model(training.model)
     load_checkpoint_in_model(inner, f"{folder}/model")
@@ -171,40 +168,17 @@ def reads(folder: str) -> Any:
     }
 
 
-def under_accelerate(folder: str, into: str) -> Any:
-    """Hugging Face Accelerate reads a folder on the CPU, and writes one; it must not see torch_xla, which it would compute through."""
+def on_the_cpu(package: str, folder: str, into: str) -> Any:
+    """Reads a folder on the CPU, and writes one; Accelerate must not see torch_xla, which it would compute through."""
     from accelerate.utils import imports
 
     imports._torch_xla_available = False
     imports.is_torch_xla_available.cache_clear()
-    training = Training("accelerate", seed=9, cpu=True)
+    training = Training(package, seed=9, cpu=True)
     training.accelerator.load_state(folder)
     found = training.state()
     training.accelerator.save_state(into)
     return found
-
-
-def under_ours(folder: str, into: str) -> Any:
-    """This package reads a folder on the CPU, and writes one."""
-    training = Training(seed=10, cpu=True)
-    training.accelerator.load_state(folder)
-    found = training.state()
-    training.accelerator.save_state(into)
-    return found
-
-
-@pytest.fixture(scope="module")
-def xla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Runs a function on one XLA device, as `on_xla` does, for all tests of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PJRT_DEVICE", "CPU")
-        patch.setenv("CPU_NUM_DEVICES", "1")
-        runs = str(tmp_path_factory.mktemp("runs"))
-
-        def run(function: Callable[..., Any], *args: Any) -> Any:
-            return launch(function, args, num_processes=1, config_file="", folder=runs, panel="off").wait(110)
-
-        yield run
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(folder: Path, xla) -> dict[str, Any]:
-    return xla(saves, str(folder))
+def saved(folder: Path, launched_on_xla) -> dict[str, Any]:
+    return launched_on_xla(saves, str(folder))[0]
 
 
 def test_saving_changes_nothing_of_a_training(saved):
@@ -222,9 +196,9 @@ def test_saving_changes_nothing_of_a_training(saved):
 
 
 @pytest.mark.parametrize("kind", ["plain", "background"])
-def test_a_resumed_training_goes_on_bit_for_bit(saved, folder, xla, kind):
+def test_a_resumed_training_goes_on_bit_for_bit(saved, folder, launched_on_xla, kind):
     records, state = saved["straight"]
-    assert xla(resumes, str(folder), kind) == (records[3:], state)
+    assert launched_on_xla(resumes, str(folder), kind) == [(records[3:], state)]
 
 
 def test_files_are_plain_tensors_of_the_cpu(saved, folder):
@@ -249,20 +223,18 @@ def test_weights_of_one_memory_are_in_a_file_once(saved, folder):
 
 
 @pytest.mark.parametrize("kind", ["plain", "pickled", "background"])
-def test_a_save_on_xla_loads_on_the_cpu_and_under_accelerate(saved, folder, xla, tmp_path, kind):
-    (ours,) = run_on_ranks(under_ours, 1, str(folder / kind), str(tmp_path / "ours"))
-    assert ours == saved["moment"]
-    (theirs,) = run_on_ranks(under_accelerate, 1, str(folder / kind), str(tmp_path / "theirs"))
-    assert theirs == saved["moment"]
-    if kind == "plain":  # and back again
-        for written in ("ours", "theirs"):
-            back = xla(on_this_device, str(tmp_path / written), str(tmp_path / "back"))
-            assert back == (saved["moment"], "xla")
+def test_a_save_on_xla_loads_on_the_cpu_and_under_accelerate(saved, folder, launched_on_xla, tmp_path, kind):
+    for package in ("accelerate_nb", "accelerate"):
+        into = str(tmp_path / package)
+        assert run_on_ranks(on_the_cpu, 1, package, str(folder / kind), into) == [saved["moment"]]
+        if kind == "plain":  # and back again
+            back = launched_on_xla(on_this_device, into, str(tmp_path / "back"))
+            assert back == [(saved["moment"], "xla")]
 
 
-def test_files_for_other_uses_hold_the_same_weights(saved, folder, xla):
+def test_files_for_other_uses_hold_the_same_weights(saved, folder, launched_on_xla):
     weights = saved["moment"]["weights"]
-    found = xla(reads, str(folder))
+    (found,) = launched_on_xla(reads, str(folder))
     assert found == {
         "shards": weights,
         "state": weights,

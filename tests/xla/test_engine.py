@@ -1,16 +1,17 @@
-"""A launch through torch_xla: where its ranks are, and what they see."""
+"""A launch through torch_xla: where its ranks are, what they see, and in what numbers they compute."""
 
 import os
 from importlib import import_module
+from typing import Any
 
 import pytest
+import torch
 
-from accelerate_nb import LaunchError
+from accelerate_nb import Accelerator, LaunchError, notebook_launcher
+from accelerate_nb.utils import AutocastKwargs
 
 
 def device_facts():
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator()
     return str(accelerator.device), accelerator.num_processes, os.environ["PJRT_DEVICE"]
 
@@ -18,8 +19,6 @@ def device_facts():
 def cpu_after_an_import():
     # as many a library does
     import_module("torch_xla")
-    from accelerate_nb import Accelerator
-
     return str(Accelerator().device), os.environ.get("PJRT_DEVICE")
 
 
@@ -53,10 +52,24 @@ def test_the_cpu_that_was_requested_is_without_torch_xla_whatever_a_library_load
     ],
 )
 def test_devices_that_are_not_there_are_reported_before_anything_starts(environment, message, monkeypatch):
-    from accelerate_nb import notebook_launcher
-
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match=message):
         notebook_launcher(device_facts, config_file="", panel="off")
+
+
+def types() -> dict[str, Any]:
+    accelerator = Accelerator(mixed_precision="bf16")
+    layer = accelerator.prepare_model(torch.nn.Linear(4, 4))
+    inputs = torch.ones(2, 4, device=accelerator.device)
+    with accelerator.autocast():
+        inside = layer.weight @ inputs.T
+    with accelerator.autocast(AutocastKwargs(enabled=False)):
+        off = layer.weight @ inputs.T
+    return {"weight": layer.weight.dtype, "output": layer(inputs).dtype, "inside": inside.dtype, "off": off.dtype}
+
+
+def test_bf16_computes_in_bfloat16_and_keeps_float32_weights(on_xla):
+    found = on_xla(types)[0]
+    assert found == {"weight": torch.float32, "output": torch.float32, "inside": torch.bfloat16, "off": torch.float32}

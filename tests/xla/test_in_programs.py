@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.operations.call_check import CollectiveCall
+from accelerate_nb.runtime.operations.nested import leaves_of
+from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
+from accelerate_nb.runtime.xla.device import compilations, wait
 from tests.ranks import run_on_ranks
 from tests.xla.test_operations import counts, nests, plain_value
 from tests.xla.threads import on_connected_devices
@@ -21,11 +28,6 @@ RENDEZVOUS = "Termination timeout"
 
 def moved(world: Any) -> dict[str, Any]:
     """What each way of moving makes of tensors of all kinds, and how much was compiled or read for it."""
-    from accelerate_nb.runtime.operations import collective
-    from accelerate_nb.runtime.operations.call_check import CollectiveCall
-    from accelerate_nb.runtime.operations.nested import leaves_of
-    from accelerate_nb.runtime.xla.device import wait
-
     mover = collective._mover(world)
     leaves = {
         name: [leaf for leaf in leaves_of(nest) if leaf.device == world.device]
@@ -51,8 +53,6 @@ def moved(world: Any) -> dict[str, Any]:
 
 
 def moved_by_gloo() -> dict[str, Any]:
-    from accelerate_nb import Accelerator
-
     return moved(Accelerator(cpu=True).world)
 
 
@@ -83,9 +83,6 @@ def shown(model: Any) -> tuple[list[list[float]], list[float]]:
 
 def trained_in_programs(world: Any) -> tuple[Any, int]:
     """A few steps of a model with buffers, and how many programs were compiled for them by both devices."""
-    from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
-    from accelerate_nb.runtime.xla.device import compilations
-
     strategy = XlaDDP(world)
     model = strategy.wrap_model(strategy.place(network()))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -100,10 +97,6 @@ def trained_in_programs(world: Any) -> tuple[Any, int]:
 
 
 def trained_plainly() -> Any:
-    from torch.utils.data import DataLoader
-
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=True)
     model, loader = network(), DataLoader(torch.cat(batches()), batch_size=4)
     model, optimizer, loader = accelerator.prepare(

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from accelerate_nb import Accelerator
 from accelerate_nb.rank.rng_state import current_random_states
-from accelerate_nb.runtime.training.memory import should_reduce_batch_size
+from accelerate_nb.utils import ProfileKwargs, find_executable_batch_size, release_memory, set_seed
 
 
 def much(traces: str) -> dict[str, Any]:
     """What a launched function finds; it sets no seed before it has drawn."""
     import torch_xla
-
-    from accelerate_nb import Accelerator
-    from accelerate_nb.utils import ProfileKwargs, find_executable_batch_size, release_memory, set_seed
 
     accelerator = Accelerator()
     drawn = torch.rand(4, device=accelerator.device).tolist()
@@ -87,15 +85,3 @@ def test_a_function_on_an_xla_device(on_xla, by_hand, tmp_path: Path):
     # what torch's profiler sees, and what torch_xla's does
     assert (tmp_path / "profile_0.json").stat().st_size > 0
     assert list((tmp_path / "xla_0").rglob("*.xplane.pb"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Bad StatusOr access: RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.59G at the bottom of memory.",
-        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 21.1G of 15.48G hbm.",
-        "Out of memory allocating 4503599627370496 bytes.",
-    ],
-)
-def test_xlas_words_for_too_little_memory_are_known(text):
-    assert should_reduce_batch_size(RuntimeError(text))

@@ -8,6 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from accelerate_nb import Accelerator
+from accelerate_nb.local_sgd import LocalSGD
+from accelerate_nb.utils import (
+    broadcast,
+    broadcast_object_list,
+    copy_tensor_to_devices,
+    gather_object,
+    set_seed,
+    synchronize_rng_states,
+)
 from tests.ranks import run_on_ranks
 from tests.xla.weights import fixed
 
@@ -61,8 +71,6 @@ def nests(rank: int, device: torch.device) -> dict[str, Any]:
 
 def everything() -> dict[str, Any]:
     """What every operation makes of everything, in plain values."""
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu="PJRT_DEVICE" not in os.environ)
     given = nests(accelerator.process_index, accelerator.device)
     accelerator.wait_for_everyone()
@@ -83,8 +91,6 @@ def everything() -> dict[str, Any]:
 
 
 def of_tensors(accelerator: Any, given: dict[str, Any]) -> dict[str, Any]:
-    from accelerate_nb.utils import broadcast
-
     found: dict[str, Any] = {}
     for name, nest in given.items():
         found[f"gather, {name}"] = accelerator.gather(nest)
@@ -100,8 +106,6 @@ def of_tensors(accelerator: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def of_objects(accelerator: Any) -> dict[str, Any]:
     """What is no tensor of a device's concerns the hosts alone."""
-    from accelerate_nb.utils import broadcast_object_list, gather_object
-
     rank = accelerator.process_index
     if rank == 1:
         accelerator.set_trigger()
@@ -116,8 +120,6 @@ def of_objects(accelerator: Any) -> dict[str, Any]:
 
 def misfits(accelerator: Any) -> list[str]:
     """Calls that differ between ranks."""
-    from accelerate_nb.utils import broadcast, gather_object
-
     rank, device = accelerator.process_index, accelerator.device
     calls: list[Callable[[], Any]] = [
         lambda: accelerator.gather(torch.ones(2 + rank, device=device)),
@@ -138,8 +140,6 @@ def misfits(accelerator: Any) -> list[str]:
 
 def uneven(accelerator: Any) -> dict[str, Any]:
     """What each rank asks something else of its device for."""
-    from accelerate_nb.utils import copy_tensor_to_devices, gather_object
-
     rank, device = accelerator.process_index, accelerator.device
     before = accelerator.gather(torch.full((2,), float(rank)).to(device))
     given = {
@@ -178,8 +178,6 @@ def dispatched(accelerator: Any) -> list[Any]:
 
 def averaged(accelerator: Any) -> list[Any]:
     """Local steps, after which the copies are averaged."""
-    from accelerate_nb.local_sgd import LocalSGD
-
     model = fixed(torch.nn.Linear(2, 1)).to(accelerator.device)
     with LocalSGD(accelerator, model, local_sgd_steps=2) as local_sgd:
         for step in range(3):
@@ -193,8 +191,6 @@ def averaged(accelerator: Any) -> list[Any]:
 
 def seeds(accelerator: Any) -> list[Any]:
     """The device's numbers after each seed, and once they were made equal."""
-    from accelerate_nb.utils import set_seed, synchronize_rng_states
-
     rng_type = "xla" if accelerator.device.type == "xla" else "torch"
     drawn: list[Any] = []
     for device_specific in (True, True, False):
@@ -265,8 +261,6 @@ def test_the_generators_of_devices_are_seeded_and_made_equal(both: tuple[list[An
 
 def reads_by_itself() -> list[float]:
     """What one rank reads of operations alone, while the other goes on."""
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator()
     mine = torch.ones(2, device=accelerator.device) * 3
     everyones, total = accelerator.gather(mine), accelerator.reduce(mine.sum(), "sum")

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from accelerate_nb import Accelerator, PartialState
+from accelerate_nb.runtime.xla import device as xla
+
 
 class TotalTracker:
     """A tracker that keeps what it is told before it ends."""
@@ -28,9 +31,6 @@ class TotalTracker:
 
 
 def printed() -> dict[str, Any]:
-    from accelerate_nb import Accelerator, PartialState
-    from accelerate_nb.runtime.xla import device as xla
-
     tracker = TotalTracker()
     accelerator = Accelerator()
     accelerator.trackers = [tracker]
@@ -94,9 +94,6 @@ def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):
 
 
 def fails_after_printing(connected: bool) -> None:
-    from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.xla import device as xla
-
     accelerator = Accelerator()
     # as on a TPU, where what was not given to the device yet may hold what comes from others
     xla.are_connected = lambda: connected  # type: ignore[assignment]

@@ -4,13 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from accelerate_nb import Accelerator
+from accelerate_nb.big_models.memory import get_max_memory
+from accelerate_nb.big_models.tensors import as_device, best_device
+from accelerate_nb.runtime.xla import device as xla
+from tests.ranks import run_on_ranks
 from tests.xla.weights import fixed
 
 
 def model_and_data(samples: int = 64) -> tuple[torch.nn.Module, Any]:
-    from torch.utils.data import TensorDataset
-
     model = fixed(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)))
     draw = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(samples, 8, generator=draw), torch.randn(samples, 2, generator=draw))
@@ -21,11 +25,6 @@ def trained(
     optimizer: str, precision: str, steps: int, *, clips: bool, samples: int = 64, cpu: bool = False, raw: bool = False
 ) -> tuple[list[int], list[list[float]]]:
     """How many programs were compiled before each batch and after the last, and the weights."""
-    from torch.utils.data import DataLoader
-
-    from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.xla import device as xla
-
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=cpu)
     model, data = model_and_data(samples)
     prepared_optimizer: torch.optim.Optimizer = (
@@ -103,13 +102,6 @@ def test_the_weights_are_those_of_the_cpu(cpu_trainings, xla_trainings, number):
 
 
 def peculiarities() -> dict[str, Any]:
-    from torch.utils.data import DataLoader
-
-    from accelerate_nb import Accelerator
-    from accelerate_nb.big_models.memory import get_max_memory
-    from accelerate_nb.big_models.tensors import as_device, best_device
-    from accelerate_nb.runtime.xla import device as xla
-
     accelerator = Accelerator()
     found: dict[str, Any] = {
         "best device": best_device() == as_device(0) == accelerator.device,
@@ -161,9 +153,6 @@ def peculiarities() -> dict[str, Any]:
 
 def compiled(backend: str) -> tuple[list[float], bool]:
     """What a model learns whose forward `torch.compile` takes first, and whether its later steps compile nothing."""
-    from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.xla import device as xla
-
     accelerator = Accelerator(dynamo_backend=backend)
     model, _ = model_and_data()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -193,36 +182,23 @@ def found(launched_on_xla) -> dict[str, Any]:
     return launched_on_xla(peculiarities)[0]
 
 
-def test_weights_are_the_same_objects_on_the_device_tied_as_they_were(found):
-    assert found["tied"]
-    assert found["device"] == "xla"
-
-
 def test_large_models_find_the_device_once_it_is_awake(found):
     assert found["best device"]
     # a device of torch_xla's CPU backend has the host's memory
     assert found["memory"] == [["cpu"], {0: 1000}]
 
 
-def test_an_optimizer_that_was_made_before_prepare_trains_what_is_on_the_device(found):
-    assert found["learned"]
+def test_weights_stay_the_same_objects_tied_as_they_were_and_an_optimizer_made_before_trains_those_with_gradients(
+    found,
+):
+    names = ("tied", "device", "learned", "norm", "unused stays")
+    assert {name: found[name] for name in names} == dict(zip(names, (True, "xla", True, "xla", True), strict=True))
 
 
-def test_a_loop_without_a_loader_compiles_nothing_after_its_second_step(found):
+def test_neither_a_loop_without_a_loader_nor_several_steps_with_a_batch_compile_ever_more(found):
     assert found["without a loader"][1] == found["without a loader"][-1]
-
-
-def test_several_steps_with_one_batch_are_no_endless_program(found):
     counts = found["several steps with a batch"]
     assert counts[-1] == counts[-4], counts
-
-
-def test_the_norm_of_gradients_stays_on_the_device(found):
-    assert found["norm"] == "xla"
-
-
-def test_a_weight_without_a_gradient_is_left_alone(found):
-    assert found["unused stays"]
 
 
 def test_torch_s_own_compiler_for_xla_gives_the_same_weights_and_compiles_no_more(found):
@@ -231,26 +207,13 @@ def test_torch_s_own_compiler_for_xla_gives_the_same_weights_and_compiles_no_mor
     assert is_settled
 
 
-def ranks_train() -> Any:
-    return [trained(name, precision, steps, clips=clips)[1] for name, precision, steps, clips in WAYS[:2]]
+def ranks_train(cpu: bool) -> Any:
+    return [trained(name, precision, steps, clips=clips, cpu=cpu)[1] for name, precision, steps, clips in WAYS[:2]]
 
 
-def ranks_train_plainly() -> Any:
-    return [trained(name, precision, steps, clips=clips, cpu=True)[1] for name, precision, steps, clips in WAYS[:2]]
-
-
-def test_two_ranks_get_the_weights_of_two_plain_processes(on_xla, tmp_path):
-    from accelerate_nb import launch
-
-    found = on_xla(ranks_train, num_processes=2)
-    options: dict[str, Any] = {
-        "config_file": "",
-        "folder": str(tmp_path),
-        "results": "all",
-        "panel": "off",
-        "cpu": True,
-    }
-    expected = launch(ranks_train_plainly, num_processes=2, **options).wait(110)
+def test_two_ranks_get_the_weights_of_two_plain_processes(on_xla):
+    found = on_xla(ranks_train, False, num_processes=2)
+    expected = run_on_ranks(ranks_train, 2, True)
     assert found[0] == found[1]
     for way, plain in zip(found[0], expected[0], strict=True):
         for weight, plain_weight in zip(way, plain, strict=True):

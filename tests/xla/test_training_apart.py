@@ -5,7 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator, DistributedDataParallelKwargs
+from accelerate_nb.errors import ConfigurationError
+from tests.ranks import run_on_ranks
 from tests.xla.weights import fixed
 
 SAMPLES = 22
@@ -13,10 +17,6 @@ SAMPLES = 22
 
 def gan(cpu: bool) -> list[list[float]]:
     """Two models with an optimizer each; the one's loss goes through the other, in blocks of accumulation of their own."""
-    from torch.utils.data import DataLoader
-
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=2)
     maker, judge = fixed(nn.Linear(3, 4)), fixed(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     makes, judges = torch.optim.Adam(maker.parameters(), 0.05), torch.optim.SGD(judge.parameters(), 0.1)
@@ -58,8 +58,6 @@ class Branches(nn.Module):
 
 
 def branches(cpu: bool) -> tuple[list[list[float]], bool]:
-    from accelerate_nb import Accelerator, DistributedDataParallelKwargs
-
     accelerator = Accelerator(cpu=cpu, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
     model = fixed(Branches())
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -78,8 +76,6 @@ def branches(cpu: bool) -> tuple[list[list[float]], bool]:
 
 def normalised(cpu: bool) -> list[list[float]]:
     """Weights and running means; each rank's batches have another mean."""
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator(cpu=cpu)
     draw = torch.Generator().manual_seed(1)
     model = fixed(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
@@ -98,15 +94,11 @@ def normalised(cpu: bool) -> list[list[float]]:
 
 
 def accumulated(cpu: bool) -> dict[str, Any]:
-    """A loader that divides neither by the ranks nor by the accumulation."""
-    from torch.utils.data import DataLoader
-
-    from accelerate_nb import Accelerator
-
+    """A loader that divides neither by the ranks nor by the accumulation, and whose batches workers read."""
     accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=2)
     model = fixed(nn.Linear(1, 1))
     data = torch.arange(float(SAMPLES)).reshape(-1, 1) / SAMPLES
-    loader = DataLoader(data, batch_size=4)
+    loader = DataLoader(data, batch_size=4, num_workers=1)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
     seen, steps = [], []
     for batch in loader:
@@ -125,8 +117,6 @@ def accumulated(cpu: bool) -> dict[str, Any]:
 
 def unprepared() -> list[float]:
     """What is said of an optimizer whose weights are in no prepared model."""
-    from accelerate_nb import Accelerator
-
     accelerator = Accelerator()
     model = nn.Linear(2, 1).to(accelerator.device)
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
@@ -142,9 +132,6 @@ def unprepared() -> list[float]:
 
 
 def joined() -> str:
-    from accelerate_nb import Accelerator
-    from accelerate_nb.errors import ConfigurationError
-
     accelerator = Accelerator()
     model = accelerator.prepare(nn.Linear(2, 1))
     try:
@@ -156,36 +143,12 @@ def joined() -> str:
         accelerator.end_training()
 
 
-def synchronised() -> list[list[float]]:
-    """Random numbers of the devices before and after they were made equal."""
-    from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.compat.enums import RNGType
-    from accelerate_nb.runtime.training.seed import set_seed, synchronize_rng_state, synchronize_rng_states
-    from accelerate_nb.runtime.xla import device as xla
-
-    accelerator = Accelerator(rng_types=["xla"])
-    found = []
-    set_seed(3, device_specific=True)
-    for act in (
-        lambda: None,
-        lambda: synchronize_rng_state(RNGType.XLA),
-        lambda: set_seed(5, device_specific=True),
-        lambda: synchronize_rng_states(["torch", "xla"]),
-    ):
-        act()
-        drawn = torch.rand(2, device=accelerator.device)
-        xla.sync()
-        found.append(drawn.cpu().tolist())
-    accelerator.end_training()
-    return found
-
-
 ALIKE = {"gan": gan, "branches": branches, "normalised": normalised, "accumulated": accumulated}
 
 
 def on_devices() -> dict[str, Any]:
     found: dict[str, Any] = {name: train(False) for name, train in ALIKE.items()}
-    return found | {"unprepared": unprepared(), "joined": joined(), "synchronised": synchronised()}
+    return found | {"unprepared": unprepared(), "joined": joined()}
 
 
 def on_cpus() -> dict[str, Any]:
@@ -193,18 +156,12 @@ def on_cpus() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[list[Any], list[Any], str]:
+def runs(launched_on_xla, tmp_path_factory) -> tuple[list[Any], list[Any], str]:
     """The trainings on two processes with an XLA device each, and on two without; what the former said."""
-    from accelerate_nb import launch
-
-    options: dict[str, Any] = {"config_file": "", "results": "all", "panel": "off", "num_processes": 2}
-    xla_folder, cpu_folder = (tmp_path_factory.mktemp(name) for name in ("xla", "cpu"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PJRT_DEVICE", "CPU")
-        found = launch(on_devices, folder=str(xla_folder), **options).wait(110)
-    expected = launch(on_cpus, folder=str(cpu_folder), cpu=True, **options).wait(110)
-    output = "".join(path.read_text() for path in xla_folder.rglob("rank_*.log"))
-    return found, expected, output
+    known = set(tmp_path_factory.getbasetemp().rglob("rank_*.log"))
+    found = launched_on_xla(on_devices, num_processes=2)
+    logs = set(tmp_path_factory.getbasetemp().rglob("rank_*.log")) - known
+    return found, run_on_ranks(on_cpus, 2), "".join(path.read_text() for path in logs)
 
 
 def alike(results: Any, references: Any) -> None:
@@ -242,15 +199,10 @@ def test_a_loader_that_divides_by_nothing_gives_each_sample_once(runs):
 
 def test_weights_of_no_prepared_model_are_averaged_and_reported(runs):
     found, _, output = runs
-    assert found[0]["unprepared"] == pytest.approx([0.1, 0.1])
-    assert found[1]["unprepared"] == pytest.approx([0.1, 0.1])
+    for rank in range(2):
+        assert found[rank]["unprepared"] == pytest.approx([0.1, 0.1])
     assert output.count("The optimizer's weights are in no prepared model") == 2
 
 
 def test_uneven_inputs_can_t_be_joined_and_the_error_names_what_to_do(runs):
     assert "Leave even_batches=True" in runs[0][0]["joined"]
-
-
-def test_the_devices_random_numbers_are_made_equal(runs):
-    first, second = (run["synchronised"] for run in runs[0])
-    assert [mine == other for mine, other in zip(first, second, strict=True)] == [False, True, False, True]

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from accelerate_nb import Accelerator, PartialState
+from accelerate_nb.runtime.world.registry import forget
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.outcome import failure_of
+
 pytestmark = pytest.mark.slow
 
 # As torchrun starts one process of one (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
@@ -24,8 +29,6 @@ PLACE = "from tests.xla import test_world; print(test_world.rank_facts())"
 
 
 def rank_facts() -> tuple[Any, ...]:
-    from accelerate_nb import PartialState
-
     state = PartialState()
     numbers = state.process_index, state.num_processes, state.local_process_index, state.world.local_size
     device_facts = state.distributed_type.value, state.backend, str(state.device), str(state.default_device)
@@ -34,9 +37,6 @@ def rank_facts() -> tuple[Any, ...]:
 
 def two_generations() -> dict[str, Any]:
     """Two lives of a rank, the second after all have left the first, and what it hears when another leaves alone."""
-    from accelerate_nb import Accelerator, PartialState
-    from accelerate_nb.runtime.world.registry import forget
-
     found: dict[str, Any] = {"place": rank_facts()}
     state = PartialState()
     rank = state.process_index
@@ -58,10 +58,6 @@ def two_generations() -> dict[str, Any]:
 
 def alone(accelerator: Any, *, leaves: bool) -> str:
     """What a rank is told that waits for one which has gone."""
-    from accelerate_nb.runtime.world.registry import forget
-    from accelerate_nb.sources.cells import CellSources
-    from accelerate_nb.transport.outcome import failure_of
-
     if leaves:
         forget()
         gc.collect()
