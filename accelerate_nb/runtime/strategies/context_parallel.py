@@ -224,6 +224,13 @@ class Ring:
             keys = received
         yield sources[-1], keys
 
+    def to_owners(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The sum of what all processes found for this process's keys; `gradients` are by owners."""
+        sent = torch.stack(list(gradients))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return received.sum(0)
+
 
 def _needed(rank: int, source: int, length: int, *, is_causal: bool) -> tuple[slice, slice, bool]:
     """The queries of a rank that attend to keys of another one, these keys, and whether each attends to those before it alone."""
@@ -274,11 +281,7 @@ class _Attention(torch.autograd.Function):
             )
             of_query[:, :, queries] += of_queries
             of_keys[source][:, :, :, of_block] = torch.stack(found).float()
-        # the sum of what all processes found for this process's keys
-        sent = torch.stack(of_keys)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=ring.group)
-        of_key, of_value = received.sum(0).to(keys.dtype).unbind()
+        of_key, of_value = ring.to_owners(of_keys).to(keys.dtype).unbind()
         return of_query.to(query.dtype), of_key, of_value, None, None, None
 
 

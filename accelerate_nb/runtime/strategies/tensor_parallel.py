@@ -1,12 +1,13 @@
 """The strategy that splits layers along their width, by a plan, with torch's `parallelize_module`: each process computes a part."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -184,9 +185,11 @@ def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, wei
         weight.requires_grad_(learns[part])
         if weight.requires_grad and isinstance(weight, DTensor):
             # gradients lie as weights do: what each process computed a summand of is added up, what is whole is cut
-            weight.register_hook(  # type: ignore[no-untyped-call]  # torch gives none
-                lambda gradient, placements=weight.placements: gradient.redistribute(placements=placements)
-            )
+            weight.register_hook(partial(_placed_as, weight.placements))  # type: ignore[no-untyped-call]  # torch gives none
+
+
+def _placed_as(placements: Sequence[Placement], gradient: DTensor) -> DTensor:
+    return gradient.redistribute(placements=placements)
 
 
 def _width(layer: Module, style: ParallelStyle) -> int | None:

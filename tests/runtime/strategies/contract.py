@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig
+from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig, Strategy
 from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchTensorParallelConfig
 
 SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
@@ -36,12 +36,25 @@ Arguments = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class Deletion:
+    """A strategy without one of its reductions, by its arguments of `Accelerator`; `precision` is where that matters."""
+
+    reduction: str
+    arguments: Arguments
+    precision: str = "no"
+
+
+@dataclass(frozen=True)
 class StrategyCase:
-    """A strategy by its arguments of `Accelerator`, on so many ranks."""
+    """A strategy by its arguments of `Accelerator`, on so many ranks, and without each of its reductions."""
 
     name: str
     ranks: int
     arguments: Arguments = dict
+    deletions: Sequence[Deletion] = ()
+
+    def __post_init__(self) -> None:
+        assert self.deletions or self.ranks == 1, f"{self.name} names no reduction that can be deleted"
 
 
 @dataclass(frozen=True)
@@ -53,23 +66,41 @@ class Outcome:
     scale: float
 
 
-def of_documentation() -> dict[str, Any]:
-    """The class that the documentation shows."""
+def documented_strategy(changes: Mapping[str, str] | None = None) -> type[Strategy]:
+    """The class that the documentation shows, with lines of it changed."""
     namespace: dict[str, Any] = {}
     found = re.search(r"```python\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    assert found[1].count("\n") <= 40
-    exec(found[1], namespace)  # the page's own code is what is tested
-    return {"strategy": namespace["OneMessage"]}
+    source = found[1]
+    assert source.count("\n") <= 40
+    for line, other in (changes or {}).items():
+        assert source.count(line) == 1
+        source = source.replace(line, other)
+    exec(source, namespace)  # the page's own code is what is tested
+    strategy: type[Strategy] = namespace["OneMessage"]
+    return strategy
+
+
+def of_documentation() -> dict[str, Any]:
+    return {"strategy": documented_strategy()}
+
+
+def of_documentation_without_sum() -> dict[str, Any]:
+    # each rank's own message counts for all ranks, so that nothing changes but what it is the mean of
+    return {"strategy": documented_strategy({"dist.all_reduce(message)": "message *= self.world.size"})}
 
 
 def by_mesh(**degrees: Any) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
-def sharded(**settings: Any) -> dict[str, Any]:
-    """FSDP by its plugin."""
-    return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
+def sharded(strategy: str | None = None, **settings: Any) -> dict[str, Any]:
+    """FSDP by its plugin; `strategy` is a class below it."""
+    if strategy is None:
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
+    from tests.runtime.strategies import fsdp_without_reductions
+
+    return {"strategy": getattr(fsdp_without_reductions, strategy)}
 
 
 class DDPWithoutMean(DDP):
@@ -87,11 +118,37 @@ def _own_gradients(_state, bucket):  # DDP takes no annotation that is a string
     return future
 
 
-def split(**degrees: int) -> dict[str, Any]:
+def without_mean(**degrees: int) -> dict[str, Any]:
+    return {"strategy": DDPWithoutMean, **(by_mesh(**degrees) if degrees else {})}
+
+
+MEAN = "the mean of gradients"
+DDP_DELETIONS = (Deletion(MEAN, without_mean),)
+
+
+def split(*, with_sum: bool = True, **degrees: int) -> dict[str, Any]:
     """Layers split along their width, the outputs of the second one being summed up."""
-    return by_mesh(tp_handler=TorchTensorParallelConfig(plan={"0": "colwise", "2": "rowwise"}), **degrees)
+    from tests.runtime.strategies.without_sum import RowwiseWithoutSum
+
+    plan = {"0": "colwise", "2": "rowwise" if with_sum else RowwiseWithoutSum()}
+    return by_mesh(tp_handler=TorchTensorParallelConfig(plan=plan), **degrees)
 
 
+def pipeline(strategy: str | None = None, **degrees: Any) -> dict[str, Any]:
+    """Two stages; `strategy` is a class below that of pipelines."""
+    found = by_mesh(pp_size=2, **degrees)
+    if strategy is None:
+        return found
+    from tests.runtime.strategies import pipeline_without_reductions
+
+    return {**found, "strategy": getattr(pipeline_without_reductions, strategy)}
+
+
+FSDP_DELETIONS = (
+    Deletion(MEAN, partial(sharded, "WithoutReduceScatter")),
+    Deletion("the norm at clipping", partial(sharded, "WithoutNorm")),
+    Deletion("the overflow", partial(sharded, "WithoutOverflow"), "fp16"),
+)
 MEMORY: dict[str, Any] = {
     "cpu_offload": True,
     "activation_checkpointing": True,
@@ -100,24 +157,76 @@ MEMORY: dict[str, Any] = {
 }
 
 
-# A new strategy enters by one line; `make test-all` runs those on four ranks.
+def of_shards_and_copies(strategy: str) -> dict[str, Any]:
+    return sharded(strategy) | by_mesh(dp_replicate_size=2, dp_shard_size=2)
+
+
+# A new strategy enters by one line, with a deletion of each of its reductions; `make test-all` runs those on four ranks.
 CASES: Sequence[StrategyCase] = (
     StrategyCase("one process", 1),
-    StrategyCase("DDP", 2),
-    StrategyCase("DDP by a mesh", 2, partial(by_mesh, dp_replicate_size=2)),
-    StrategyCase("the documentation's", 2, of_documentation),
-    StrategyCase("FSDP", 2, sharded),
-    StrategyCase("FSDP with complete files", 2, partial(sharded, state_dict_type="FULL_STATE_DICT")),
+    StrategyCase("DDP", 2, deletions=DDP_DELETIONS),
+    StrategyCase(
+        "DDP by a mesh",
+        2,
+        partial(by_mesh, dp_replicate_size=2),
+        (Deletion(MEAN, partial(without_mean, dp_replicate_size=2)),),
+    ),
+    StrategyCase("the documentation's", 2, of_documentation, (Deletion(MEAN, of_documentation_without_sum),)),
+    StrategyCase("FSDP", 2, sharded, FSDP_DELETIONS),
+    StrategyCase(
+        "FSDP with complete files", 2, partial(sharded, state_dict_type="FULL_STATE_DICT"), FSDP_DELETIONS[:1]
+    ),
     StrategyCase("FSDP on one process", 1, partial(dict, strategy="fsdp")),
-    StrategyCase("FSDP that saves memory", 2, partial(sharded, **MEMORY)),
-    StrategyCase("split layers", 2, partial(split, tp_size=2)),
-    StrategyCase("pipeline", 2, partial(by_mesh, pp_size=2)),
-    StrategyCase("DDP on 4", 4),
-    StrategyCase("FSDP on 4", 4, partial(dict, strategy="fsdp")),
-    StrategyCase("FSDP of split layers", 4, partial(split, dp_shard_size=2, tp_size=2)),
-    StrategyCase("pipelines of shards", 4, partial(by_mesh, pp_size=2, dp_shard_size=2)),
-    StrategyCase("copies of pipelines", 4, partial(by_mesh, pp_size=2, dp_replicate_size=2)),
-    StrategyCase("HSDP on 4", 4, partial(by_mesh, dp_replicate_size=2, dp_shard_size=2)),
+    StrategyCase("FSDP that saves memory", 2, partial(sharded, **MEMORY), FSDP_DELETIONS[:1]),
+    StrategyCase(
+        "split layers",
+        2,
+        partial(split, tp_size=2),
+        (Deletion("the sum of outputs", partial(split, with_sum=False, tp_size=2)),),
+    ),
+    StrategyCase(
+        "pipeline",
+        2,
+        pipeline,
+        (
+            Deletion("the gradients of the next stage", partial(pipeline, "WithoutGradients")),
+            Deletion("the norm at clipping", partial(pipeline, "WithoutNorm")),
+            Deletion("the overflow", partial(pipeline, "WithoutOverflow"), "fp16"),
+        ),
+    ),
+    StrategyCase("DDP on 4", 4, deletions=DDP_DELETIONS),
+    StrategyCase("FSDP on 4", 4, partial(dict, strategy="fsdp"), FSDP_DELETIONS),
+    StrategyCase(
+        "FSDP of split layers",
+        4,
+        partial(split, dp_shard_size=2, tp_size=2),
+        (Deletion("the sum of outputs", partial(split, with_sum=False, dp_shard_size=2, tp_size=2)),),
+    ),
+    StrategyCase(
+        "pipelines of shards",
+        4,
+        partial(pipeline, dp_shard_size=2),
+        (
+            Deletion(MEAN, partial(pipeline, "WithoutMean", dp_shard_size=2)),
+            Deletion("the norm at clipping", partial(pipeline, "WithoutNorm", dp_shard_size=2)),
+        ),
+    ),
+    StrategyCase(
+        "copies of pipelines",
+        4,
+        partial(pipeline, dp_replicate_size=2),
+        (Deletion("the norm at clipping", partial(pipeline, "WithoutNorm", dp_replicate_size=2)),),
+    ),
+    StrategyCase(
+        "HSDP on 4",
+        4,
+        partial(by_mesh, dp_replicate_size=2, dp_shard_size=2),
+        (
+            Deletion(MEAN, partial(of_shards_and_copies, "WithoutReduceScatter")),
+            Deletion("the mean over copies", partial(of_shards_and_copies, "WithoutAllReduce")),
+            Deletion("the norm at clipping", partial(of_shards_and_copies, "WithoutNorm")),
+        ),
+    ),
 )
 
 

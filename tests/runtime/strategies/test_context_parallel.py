@@ -1,6 +1,6 @@
 """Processes with parts of the same sequences train as one process with all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
 from accelerate_nb.errors import DataError
+from accelerate_nb.runtime.strategies.context_parallel import Ring
 from accelerate_nb.utils import TorchContextParallelConfig, TorchDynamoPlugin
 from tests.ranks import run_on_ranks
+from tests.runtime.strategies.contract import DDPWithoutMean
 from tests.runtime.strategies.tiny_llama import llama
 
 LENGTH, ACCUMULATION = 16, 2
@@ -166,6 +168,45 @@ def test_one_process_goes_on_with_a_checkpoint_of_parts_and_the_other_way_round(
     first = run_on_ranks(trained, 1, dict, folder + "2", 2)[0]
     found = run_on_ranks(trained, 2, parts_of, folder + "2", 4, True)
     check_numbers([{**item, "norms": first["norms"] + item["norms"]} for item in found])
+
+
+class OwnKeys(Ring):
+    """A ring in which nobody's keys arrive."""
+
+    def blocks(self, keys: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        yield from ((source, keys) for source, _ in super().blocks(keys))
+
+
+class OwnGradients(Ring):
+    """A ring in which nobody's gradients of keys arrive."""
+
+    def to_owners(self, gradients: Any) -> torch.Tensor:
+        own: torch.Tensor = gradients[self.rank]
+        return own
+
+
+def without_mean() -> dict[str, Any]:
+    return {**along(cp_size=2), "strategy": DDPWithoutMean}
+
+
+def trained_with(ring: type[Ring], folder: str) -> Numbers:
+    from accelerate_nb.runtime.strategies import context_parallel
+
+    context_parallel.Ring = ring  # type: ignore[misc]
+    return trained(without_mean if ring is Ring else partial(along, cp_size=2), folder)
+
+
+@pytest.mark.parametrize(
+    "ring", [OwnKeys, *(pytest.param(ring, marks=pytest.mark.slow) for ring in (OwnGradients, Ring))]
+)
+def test_without_an_exchange_it_ends_in_other_weights(ring: type[Ring], tmp_path: Path) -> None:
+    found = run_on_ranks(trained_with, 2, ring, str(tmp_path / "checkpoint"))[0]
+    wanted = by_hand()["weights"]
+    differences = [
+        (torch.tensor(weight) - torch.tensor(wanted[name])).abs().max().item()
+        for name, weight in found["weights"].items()
+    ]
+    assert max(differences) > 1e-4
 
 
 # transformers

@@ -1,6 +1,5 @@
 """Every strategy ends a training in the weights of one process that has the same samples."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.runtime.strategies.contract import (
     MICRO_STEPS,
     OVERFLOWS,
     ROUNDING,
-    DDPWithoutMean,
+    Deletion,
     StrategyCase,
     by_hand,
     difference,
@@ -25,27 +24,36 @@ from tests.runtime.strategies.contract import (
     trained,
 )
 
-EACH = [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.ranks > 2 else ()) for case in CASES]
+
+def _parameters(case: StrategyCase, *deletions: Deletion) -> Any:
+    """Those of a test, which is slow on more than two ranks."""
+    name = " without ".join([case.name, *(deletion.reduction for deletion in deletions)])
+    return pytest.param(case, *deletions, id=name, marks=pytest.mark.slow if case.ranks > 2 else ())
 
 
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
 def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING["no"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
 def test_a_training_with_adamw_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "no", True)
     assert difference(found, adamw=True) < ADAMW_ROUNDING
 
 
-def test_without_the_mean_of_gradients_it_ends_in_other_weights(tmp_path: Path) -> None:
-    found = run_on_ranks(trained, 2, str(tmp_path / "checkpoint"), partial(dict, strategy=DDPWithoutMean))
-    assert difference(found) > 100 * ROUNDING["no"]
+@pytest.mark.parametrize(
+    ("case", "deletion"),
+    [_parameters(case, deletion) for case in CASES for deletion in case.deletions],
+)
+def test_without_a_reduction_it_ends_in_other_weights(case: StrategyCase, deletion: Deletion, tmp_path: Path) -> None:
+    precision = deletion.precision
+    found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), deletion.arguments, precision)
+    assert difference(found, precision) > 100 * ROUNDING[precision]
 
 
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
 def test_all_ranks_leave_out_a_step_in_which_one_overflows(case: StrategyCase, tmp_path: Path) -> None:
     found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "fp16")
     assert [outcome.skipped for outcome in found] == [OVERFLOWS] * case.ranks

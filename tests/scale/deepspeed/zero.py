@@ -1,14 +1,30 @@
-"""The contract's training by ZeRO's stages."""
+"""The contract's training by ZeRO's stages, and without their reductions."""
 
+from functools import partial
 from typing import Any
 
 from accelerate_nb.utils import DeepSpeedPlugin
-from tests.runtime.strategies.contract import ACCUMULATION
+from tests.runtime.strategies.contract import ACCUMULATION, MEAN, Deletion, StrategyCase
 
 # Between two steps: an engine can't give back the gradients of a window.
 SAVED_AFTER = 2 * ACCUMULATION
+NORM = "the norm at clipping"
 
 
-def by_stage(stage: int, **settings: Any) -> dict[str, Any]:
-    """The arguments of `Accelerator`."""
+def by_stage(stage: int, lacking: str = "", **settings: Any) -> dict[str, Any]:
+    """The arguments of `Accelerator`; `lacking` is a reduction that each process does by itself."""
+    if lacking:
+        from tests.scale.deepspeed import without_reductions
+
+        without_reductions.take_out(lacking)
     return {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=stage, gradient_clipping=0.0, **settings)}
+
+
+def case(stage: int, ranks: int) -> StrategyCase:
+    # all of a model is clipped by the same norm where each process has all gradients
+    lacking = (MEAN,) if stage == 0 else (MEAN, NORM)
+    deletions = tuple(Deletion(name, partial(by_stage, stage, name)) for name in lacking)
+    return StrategyCase(f"ZeRO {stage} on {ranks}", ranks, partial(by_stage, stage), deletions)
+
+
+CASES = [case(stage, ranks) for ranks in (2, 4) for stage in (0, 1, 2, 3)]

@@ -63,8 +63,7 @@ class PipelineParallel(ShardedStrategy):
         """The precision, in which an overflow on one stage is known to all."""
         found = super().choose_precision(name, options)
         if isinstance(found.scaler, MixedLayoutGradScaler):
-            group = along("pp").group
-            found.scaler.share_overflow = lambda overflow: dist.all_reduce(overflow, dist.ReduceOp.MAX, group=group)
+            found.scaler.share_overflow = self._share_overflow
         self._fsdp = self._sharding()
         return found
 
@@ -86,6 +85,9 @@ class PipelineParallel(ShardedStrategy):
                 "ParallelismConfig(dp_shard_size=..., pp_size=...), or leave the plugin out."
             )
         return None
+
+    def _share_overflow(self, overflow: Tensor) -> None:
+        dist.all_reduce(overflow, dist.ReduceOp.MAX, group=along("pp").group)
 
     # Preparing
 

@@ -15,6 +15,7 @@ from accelerate_nb.errors import DataError, StateError
 from accelerate_nb.runtime.strategies.pipeline.pipelined_model import NAMES
 from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin, TorchPipelineParallelConfig
 from tests.ranks import run_on_ranks
+from tests.runtime.strategies import pipeline_without_reductions
 from tests.runtime.strategies.tiny_llama import batches, by_hand, llama, loaded
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
@@ -24,6 +25,10 @@ def staged(pp_size: int = 2, dp_shard_size: int = 1, **settings: Any) -> dict[st
     handler = TorchPipelineParallelConfig(**settings)
     config = ParallelismConfig(pp_size=pp_size, dp_shard_size=dp_shard_size, pp_handler=handler)
     return {"parallelism_config": config}
+
+
+def without_sum() -> dict[str, Any]:
+    return {**staged(), "strategy": pipeline_without_reductions.WithoutSumOfShared}
 
 
 def compiled() -> dict[str, Any]:
@@ -96,6 +101,14 @@ def test_a_model_of_transformers_has_the_numbers_of_one_process(
     if ranks == 2 and arguments is staged:
         assert "model.layers.0.self_attn.q_proj.weight" in set(first) - set(last)
         assert "model.norm.weight" in set(last) - set(first)
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_without_the_sum_of_shared_gradients_it_ends_in_other_weights() -> None:
+    found = run_on_ranks(trained, 2, without_sum, True)
+    name = "model.embed_tokens.weight"
+    assert (found[0]["state"][name] - by_hand(partial(llama, tied=True))["state"][name]).abs().max() > 1e-4
 
 
 def eight_layers() -> nn.Module:

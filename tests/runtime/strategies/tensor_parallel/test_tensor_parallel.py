@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig
+from accelerate_nb.runtime.strategies import tensor_parallel
 from accelerate_nb.utils import TorchTensorParallelConfig, TorchTensorParallelPlugin
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.tiny_llama import batches, by_hand, llama, loaded
@@ -90,12 +91,23 @@ IN_PARTS = {
 }
 
 
+def own_summand(_placements: Any, gradient: DTensor) -> DTensor:
+    """Each process's own summand of a gradient counts as the sum."""
+    if not any(placement.is_partial() for placement in gradient.placements):
+        return gradient
+    return DTensor.from_local(gradient.to_local(), gradient.device_mesh, [Replicate()], run_check=False)
+
+
 def along(handler: dict[str, Any] | None = None, **degrees: int) -> dict[str, Any]:
     handler = {} if handler is None else {"tp_handler": TorchTensorParallelConfig(**handler)}
     return {"parallelism_config": ParallelismConfig(**degrees, **handler)}
 
 
-def trained(make: Callable[[], nn.Module], arguments: dict[str, Any], folder: str = "") -> dict[str, Any]:
+def trained(
+    make: Callable[[], nn.Module], arguments: dict[str, Any], folder: str = "", without_sum: bool = False
+) -> dict[str, Any]:
+    if without_sum:
+        tensor_parallel._placed_as = own_summand
     accelerator = Accelerator(cpu=True, **arguments)
     model, optimizer = accelerator.prepare(made := make(), torch.optim.SGD(made.parameters(), 0.1, momentum=0.9))
     norms, losses = [], []
@@ -190,6 +202,13 @@ def test_a_checkpoint_of_split_layers_is_loaded_in_every_way(
     (found, _) = run_on_ranks(trained, 2, llama, along(**SPLIT), folder)
     state = run_on_ranks(loaded, ranks, folder, arguments)[0]
     torch.testing.assert_close(state, dict(found["state"]), rtol=0, atol=0)
+
+
+@slow
+def test_without_the_sum_of_gradients_it_ends_in_other_weights() -> None:
+    found, _ = run_on_ranks(trained, 2, plain, along({"plan": IN_PARTS}, **SPLIT), "", True)
+    expected = by_hand(plain)["state"]
+    assert max((found["state"][name] - weight).abs().max().item() for name, weight in expected.items()) > 1e-4
 
 
 def refused(make: Callable[[], nn.Module], handler: dict[str, Any], size: int) -> str:
