@@ -377,7 +377,8 @@ class HostNodes(LaunchedNodes):
         order = sorted(members, key=lambda number: members[number][0])
         if not self.roster.names:
             # where fewer came than could, one that went may have left a gap
-            self._members = members = {number: (rank, members[number][1]) for rank, number in enumerate(order, 1)}
+            members = {number: (rank, members[number][1]) for rank, number in enumerate(order, 1)}
+            self._members = dict(members)
         joined = messages.RunJoined(
             run=self.run or uuid.uuid4().hex,
             attempt=attempt,

@@ -5,6 +5,7 @@ import queue
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -170,14 +171,14 @@ def test_a_run_that_may_have_fewer_nodes_begins_with_those_that_came_before_the_
 
 def test_a_node_that_goes_as_the_run_begins_is_reported_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as meeting, ThreadPoolExecutor(1) as threads:
-        takes_place = meeting.nodes._take_place
 
-        def late(joined: messages.RunJoined) -> None:
+        def late() -> uuid.UUID:
             meeting.nodes._exchange._channels[1].shutdown()
             until(lambda: bool(meeting.nodes._gone))
-            takes_place(joined)
+            return uuid.UUID(int=0)
 
-        monkeypatch.setattr(meeting.nodes, "_take_place", late)
+        # made when places are chosen, and not yet known
+        monkeypatch.setattr(rendezvous.uuid, "uuid4", late)
         member = threads.submit(meeting.join, timeout=2.0)
         meeting.met.result()
         assert [report.ranks for report in meeting.nodes.reports(0) if isinstance(report, messages.AgentLost)] == [
