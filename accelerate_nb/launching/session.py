@@ -420,9 +420,7 @@ class Session:
     ) -> CellControl:
         """Send a task to some ranks, or to all; raises `PayloadError`, `ConfigurationError` or `LaunchError`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        if not self.alive:
-            why = f": {self.error}" if self.error is not None else ""
-            raise LaunchError(f"A task was sent to a session that has ended{why}. Start another session.")
+        self._check_alive()
         wanted = self.ranks if ranks is None else tuple(sorted(set(ranks)))
         if not wanted or not set(wanted) <= set(self.ranks):
             raise ConfigurationError(
@@ -444,6 +442,8 @@ class Session:
         request = write_request(task, parts)
         try:
             with self._lock:
+                # it may have ended while the task was pickled: nothing would end the cell any more
+                self._check_alive()
                 rebuilds_groups = runs_code and self._broken and len(self.ranks) > 1
                 # where process groups have to be rebuilt first, all ranks take part
                 taking_part = set(self.ranks if rebuilds_groups else wanted)
@@ -463,6 +463,12 @@ class Session:
             cell.timeout = limit
             cell.after(limit, self._be_late)
         return cell
+
+    def _check_alive(self) -> None:
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        if not self.alive:
+            why = f": {self.error}" if self.error is not None else ""
+            raise LaunchError(f"A task was sent to a session that has ended{why}. Start another session.")
 
     def _send(self, cell: CellControl, request: int, *, rebuilds_groups: bool) -> None:
         """Send a task to the cell's ranks; the others are to take part in rebuilding process groups, and do nothing else."""

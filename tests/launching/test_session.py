@@ -421,6 +421,18 @@ def test_a_worker_that_dies_ends_the_session_with_its_last_words(fresh_session):
         fresh_session.run("1")
 
 
+def test_a_task_is_refused_where_the_session_ends_while_it_is_pickled(fresh_session):
+    class EndsTheSession:
+        def __reduce__(self):
+            fresh_session.request_stop("kill")
+            until(lambda: fresh_session.done)
+            return int, ()
+
+    with pytest.raises(LaunchError, match="has ended"):
+        fresh_session.push({"it": EndsTheSession()})
+    assert fresh_session.busy == ()
+
+
 def test_a_rank_that_follows_no_interrupt_ends_the_session(fresh_session):
     cell = fresh_session.run(
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nwhile True: time.sleep(1)"
