@@ -27,7 +27,7 @@ def _append_once(path: Path, line: str) -> None:
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            # one write: lines of several ranks don't mix
+            # one write, and no buffer: lines of several ranks don't mix, and it stays whatever becomes of this process
             os.write(file, line.encode())
         finally:
             os.close(file)

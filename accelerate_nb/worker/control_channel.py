@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[Any, Sequence[int]], None]
 
 
 class ControlChannel:
-    """A worker's end of its socket: handlers, which are quick, are called with messages in its thread."""
+    """A worker's end of its socket: handlers, which are quick and raise nothing, get messages in its thread."""
 
     # the process's own; `None` where there is no kernel, and in processes that this one forks, since the thread stays here
     current: ClassVar[ControlChannel | None] = None

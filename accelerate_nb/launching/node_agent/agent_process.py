@@ -173,6 +173,7 @@ class AgentServer:
     def __init__(
         self, channel: Channel, network: NodeNetwork | None = None, engine: Engine = supervised_workers
     ) -> None:
+        # what can't be sent is lost: where the other end has gone, that ends the loop
         self._channel, self._engine = channel, engine
         self._network = network or NodeNetwork(LOOPBACK)
         self._loop = AgentLoop()

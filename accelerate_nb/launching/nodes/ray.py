@@ -409,6 +409,7 @@ def connection_of_run_host(config: LaunchingConfig) -> RayConnection:
         connection = RayConnection(context.gcs_address, dict(context.runtime_env))
     reservations = _reservations.get()
     with reservations.lock:
+        # what no run uses of this process's own is given back to the cluster
         _ = _usable(reservations, None)
     return connection
 

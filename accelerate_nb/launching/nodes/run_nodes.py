@@ -370,6 +370,7 @@ def replace_lost(
         ranks = of_ranks(roster.ranks_of(node))
         verb = "starts" if roster.sizes[node] == 1 else "start"
         texts.append(f"{_called(roster.names[node])} was lost; {ranks} {verb} again on {spare.name}")
+    # a lost host is the last of the spares from then on: it may come back
     returning = [Host(roster.names[node], roster.sizes[node]) for node in sorted(lost)]
     return NodeRoster(tuple(names), roster.sizes, (*spares, *returning)), "; ".join(texts)
 
