@@ -122,14 +122,8 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
         )
         accelerator = peer.Accelerator(dataloader_config=config)
         prepared = value_or_error(partial(accelerator.prepare, loader(case)))
-        facts: dict[str, Any] = {
-            "batches": [],
-            "epochs": [],
-            "ends": [],
-            "remainders": [],
-            "gathered": [],
-            "weighed": [],
-        }
+        names = ("batches", "epochs", "ends", "remainders", "gathered", "weighed")
+        facts: dict[str, Any] = {name: [] for name in names}
         if isinstance(prepared, str):
             found.append({**facts, "len": prepared})
             continue

@@ -52,14 +52,11 @@ def test_an_epoch_that_is_left_ends_where_it_was_left_and_the_rest_of_one_goes_o
     assert [(bar.done, bar.total) for bar in listener.of(Progress)][-2:] == [(3, 4), (4, 4)]
 
 
-def test_a_loader_without_a_length_has_a_bar_without_a_total(listener):
-    list(prepared(DataLoader(Stream(6), 2), progress=True))
-    assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].total) == (3, None)
-
-
-def test_nothing_is_sent_unless_it_was_requested(listener):
+def test_a_loader_without_a_length_has_a_bar_without_a_total_and_nothing_is_sent_unless_requested(listener):
     list(prepared(DataLoader(Numbers(6), 2)))
     assert listener.of(Progress) == []
+    list(prepared(DataLoader(Stream(6), 2), progress=True))
+    assert (listener.of(Progress)[-1].done, listener.of(Progress)[-1].total) == (3, None)
 
 
 def test_where_nobody_watches_a_loader_gives_the_same():
@@ -73,12 +70,9 @@ def epoch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("loader_progress", [True, False])
 def test_a_launch_requests_the_bars_of_all_its_loaders(loader_progress):
-    run = launch(
-        epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=loader_progress
-    )
+    settings = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+    run = launch(epoch, **settings, loader_progress=loader_progress)
     run.wait(60)
     bars = [glance.progress.get("loader 0") for glance in run.view.glances()]
-    if loader_progress:
-        assert [(bar.label, bar.done, bar.total, bar.closed) for bar in bars] == [("epoch 0", 2, 2, True)] * 2
-    else:
-        assert bars == [None, None]
+    found = [bar and (bar.label, bar.done, bar.total, bar.closed) for bar in bars]
+    assert found == [("epoch 0", 2, 2, True) if loader_progress else None] * 2

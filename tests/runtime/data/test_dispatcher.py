@@ -56,20 +56,12 @@ def test_a_dispatched_batch_is_the_same_for_processes_that_split_a_model(axis: s
 def few(length: int) -> Any:
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Stream(length), 2))
-    found = []
-    for batch in loader:
-        found.append((plain(batch), plain(accelerator.gather_for_metrics(batch))))
-    return found, len(loader) if length == 0 else None
+    return [(plain(batch), plain(accelerator.gather_for_metrics(batch))) for batch in loader]
 
 
 def test_fewer_samples_than_processes_are_repeated() -> None:
-    found = run_on_ranks(few, 3, 1)
-    assert [rank for rank, _ in found] == [[([0], [0])]] * 3
-    assert [rank for rank, _ in run_on_ranks(few, 3, 5)] == [
-        [([0, 1], [0, 1, 2, 3, 4])],
-        [([2, 3], [0, 1, 2, 3, 4])],
-        [([4, 0], [0, 1, 2, 3, 4])],
-    ]
+    assert run_on_ranks(few, 3, 1) == [[([0], [0])]] * 3
+    assert run_on_ranks(few, 3, 5) == [[(batch, [0, 1, 2, 3, 4])] for batch in ([0, 1], [2, 3], [4, 0])]
 
 
 def breaks() -> Any:
@@ -103,17 +95,13 @@ def reads(*loader: Any) -> None:
     list(Accelerator(cpu=True).prepare(DataLoader(data, size, collate_fn=collate)))
 
 
-@pytest.mark.parametrize(
-    ("loader", "message"),
-    [
+def test_what_can_not_be_dispatched_is_an_error_on_all() -> None:
+    for loader, message in (
         ((Stream(4), 2, with_a_generator), r"rank 0:.*not the same in all, and no row a sample.*rank 1:.*a generator"),
         ((Uneven(4), 1, None), r"rank 0:.*Pass dispatch_batches=False.*rank 1:.*Pass dispatch_batches=Fa"),
-    ],
-    ids=["what can't travel", "different shapes"],
-)
-def test_what_can_not_be_dispatched_is_an_error_on_all(loader: Any, message: str) -> None:
-    with pytest.raises(RanksFailed, match=f"(?s){message}"):
-        run_on_ranks(reads, 2, *loader)
+    ):
+        with pytest.raises(RanksFailed, match=f"(?s){message}"):
+            run_on_ranks(reads, 2, *loader)
 
 
 # The numbers of samples of each worker, the batch size, and split_batches.

@@ -52,21 +52,17 @@ def test_a_copy_is_begun_before_the_batch_before_it_is_handed_out() -> None:
         *("read 2", "begin 2", "finish 1", "compute 1", "finish 2", "compute 2", "end"),
     ]
 
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_few_batches_are_copied_too(count: int) -> None:
-    assert list(one_copy_ahead(read([], count), Written())) == [(0, True)][:count]
+    for count in (0, 1):
+        assert list(one_copy_ahead(read([], count), Written())) == [(0, True)][:count]
 
 
-def test_only_what_is_known_is_copied_ahead() -> None:
+def test_only_what_is_known_is_copied_ahead_and_only_where_something_can_overlap() -> None:
     assert movable_ahead({"a": [torch.ones(1), None], "b": ["x"], "c": 3})
     for unknown in (object(), torch.ones(2, 2).to_sparse()):
         assert not movable_ahead([torch.ones(1), unknown])
-
-
-@pytest.mark.parametrize(("device", "non_blocking"), [("cpu", True), ("cuda", False)])
-def test_nothing_is_copied_ahead_where_nothing_can_overlap(device: str, non_blocking: bool) -> None:
-    assert prepare_data_loader(DataLoader(Numbers(1)), non_blocking=non_blocking)._copier(device) is None  # type: ignore[attr-defined]
+    for device, non_blocking in (("cpu", True), ("cuda", False)):
+        loader: Any = prepare_data_loader(DataLoader(Numbers(1)), non_blocking=non_blocking)
+        assert loader._copier(device) is None
 
 
 @pytest.mark.parametrize("data", [Numbers(7), Stream(7)])
@@ -88,26 +84,20 @@ def batch_and_thread(batch: Any) -> tuple[Any, str]:
     return batch, threading.current_thread().name
 
 
-def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch() -> None:
+def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch_or_the_loop_and_unknown_ones_by_the_loop() -> None:
     sent = list(one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread)))
     assert sent == [((number, "accelerate-nb batches"), number == 2) for number in range(3)]
     assert names_of_threads() == []
-
-
-@pytest.mark.parametrize("end", ["is left", "has no reference any more"])
-def test_the_thread_ends_where_a_loop_ends_early(end: str) -> None:
-    knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))]
-    knot.append(knot)
-    next(knot[0])
-    assert len(names_of_threads()) == 1
-    if end == "is left":
-        knot[0].close()
-    del knot
-    gc.collect()
-    assert names_of_threads() == []
-
-
-def test_what_only_its_own_code_can_move_is_sent_by_the_loop() -> None:
+    for is_left in (True, False):
+        knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))]
+        knot.append(knot)
+        next(knot[0])
+        assert len(names_of_threads()) == 1
+        if is_left:
+            knot[0].close()
+        del knot
+        gc.collect()
+        assert names_of_threads() == []
     (((_, thread), _),) = one_copy_ahead([(object(), True)], BackgroundCopier(batch_and_thread))
     assert thread == threading.current_thread().name
 
@@ -117,24 +107,20 @@ def breaks_at(number: int) -> Iterator[tuple[int, bool]]:
     raise KeyError("this batch is broken")
 
 
-def test_an_error_of_the_next_batch_is_raised_when_its_turn_comes() -> None:
+def refuses(batch: Any) -> Any:
+    raise MemoryError("the device is full")
+
+
+def test_an_error_of_the_next_batch_is_raised_when_its_turn_comes_and_one_of_the_sending_in_the_loop() -> None:
     seen = []
     with pytest.raises(KeyError, match="is broken") as caught:
         for (batch, _), _ in one_copy_ahead(breaks_at(2), BackgroundCopier(batch_and_thread)):
             seen.append(batch)
     assert seen == [0, 1]
     assert "breaks_at" in "".join(traceback.format_tb(caught.tb))
-    assert names_of_threads() == []
-
-
-def refuses(batch: Any) -> Any:
-    raise MemoryError("the device is full")
-
-
-def test_an_error_of_the_sending_is_raised_in_the_loop() -> None:
-    with pytest.raises(MemoryError, match="the device is full") as caught:
+    with pytest.raises(MemoryError, match="the device is full") as refused:
         list(one_copy_ahead(read([], 3), BackgroundCopier(refuses)))
-    assert "refuses" in "".join(traceback.format_tb(caught.tb))
+    assert "refuses" in "".join(traceback.format_tb(refused.tb))
     assert names_of_threads() == []
 
 

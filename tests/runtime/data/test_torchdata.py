@@ -85,11 +85,8 @@ def goes_on(how: str, workers: int, kinds: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("how", ["state", "position"])
 @pytest.mark.parametrize("size", ONE_OR_TWO)
-def test_a_stateful_loader_goes_on_where_its_state_was_taken(how: str, size: int) -> None:
+def test_a_stateful_loader_goes_on_where_its_state_was_taken_as_do_workers(how: str, size: int) -> None:
     assert run_on_ranks(goes_on, size, how, 0, KINDS) == [[]] * size
-
-
-def test_workers_go_on_too() -> None:
     assert run_on_ranks(goes_on, 1, "state", 1, ["seedable", "stream"]) == [[]]
 
 

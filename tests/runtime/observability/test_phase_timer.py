@@ -139,12 +139,9 @@ def test_a_first_step_that_compiles_is_named(listener, monkeypatch):
     assert re.fullmatch(r"first step \S+ m?s: compiling", found[0]), found
 
 
-def test_a_first_step_that_waits_for_its_loader_is_named():
+def test_a_first_step_that_waits_for_its_loader_is_named_and_steps_as_they_should_be_are_not():
     first = StepBreakdown(0, 1, 12.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, workers=8)
     assert causes_of(first) == ("first step 13.0 s: its loader took 12.0 s to begin (num_workers=8)",)
-
-
-def test_steps_as_they_should_be_are_not_commented():
     usual = StepBreakdown(0, 9, 0.001, 0.02, 0.04, 0.002, 0.01, 0.001, 0.0)
     assert causes_of(StepBreakdown(0, 1, *[0.1] * 6, 0.0), usual) == ()
 
@@ -175,13 +172,16 @@ def test_an_evaluation_is_no_part_of_a_step(listener):
     assert max(step.total for step in listener.of(StepBreakdown)[1:]) < 2 * STEPS * SLOW
 
 
-def test_a_copy_of_a_model_or_a_file_of_it_measures_nothing(listener):
+def test_a_copy_of_a_model_or_a_file_of_it_measures_nothing_and_a_person_compiles_it_as_one_graph(listener):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(torch.nn.Linear(4, 1))
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
         hooks = [*other._forward_pre_hooks.values(), *other._forward_hooks.values()]
         assert [type(hook).__module__ for hook in hooks] == ["builtins"] * 2
+    assert model._forward_hooks
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(1, 4)), model(torch.ones(1, 4)))
 
 
 def test_a_model_that_is_unwrapped_has_no_hooks_and_trains_on(listener):
@@ -210,14 +210,6 @@ def test_a_model_that_is_compiled_in_place_has_a_forward_too(listener):
     assert min(step.forward for step in listener.of(StepBreakdown)) >= 0.002
 
 
-def test_a_model_that_a_person_compiles_is_one_graph(listener):
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(torch.nn.Linear(4, 1))
-    assert model._forward_hooks
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(torch.ones(1, 4)), model(torch.ones(1, 4)))
-
-
 class Event:
     """An event in the stream of a GPU that has happened once `done` says so."""
 
@@ -238,30 +230,24 @@ class Event:
         return other.at - self.at
 
 
-@pytest.fixture
-def of_a_gpu(monkeypatch):
-    """A timer of a GPU, whose events and streams are doubles: this machine may have none."""
+def test_on_a_gpu_events_count_nothing_waits_for_them_and_what_is_captured_for_a_graph_holds_none(
+    listener, monkeypatch
+):
+    # this machine may have no GPU
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(phase_timer._GpuClock, "pause", 0.0)
-    monkeypatch.setattr(Event, "done", False)
-    return PhaseTimer(0, torch.device("cuda:0"), 1)
-
-
-def test_what_is_captured_for_a_graph_holds_no_event_and_is_no_step(listener, of_a_gpu, monkeypatch):
-    of_a_gpu.restart()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    timer = PhaseTimer(0, torch.device("cuda:0"), 1)
+    timer.restart()
     begun = Event.now
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(Event, "query", lambda event: pytest.fail("a look at an event breaks a capture off"))
-    with of_a_gpu.backward(None):
-        pass
-    of_a_gpu.stepped()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patch.setattr(Event, "query", lambda event: pytest.fail("a look at an event breaks a capture off"))
+        with timer.backward(None):
+            pass
+        timer.stepped()
     assert (Event.now, listener.of(StepBreakdown)) == (begun, [])
-
-
-def test_on_a_gpu_events_count_and_nothing_waits_for_them(listener, of_a_gpu, monkeypatch):
-    timer = of_a_gpu
     timer.restart()
     for _ in range(2):
         with timer.backward(None):

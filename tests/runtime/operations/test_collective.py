@@ -18,15 +18,20 @@ from tests.runtime.operations.test_call_check import outcome
 
 
 def any_type() -> list[Any]:
+    """Numbers that are gathered, and those of reductions by their names."""
     rank = current_world().rank
+    mine = torch.tensor([rank + 1])
+    reduced = [alone.reduce(mine, reduction).tolist() for reduction in ("none", "min", "max", "sum", "mean")]
     dtypes = [torch.bool, torch.complex64, torch.int16]
     small = [torch.full((2,), rank).to(dtype) for dtype in dtypes]
     large = [torch.full((5000,), rank).to(dtype) for dtype in dtypes]
-    return [plain(alone.gather(small)), [len(set(item.tolist())) for item in alone.gather(large)]]
+    return [plain(alone.gather(small)), [len(set(item.tolist())) for item in alone.gather(large)], reduced]
 
 
-def test_numbers_of_any_type_travel() -> None:
-    found, unique = run_on_ranks(any_type, 2)[0]
+def test_numbers_of_any_type_travel_and_a_reduction_does_what_its_name_promises() -> None:
+    ranks = run_on_ranks(any_type, 2)
+    assert [reduced for *_, reduced in ranks] == [[[rank + 1], [1], [2], [3], [1.5]] for rank in range(2)]
+    found, unique, _ = ranks[0]
     assert found == [[False, False, True, True], [0j, 0j, 1 + 0j, 1 + 0j], [0, 0, 1, 1]]
     assert unique == [2, 2, 2]
 
@@ -67,29 +72,16 @@ def test_a_backward_reaches_this_processs_own_part_as_accelerates_does() -> None
 
 def objects() -> list[Any]:
     rank = current_world().rank
-    return [
-        alone.gather_object({"loss": rank}),
-        alone.gather_object("text"),
-        alone.gather_object([]),
-        alone.gather_object(torch.ones(1) * rank)[1].item(),
-    ]
+    found = [alone.gather_object(given) for given in ({"loss": rank}, "text", [])]
+    found.append(alone.gather_object(torch.ones(1) * rank)[1].item())
+    misfit = outcome(lambda: alone.gather_object([lambda: 0] if rank else [0]))
+    alone.gather(torch.ones(1))  # who has raised can go on with the others
+    return [found, misfit]
 
 
-def test_an_object_that_is_no_list_is_one_element_a_process() -> None:
-    assert run_on_ranks(objects, 2) == [[[{"loss": 0}, {"loss": 1}], ["text", "text"], [], 1.0]] * 2
-
-
-def unpicklable_on_the_last() -> str:
-    try:
-        alone.gather_object([lambda: 0] if current_world().rank else [0])
-    except Exception as error:
-        alone.gather(torch.ones(1))  # who has raised can go on with the others
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def test_an_object_that_cannot_be_pickled_is_an_error_on_all() -> None:
-    first, second = run_on_ranks(unpicklable_on_the_last, 2)
+def test_an_object_that_is_no_list_is_one_element_a_process_and_one_that_cannot_be_pickled_an_error_on_all() -> None:
+    (found, first), (others, second) = run_on_ranks(objects, 2)
+    assert found == others == [[{"loss": 0}, {"loss": 1}], ["text", "text"], [], 1.0]
     assert "a list that can't be pickled" in first
     assert "pickle" in second
     assert not second.startswith("OperationError")
@@ -127,32 +119,23 @@ def test_what_is_no_tensor_is_an_error_with_the_call_and_its_position() -> None:
     assert run_on_ranks(errors_of_no_tensors, 2) == [expected] * 2
 
 
-def reductions() -> list[Any]:
-    mine = torch.tensor([current_world().rank + 1])
-    return [alone.reduce(mine, reduction).tolist() for reduction in ("none", "min", "max", "sum", "mean")]
-
-
-def test_a_reduction_does_what_its_name_promises() -> None:
-    assert run_on_ranks(reductions, 2) == [[[rank + 1], [1], [2], [3], [1.5]] for rank in range(2)]
+SHAPES = [(2, 0, 3), (), (70000,), (1, 2)]
 
 
 def copied() -> list[Any]:
-    shapes = [(2, 0, 3), (), (70000,), (1, 2)]
     found = []
-    for shape in shapes:
+    for shape in SHAPES:
         mine = torch.full(shape, 7, dtype=torch.complex64) if current_world().rank else None
         copy = alone.copy_tensor_to_devices(mine)
-        found.append((tuple(copy.shape), str(copy.dtype), copy.flatten()[:1].tolist()))
+        found.append((tuple(copy.shape), copy.dtype, copy.flatten()[:1].tolist()))
     with pytest.raises(alone.DistributedOperationException, match="0 processes"):  # Accelerate's name
         alone.copy_tensor_to_devices()
     return found
 
 
 def test_a_tensor_is_copied_to_all_with_its_dimensions_of_zero() -> None:
-    expected = [(2, 0, 3), (), (70000,), (1, 2)]
-    for found in run_on_ranks(copied, 2):
-        assert [shape for shape, _, _ in found] == expected
-        assert [numbers for _, _, numbers in found] == [[], [7], [7], [7]]
+    expected = [(shape, torch.complex64, [7] * (0 not in shape)) for shape in SHAPES]
+    assert run_on_ranks(copied, 2) == [expected] * 2
 
 
 def verified(spelling: str) -> list[str]:

@@ -46,6 +46,7 @@ def of_every_kind(length: int) -> dict[str, Any]:
         for numbers in accelerator.prepare(DataLoader(torch.arange(length), batch_size=4)):
             names = [f"n{number}" for number in numbers.tolist()]
             found = {
+                "statistics": accelerator.gather_for_metrics(torch.ones(3) * rank).tolist(),
                 "dictionary of numbers": accelerator.gather_for_metrics({"loss": rank, "name": "x"}),
                 "number": accelerator.gather_for_metrics(0.5 + rank),
                 "text": accelerator.gather_for_metrics("text"),
@@ -57,14 +58,15 @@ def of_every_kind(length: int) -> dict[str, Any]:
                 "dictionary as an object": accelerator.gather_for_metrics({"rank": rank}, use_gather_object=True),
                 "samples of any length": accelerator.gather_for_metrics([[name] * rank for name in names]),
             }
-        warned = [str(item.message) for item in caught if "gather_for_metrics was given" in str(item.message)]
-        found["warned"] = warned
-        return found
+    return found | {"warned": [str(item.message) for item in caught]}
 
 
-def test_whatever_is_gathered_is_right_or_kept_whole() -> None:
+def test_whatever_is_gathered_is_right_or_kept_whole_with_a_warning() -> None:
     first, second = run_on_ranks(of_every_kind, 2, 9)
     assert first == second
+    (warned,) = first.pop("warned")
+    assert "given 3 rows for the 4 samples" in warned
+    assert "7 of 8 samples of the loader's last step are repeated ones" in warned
     assert first == {
         "dictionary of numbers": {"loss": [0, 1], "name": ["x", "x"]},
         "number": [0.5, 1.5],
@@ -76,7 +78,7 @@ def test_whatever_is_gathered_is_right_or_kept_whole() -> None:
         "array": [8],
         "dictionary as an object": [{"rank": 0}, {"rank": 1}],
         "samples of any length": [[]],
-        "warned": [],
+        "statistics": [0, 0, 0, 1, 1, 1],  # not one row a sample
     }
 
 
@@ -290,25 +292,6 @@ def loops_in_loops() -> dict[str, list[int]]:
 def test_rows_are_those_of_the_innermost_loop() -> None:
     (found,) = run_on_ranks(loops_in_loops, 1)
     assert found == {"inner": [2, 2, 1] * 2, "outer": [4, 3], "after break": [4, 3], "outside": [4]}
-
-
-def statistics() -> Any:
-    """What is gathered of a tensor that has not one row a sample, at a loader's end."""
-    accelerator = Accelerator()
-    kept = torch.zeros(0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in accelerator.prepare(DataLoader(torch.arange(9), batch_size=4)):
-            kept = accelerator.gather_for_metrics(torch.ones(3) * accelerator.process_index)
-    return kept.tolist(), [str(item.message) for item in caught]
-
-
-def test_what_has_not_one_row_a_sample_is_kept_whole_with_a_warning() -> None:
-    for kept, messages in run_on_ranks(statistics, 2):
-        assert kept == [0, 0, 0, 1, 1, 1]
-        assert len(messages) == 1
-        assert "7 of 8 samples of the loader's last step are repeated ones" in messages[0]
-        assert "given 3 rows for the 4 samples" in messages[0]
 
 
 def epochs() -> dict[str, list[str]]:

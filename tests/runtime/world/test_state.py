@@ -86,19 +86,6 @@ def test_the_main_process_goes_first(tmp_path: Any) -> None:
     assert run_on_ranks(order_of_blocks, 2, str(tmp_path)) == ["01", "01"]
 
 
-def triggers() -> list[bool]:
-    accelerator = Accelerator()
-    answers = [accelerator.check_trigger()]
-    if accelerator.is_last_process:
-        accelerator.set_trigger()
-    answers += [accelerator.check_trigger(), accelerator.check_trigger()]
-    return answers
-
-
-def test_a_trigger_is_seen_by_all_and_once() -> None:
-    assert run_on_ranks(triggers, 2) == [[False, True, False]] * 2
-
-
 def states_after_the_end() -> list[Any]:
     first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
     before = [AcceleratorState().mixed_precision, GradientState().num_steps]
