@@ -74,7 +74,9 @@ def best_device() -> torch.device:
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
     """Whether both are one device; an accelerator without a number is the first of its kind."""
-    return first_device.type == second_device.type and (first_device.index or 0) == (second_device.index or 0)
+    if first_device.type != second_device.type or first_device.type == "cpu":
+        return first_device == second_device  # "cpu" and "cpu:0" differ, as in Accelerate
+    return (first_device.index or 0) == (second_device.index or 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- names

@@ -1,5 +1,7 @@
 """Sizes, device maps and memory are those that Accelerate finds."""
 
+import itertools
+
 import accelerate.utils.modeling as theirs
 import pytest
 import torch
@@ -171,6 +173,13 @@ def test_a_size_is_the_number_that_accelerate_reads_or_an_error_under_both(size)
         except ValueError:
             found.append("no size")
     assert found[0] == found[1]
+
+
+def test_devices_are_the_same_where_they_are_for_accelerate():
+    devices = [torch.device(name) for name in ("cpu", "cpu:0", "meta", "cuda", "cuda:0", "cuda:1", "mps")]
+    for first, second in itertools.product(devices, devices):
+        found = ours.check_device_same(first, second)
+        assert found == theirs.check_device_same(first, second), (first, second)
 
 
 def test_bytes_of_a_type_are_those_of_accelerate():

@@ -45,7 +45,10 @@ class CheckpointPaths:
             folder.is_mount()
             or Path.cwd().is_relative_to(folder)
             or not os.access(folder.parent, os.W_OK)
-            or any(not path.is_file() and path.name not in manifest.listed(folder) for path in folder.glob("[!.]*"))
+            or any(
+                not (path.is_file() or path.name.startswith(".") or path.name in manifest.listed(folder))
+                for path in folder.iterdir()  # an error where it can't be listed; `glob` would find nothing there
+            )
         ):
             return cls(folder, folder / _INCOMPLETE / folder.name, folder / _REPLACED)
         beside = folder.parent if drafts is None else drafts.expanduser().resolve()

@@ -172,6 +172,17 @@ def test_a_folder_that_cannot_be_exchanged_is_brought_to_its_end_after_a_kill(tm
     assert not (tmp_path / "project" / ".incomplete").exists()
 
 
+def test_a_folder_that_can_not_be_listed_is_an_error_and_is_not_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_secret(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", is_secret)
+    with pytest.raises(PermissionError):
+        folders.CheckpointPaths.of(tmp_path)
+
+
 def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
     saver.JOIN_TIMEOUT = 0.2
     accelerator, _ = training(folder, False)
