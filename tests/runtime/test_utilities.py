@@ -221,7 +221,7 @@ def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypa
     assert not packages.is_installed("made_up_package", "made-up-package", below="1.5")
 
 
-def test_torchao_and_one_device_of_xla_alone_are_asked_for() -> None:
+def test_torchao_and_one_device_of_xla_alone_are_requested() -> None:
     with pytest.raises(AccelerateNbError):
         packages.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
     if packages.is_torchao_available():
