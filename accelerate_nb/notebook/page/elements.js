@@ -136,7 +136,7 @@ export function readTheme(view) {
   if (!root.isConnected) return;
   const style = getComputedStyle(root);
   const colour = (name) => style.getPropertyValue(`--anb-${name}`).trim();
-  const [red, green, blue] = pixel(colour("bg"));
+  const [red, green, blue] = pixel(style.backgroundColor);
   set(root, "data-anb-theme", 0.299 * red + 0.587 * green + 0.114 * blue < 128 ? "dark" : "light");
   const ranks = Array.from({ length: 8 }, (_, i) => colour(`c${i}`));
   const [accent, dim, grid, ground, bad] = ["accent", "dim", "line", "bg", "bad"].map(colour);

@@ -144,7 +144,8 @@ export class RunBar {
   /** Draws the line, also while the panel itself is out of sight, and not drawn. */
   drawTab() {
     const { head, controls, store, canAct, root } = this.view;
-    if (document.hidden) return;
+    // a panel that is taken away goes out of sight, too
+    if (document.hidden || !store.views.has(this.view)) return;
     if (this.hasPlace) {
       // what scrolls, and where in it the panel is
       const notebook = root.closest(".jp-Notebook");

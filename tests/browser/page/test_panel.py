@@ -99,6 +99,18 @@ def test_a_run_in_the_background_has_a_line_in_sight_with_its_stop_until_it_is_c
     expect(line).to_be_hidden()
 
 
+def test_a_run_whose_panel_is_taken_away_in_sight_leaves_no_line(page: Any, show: Any) -> None:
+    page.evaluate(SCROLLS)
+    page.evaluate("() => { window.removed = window.start(); }")
+    _give(page, **start(2, background=True))
+    expect(page.get_by_role("button", name="Pin", exact=True)).to_be_visible()
+    page.evaluate("() => removed()")
+    expect(page.locator(".anb")).to_have_count(0)
+    # it would come when the browser says that the panel is out of sight: before the next observer is told of its element
+    page.evaluate("() => new Promise((done) => new IntersectionObserver(done).observe(document.body))")
+    expect(page.locator(".anb-run-bar")).to_have_count(0)
+
+
 def test_runs_that_are_over_share_one_line_which_is_gone_once_they_were_seen(page: Any, show: Any) -> None:
     page.evaluate(SCROLLS)
     page.evaluate("() => { window.start(); }")
