@@ -50,14 +50,18 @@ def load(entries: Sequence[Bytes], referred: Callable[[Any], Any] | None = None)
     """The value that `dump` was given; its arrays and tensors use the entries' own memory. `referred` resolves references."""
     if referred is None:
         return pickle.loads(entries[0], buffers=entries[1:])
-    resolve = referred
+    unpickler = _PayloadUnpickler(io.BytesIO(entries[0]), buffers=entries[1:])
+    unpickler.referred = referred
+    return unpickler.load()
 
-    class Unpickler(pickle.Unpickler):
-        # a method, since Python 3.13 refuses one that is set on an Unpickler
-        def persistent_load(self, reference: Any) -> Any:
-            return resolve(reference)
 
-    return Unpickler(io.BytesIO(entries[0]), buffers=entries[1:]).load()
+# One class for all calls: one of each call, which only the garbage collector frees, would hold what `referred` knows until then.
+class _PayloadUnpickler(pickle.Unpickler):
+    referred: Callable[[Any], Any]
+
+    # a method, since Python 3.13 refuses one that is set on an Unpickler
+    def persistent_load(self, reference: Any) -> Any:
+        return self.referred(reference)
 
 
 class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

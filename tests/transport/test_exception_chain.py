@@ -160,6 +160,29 @@ def test_a_cause_whose_class_is_not_found_on_arrival_leaves_the_rest_alone(monke
     assert "No module named 'only_in_the_worker'" in str(found.__cause__)
 
 
+def test_what_an_exception_held_is_free_once_it_was_sent_and_let_go():
+    held = []
+
+    def fails():
+        large = threading.local()
+        held.append(weakref.ref(large))
+        raise ValueError("no")
+
+    def sent():
+        try:
+            fails()
+        except ValueError as error:
+            dump_homeward(portable(error))
+
+    gc.disable()
+    try:
+        sent()
+        # not only when the garbage is collected: it may be the memory of a GPU
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_a_cycle_arrives_as_a_cycle():
     first, second = KeyError("first"), ValueError("second")
     first.__context__, second.__cause__ = second, first
