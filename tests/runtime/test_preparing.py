@@ -16,6 +16,7 @@ from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.optimizer import AcceleratedOptimizer
 from accelerate_nb.runtime.world.registry import forget
 from accelerate_nb.scheduler import AcceleratedScheduler
+from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.utils.dataclasses import AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import ONE_OR_TWO, run_on_ranks
@@ -146,6 +147,7 @@ def test_an_optimizer_can_be_copied_and_pickled_before_its_first_step_and_after(
         for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
             twin.step()
             assert twin.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+        pack(FunctionCall(optimizer.step, (), {}))  # it goes to other processes without its Accelerator, which can't
         model(torch.ones(1, 8)).sum().backward()
         optimizer.step()
 

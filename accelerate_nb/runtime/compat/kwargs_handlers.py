@@ -151,7 +151,12 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class DataLoaderConfiguration:
-    """The distribution of loaders among processes; `progress` shows each epoch as a bar in the notebook (`None`: as launched)."""
+    """
+    The distribution of loaders among processes.
+
+    `progress` shows each epoch as a bar of its rank in the notebook, without writing anything; `None` leaves it to the
+    launcher's `loader_progress`.
+    """
 
     split_batches: bool = False
     dispatch_batches: bool | None = None

@@ -43,14 +43,15 @@ LOGGER_TYPE_TO_CLASS = TrackerRegistry(
 )
 
 
-def register_tracker_class(tracker_class: Any) -> None:
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """
     Let `log_with` know a class of one's own by its `name`, in this process and before the `Accelerator` is made.
 
     The class is called with the project's name, then with the folder for logs if it `requires_logging_directory`, then with its part
     of `init_kwargs`. One of the same name is replaced, with a warning. In a function that is launched, call this inside the function.
     """
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+    given: Any = tracker_class
+    if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
         raise ConfigurationError(
             f"{tracker_class!r} can't be a tracker: it is no subclass of `GeneralTracker`. Derive the class from it."
         )

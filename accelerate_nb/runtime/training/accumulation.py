@@ -38,7 +38,7 @@ class AccumulationWindow:
 
 
 class AccumulationWindows:
-    """The windows of a process, one for each group of models that is given to `accumulate`, as in a GAN."""
+    """The windows of a process, one for each group of models that is given to `accumulate`: groups are counted apart, as in a GAN."""
 
     __slots__ = ("_begun_at", "_current", "_group", "_others")
 

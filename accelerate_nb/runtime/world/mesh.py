@@ -14,7 +14,7 @@ from accelerate_nb.errors import ConfigurationError
 Axis: TypeAlias = str | Sequence[str] | None
 
 # From the outermost to the innermost: stages of a pipeline, copies of the model, shards of its weights, parts of a sequence (cut by
-# torch, or by DeepSpeed), and parts of each layer's width.
+# torch, or by DeepSpeed), and parts of each layer's width. Neighbours on the last axis have the fastest connection.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 # Of these axes ranks see different samples; along the others they work on the same ones.
 DATA_AXES = ("dp_replicate", "dp_shard")
