@@ -194,6 +194,25 @@ def test_a_run_without_its_lock_is_not_taken_to_be_over_and_ends_by_sigterm(fold
     assert are_gone(processes)
 
 
+def test_a_run_in_a_job_of_slurm_is_reached_from_another_machine_by_a_step_of_it(folder, tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/step\nwhile [ "${{1#--}}" != "$1" ]; do shift; done\nexec "$@"\n'
+    )
+    srun.chmod(0o700)
+    job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    run = launch(sleeps, folder=str(folder), **SETTINGS)
+    assert comes(lambda: run.view.rank(0).state == run.view.rank(1).state == "running")
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert "time.sleep(100)" in attach(run.folder, panel=False).stacks()
+    assert "--jobid=7 --nodelist=n1" in (tmp_path / "step").read_text()
+    run.request_stop("kill")
+    with pytest.raises(StoppedError):
+        run.wait(60)
+
+
 @pytest.mark.parametrize("setting", ["start_method", "engine"])
 def test_what_would_end_with_this_process_is_refused(folder, setting):
     value = {"start_method": "fork", "engine": "inline"}[setting]
