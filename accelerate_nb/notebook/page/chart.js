@@ -17,11 +17,7 @@ export const knobText = (value) => String(Number(value.toPrecision(6)));
 
 export class Chart {
   constructor(name, charts) {
-    this.name = name;
-    this.charts = charts;
-    this.logarithmic = false;
-    this.visible = true;
-    this.drawn = "";
+    Object.assign(this, { name, charts, logarithmic: false, visible: true, drawn: "" });
     this.plotted = null; // uPlot's chart, made anew where its lines or colours are others
     this.value = span("anb-chart-value");
     this.how = span("anb-chart-how");
@@ -111,7 +107,7 @@ export class Chart {
   /** The part of the axis, and the least and most of the values in it. */
   seenRange() {
     const { axis, zoom } = this.charts;
-    const ranges = [...this.series.values()].map((curve) => axis.range(curve));
+    const ranges = [...this.series.values()].map((curve) => [axis.at(curve.from, curve.began), axis.at(curve.to, curve.ended)]);
     const [from, to] = zoom ?? [Math.min(...ranges.map(([begin]) => begin)), Math.max(...ranges.map(([, end]) => end))];
     let [least, most] = [Infinity, -Infinity];
     for (const { length, x, y, t } of this.series.values()) {
@@ -270,12 +266,9 @@ export class Chart {
     const { series } = this;
     const [{ value, step }, how] = [newestOf(series), this.charts.howOf(this.name)];
     if (this.charts.cross === null) this.writeValue(value, how);
-    let [notPositive, least, most] = [0, Infinity, -Infinity];
-    for (const curve of series.values()) {
-      notPositive += curve.notPositive;
-      least = Math.min(least, curve.least);
-      most = Math.max(most, curve.most);
-    }
+    const curves = [...series.values()];
+    const notPositive = curves.reduce((sum, curve) => sum + curve.notPositive, 0);
+    const [least, most] = [Math.min(...curves.map((curve) => curve.least)), Math.max(...curves.map((curve) => curve.most))];
     const notes = [];
     const notFinite = this.charts.lineNames ? "" : notFiniteText(series);
     if (notFinite) notes.push(`⚠ ${notFinite}`);

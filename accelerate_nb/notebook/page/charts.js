@@ -11,15 +11,11 @@ const MANY_CHARTS = 3; // from here on a filter helps
 
 export class Charts {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
+    Object.assign(this, { view, store: view.store });
     this.charts = new Map(); // name -> Chart
     this.lineNames = view.lineNames ?? null; // where lines are other things than ranks, and never a band
     this.bandChosen = this.lineNames ? false : null; // null until a person chooses
-    this.cross = null;
-    this.pointed = null;
-    this.turn = 0;
-    this.axis = new Axis("step", this.store);
+    Object.assign(this, { cross: null, pointed: null, turn: 0, axis: new Axis("step", this.store) });
     this.zoom = null; // the part of the axis that is shown: [from, to]
     this.smoothing = 0; // the weight of what came before in the averages that are drawn; 0 draws none
     this.groups = new Map(); // prefix of names -> ChartGroup
@@ -45,32 +41,20 @@ export class Charts {
       for (const [name, chart] of this.charts) show(chart.element, this.fits(name));
       for (const group of this.groups.values()) group.fit();
     };
-    const smooth = ({ target }) => {
-      this.smoothing = Number(target.value);
-      this.redraw();
-    };
-    const chooseAxis = () => {
-      this.axis = new Axis(this.axes.value, this.store);
-      this.setZoom(null);
-    };
-    const toggleBand = () => {
-      this.bandChosen = !this.band;
-      this.redraw();
-    };
     const toggleTable = () => {
       [this.grid.hidden, this.numbers.hidden] = [this.numbers.hidden, this.grid.hidden];
       this.view.draw();
     };
-    const smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: smooth });
+    const smoothing = h("input", { type: "range", class: "anb-range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", title: "smoothing: the weight of earlier values in a moving average", oninput: () => this.redraw({ smoothing: Number(smoothing.value) }) });
     const csv = button("anb-plain-btn", "CSV", () => saveFile(`${this.store.run.name || "run"}.csv`, asCsv(this.store)), { title: "save the values that the page has" });
     // also those that the page thins out
     const dataFrame = () => `import pandas as pd\n\nmetrics = pd.read_json(${JSON.stringify(`${this.store.run.folder}/metrics.jsonl`)}, lines=True)\n`;
     this.search = h("input", { type: "search", class: "anb-search anb-filter", placeholder: "filter charts", "aria-label": "filter charts", oninput: filter });
-    this.axes = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: chooseAxis });
+    this.axes = h("select", { class: "anb-select", "aria-label": "axis of the charts", title: "what the charts are drawn over", onchange: () => this.redraw({ axis: new Axis(this.axes.value, this.store), zoom: null }) });
     this.showAll = button("anb-plain-btn", "Show all", () => this.setZoom(null), { title: "end the zoom; a double click on a chart does the same" });
-    this.bandButton = button("anb-plain-btn", "Band", toggleBand, { title: "mean and range of all ranks, instead of a line for each" });
+    this.bandButton = button("anb-plain-btn", "Band", () => this.redraw({ bandChosen: !this.band }), { title: "mean and range of all ranks, instead of a line for each" });
     this.tableButton = button("anb-plain-btn", "Table", toggleTable, { title: "the numbers as a table" });
-    this.frameButton = copyButton("Copy as DataFrame", dataFrame, (text) => this.view.announce(text));
+    this.frameButton = copyButton("Copy as DataFrame", dataFrame, this.view);
     set(this.frameButton, "title", "copy a line of code that reads all values with pandas");
     return div("anb-tools", this.search, h("label", { class: "anb-smoothing" }, "smooth", smoothing), this.axes, this.showAll, this.bandButton, this.tableButton, csv, this.frameButton);
   }
@@ -112,13 +96,13 @@ export class Charts {
   }
 
   setZoom(zoom) {
-    this.zoom = zoom;
-    this.redraw();
+    this.redraw({ zoom });
     if (zoom) this.view.announce(`from ${this.axis.marks(zoom).join(" to ")}`, true);
   }
 
-  redraw() {
-    this.cross = null;
+  /** Draws all charts with what was chosen for them anew: their axis, its zoom, how smooth, lines or a band. */
+  redraw(chosen) {
+    Object.assign(this, chosen, { cross: null });
     for (const chart of this.charts.values()) if (chart.visible) chart.draw(true);
     this.view.draw();
   }
@@ -132,9 +116,8 @@ export class Charts {
   draw() {
     const names = inOrder(this.store.metrics.keys());
     show(this.element, names.length > 0);
-    const hasEpochs = epochsOf(this.store) !== null;
     if (this.axis.kind === "epoch" && this.axis.epochs === null) this.axis = new Axis("epoch", this.store);
-    const kinds = hasEpochs ? ["step", "time", "epoch"] : ["step", "time"];
+    const kinds = ["step", "time", ...(epochsOf(this.store) ? ["epoch"] : [])];
     if (this.axes.options.length !== kinds.length) {
       this.axes.replaceChildren(...kinds.map((kind) => h("option", { value: kind }, kind)));
       this.axes.value = this.axis.kind;
@@ -207,9 +190,7 @@ export class Charts {
 /** The charts of metrics whose names begin alike, under a heading that folds. */
 class ChartGroup {
   constructor(prefix, automatic) {
-    this.prefix = prefix;
-    this.automatic = automatic;
-    this.charts = []; // in their order
+    Object.assign(this, { prefix, automatic, charts: [] }); // charts in their order
     this.numbers = div("anb-numbers-row"); // metrics of one point
     this.grid = div("anb-charts");
     this.head = foldButton("anb-unfold anb-group-head", prefix, true, this.numbers, this.grid);
@@ -236,13 +217,12 @@ class ChartGroup {
   }
 }
 
-const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-
 /** All values that the page has, a line each. */
 function asCsv({ metrics }) {
   const lines = ["name,rank,step,time,value"];
   for (const [name, series] of metrics) {
-    for (const [rank, { x, y, t, length }] of series) for (let i = 0; i < length; i++) lines.push([quoted(name), rank, x[i], t[i], y[i]].join());
+    const quoted = /[",\n]/.test(name) ? `"${name.replaceAll('"', '""')}"` : name;
+    for (const [rank, { x, y, t, length }] of series) for (let i = 0; i < length; i++) lines.push([quoted, rank, x[i], t[i], y[i]].join());
   }
   return `${lines.join("\n")}\n`;
 }

@@ -112,12 +112,13 @@ export function chip() {
   };
 }
 
-/** A small bar with its text: `role="meter"`. */
+/** A small bar, `role="meter"`, and the text beside it. */
 export function meter(label) {
-  const fill = div("anb-fill");
+  const [fill, beside] = [div("anb-fill"), span("anb-num")];
   const bar = h("div", { class: "anb-meter", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, fill);
   return {
     element: bar,
+    text: beside,
     /** `alarms` says whether nearly all of it is a reason to worry. */
     set(share, text, alarms = true) {
       const percent = Math.round(Math.min(1, Math.max(0, share)) * 100);
@@ -125,6 +126,7 @@ export function meter(label) {
       set(bar, "aria-valuenow", percent);
       set(bar, "aria-valuetext", text);
       bar.classList.toggle("anb-hot", alarms && share > 0.9);
+      setText(beside, alarms && share > 0.9 ? `⚠ ${text}` : text);
     },
   };
 }
@@ -166,8 +168,8 @@ function pixel(colour) {
   return pen.getImageData(0, 0, 1, 1).data;
 }
 
-/** A button that copies what `text` returns, and says so. */
-export function copyButton(label, text, announce) {
+/** A button that copies what `text` returns; its view says so. */
+export function copyButton(label, text, view) {
   const copy = button("anb-plain-btn", label, async () => {
     try {
       await navigator.clipboard.writeText(text());
@@ -181,7 +183,7 @@ export function copyButton(label, text, announce) {
       copy.focus();
     }
     setText(copy, "Copied");
-    announce("Copied");
+    view.announce("Copied");
     setTimeout(() => setText(copy, label), 1200);
   });
   return copy;

@@ -84,14 +84,20 @@ export function real(value) {
 /** An error in a line; that of the run is no rank's. */
 export const failureText = ({ rank, type, message }) => `${rank === null ? "" : `rank ${rank}: `}${type}: ${message}`;
 
+/** The items in their order, as lists of those that follow each other with the same key. */
+export function runsOf(items, keyOf) {
+  const runs = [];
+  items.forEach((item, i) => {
+    if (i > 0 && keyOf(item, i) === keyOf(items[i - 1], i - 1)) runs.at(-1).push(item);
+    else runs.push([item]);
+  });
+  return runs;
+}
+
 /** 3, 8–11: numbers that follow each other as a span. */
 export function spans(numbers) {
-  const found = [];
-  for (const number of numbers) {
-    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
-    else found.push([number, number]);
-  }
-  return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
+  const runs = runsOf(numbers, (number, i) => number - i);
+  return runs.map((run) => (run.length === 1 ? run[0] : `${run[0]}–${run.at(-1)}`)).join(", ");
 }
 
 // as SEQUENCE of events/terminal_lines.py
@@ -172,8 +178,7 @@ function cssOf(style) {
 /** The pieces of a line: `[{text, css}]`, without a control character left in it. */
 export function ansi(text) {
   const pieces = [];
-  let style = {};
-  let end = 0;
+  let [style, end] = [{}, 0];
   const emit = (piece) => piece && pieces.push({ text: piece, css: cssOf(style) });
   for (const found of text.matchAll(ESCAPES)) {
     emit(text.slice(end, found.index));

@@ -1,16 +1,14 @@
 // The head of the panel, the line of it that stays in sight while a person scrolls, and what a person should notice.
 
 import { button, chip, copyButton, div, folded, h, keepFromNotebook, set, setStyle, setText, show, span } from "./elements.js";
-import { clockOfDay, count, duration, plain, timeLeft } from "./format.js";
+import { clockOfDay, count, duration, plain, runsOf, timeLeft } from "./format.js";
 import { elapsed, END_STATES, kernelNow, runProgress, silence } from "./store.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
 
 export class Head {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
-    this.state = null;
+    Object.assign(this, { view, store: view.store, state: null });
     this.name = h("span", { class: "anb-name", role: "heading", "aria-level": "3" });
     this.chip = chip();
     this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
@@ -26,7 +24,7 @@ export class Head {
   }
 
   draw() {
-    const { run, state, ranks, lineCount, lostAt } = this.store;
+    const { run, state, ranks, lineCount, restarts, precision, idleWarning, gaps, skipped, following, lostAt } = this.store;
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
     set(this.name, "title", run.name || "run");
@@ -39,16 +37,10 @@ export class Head {
     show(this.buttons, this.view.canAct && !over);
     if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
     this.state = state.state;
-    this.drawClock();
-  }
-
-  /** What moves on though nothing comes. */
-  drawClock() {
-    const { run, ranks, restarts, precision, idleWarning, state, gaps, skipped, following, lostAt } = this.store;
-    const over = END_STATES.has(state.state);
     setText(this.time, duration(elapsed(this.store)));
     // 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s)
-    const facts = [ranksOnDevices(ranks.size || run.size, ranks), ...(precision ? [precision] : [])];
+    const facts = [ranksOnDevices(ranks.size || run.size, ranks)];
+    if (precision) facts.push(precision);
     if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
     if (!over) {
       const { texts, left } = runProgress(this.store);
@@ -91,11 +83,10 @@ export class RunBar {
     view.head.buttons.prepend(this.pin);
     this.chip = chip();
     [this.name, this.facts] = [span("anb-run-name"), span("anb-run-facts")];
-    const pressStop = () => {
+    this.stop = button("anb-stop", "Stop", () => {
       view.controls.pressStop();
       this.drawTab();
-    };
-    this.stop = button("anb-stop", "Stop", pressStop);
+    });
     this.fill = div("anb-fill");
     this.bar = h(
       "div",
@@ -204,42 +195,36 @@ export class RunBar {
 }
 
 /** Restarts, a stop, and the error that leads. */
-export class Notices {
-  constructor(view) {
-    this.view = view;
-    this.store = view.store;
-    this.shown = { failure: null, attempt: 0 };
-    this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts", hidden: true });
-    this.stopped = h("div", { class: "anb-stopped", role: "note", hidden: true });
-    this.failure = h("div", { class: "anb-failure-place", hidden: true });
-    this.element = div("anb-notices", this.restarts, this.stopped, this.failure);
-  }
-
-  draw() {
-    const { failure, gone, restarts, state } = this.store;
-    const attempt = restarts.at(-1)?.[0] ?? 0;
-    show(this.restarts, attempt > 0);
-    if (attempt !== this.shown.attempt) {
-      this.shown.attempt = attempt;
-      this.restarts.replaceChildren(...restarts.map(([, , text]) => div("anb-restart", text)));
-      if (attempt) this.view.announce(restarts.at(-1)[2]);
+export function noticesOf(view) {
+  const { store } = view;
+  const shown = { failure: null, attempt: 0 };
+  const restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts", hidden: true });
+  const stop = h("div", { class: "anb-stopped", role: "note", hidden: true });
+  const error = h("div", { class: "anb-failure-place", hidden: true });
+  const draw = () => {
+    const { failure, gone, state } = store;
+    const [attempt, , text] = store.restarts.at(-1) ?? [0];
+    show(restarts, attempt > 0);
+    if (attempt !== shown.attempt) {
+      restarts.replaceChildren(...store.restarts.map(([, , sentence]) => div("anb-restart", sentence)));
+      if (attempt) view.announce(text);
     }
     // that ranks end with an interrupt is what a stop does: no error
     const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
-    show(this.stopped, stopped);
-    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
-    if (failure !== this.shown.failure) {
-      this.shown.failure = failure;
-      const announce = (text) => this.view.announce(text);
-      show(this.failure, Boolean(failure));
-      this.failure.replaceChildren(...(failure ? [failureView(failure, announce)] : []));
-      if (failure) announce(`${failure.rank === null ? "The run" : `Rank ${failure.rank}`} failed: ${failure.type}: ${failure.message}`);
+    show(stop, stopped);
+    if (stopped) setText(stop, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
+    if (failure !== shown.failure) {
+      show(error, Boolean(failure));
+      error.replaceChildren(...(failure ? [failureView(failure, view)] : []));
+      if (failure) view.announce(`${failure.rank === null ? "The run" : `Rank ${failure.rank}`} failed: ${failure.type}: ${failure.message}`);
     }
-  }
+    Object.assign(shown, { failure, attempt });
+  };
+  return { element: div("anb-notices", restarts, stop, error), draw };
 }
 
 /** The error that leads: its sentence, the person's own lines, what to do, and what the others said. */
-function failureView(failure, announce) {
+function failureView(failure, view) {
   const traceback = h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "traceback" }, plain(failure.traceback || ""));
   const ofRun = failure.rank === null; // its time was over, and no rank's fault
   const others = failure.others ?? [];
@@ -257,7 +242,7 @@ function failureView(failure, announce) {
     ...frameRuns(failure.frames ?? []),
     lines.length ? div("anb-last", div("anb-caption", "Its last lines"), h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "last lines" }, lines.map(plain).join("\n"))) : null,
     others.length ? div("anb-others", div("anb-caption", "The other ranks"), ...others.map((text) => div("anb-other", text))) : null,
-    failure.traceback ? folded(ofRun ? "Every rank's stack" : "Whole traceback", traceback, copyButton("Copy", () => plain(failure.traceback), announce)) : null,
+    failure.traceback ? folded(ofRun ? "Every rank's stack" : "Whole traceback", traceback, copyButton("Copy", () => plain(failure.traceback), view)) : null,
   );
 }
 
@@ -272,69 +257,54 @@ function frameRuns(frames) {
       source ? h("code", { class: "anb-source" }, source) : null,
     );
   };
-  const runs = [];
-  for (const frame of frames) {
-    const isOwn = frame[3];
-    if (isOwn || !runs.length || runs.at(-1)[0][3]) runs.push([frame]);
-    else runs.at(-1).push(frame);
-  }
+  const runs = runsOf(frames, ([, , , own], i) => (own ? i : "others"));
   return runs.map((run) => (run[0][3] ? view(run[0]) : folded(`${run.length} ${run.length === 1 ? "call" : "calls"} in other code`, ...run.map(view))));
 }
 
 /** The warning of ranks that stand still, and the stacks that were requested. */
-export class Stacks {
-  constructor(view) {
-    this.view = view;
-    this.store = view.store;
-    this.shown = view.store.stacks;
-    view.requestStacks = () => this.request();
-    this.idleText = span("anb-idle-text");
-    this.idleButton = button("", "Stacks", () => this.request());
-    this.idle = h("div", { class: "anb-idle", role: "region", "aria-label": "No output for a while", hidden: true }, h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleButton);
-    this.text = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });
-    this.stacks = h(
-      "div",
-      { class: "anb-stacks", role: "region", "aria-label": "Stacks", hidden: true, onkeydown: (event) => event.key === "Escape" && this.putAway(event) },
-      div(
-        "anb-section-head",
-        span("anb-caption", "Stacks of all ranks"), span("anb-space"),
-        copyButton("Copy", () => this.store.stacks?.text ?? "", (text) => view.announce(text)),
-        button("anb-plain-btn", "Close", (event) => this.putAway(event)),
-      ),
-      this.text,
-    );
-    this.element = div("anb-notices", this.idle, this.stacks);
-  }
-
-  request() {
-    this.store.stacksRequested = true;
-    this.opener = document.activeElement;
-    this.view.send({ do: "stacks" });
-    this.view.announce("Requested the stacks of all ranks");
-    this.view.draw();
-  }
-
-  /** Puts the stacks away; the keyboard goes back to where they were asked from. */
-  putAway(event) {
+export function stacksOf(view) {
+  const { store } = view;
+  let shown = store.stacks;
+  let opener = null; // what had the keyboard when they were requested
+  view.requestStacks = () => {
+    store.stacksRequested = true;
+    opener = document.activeElement;
+    view.send({ do: "stacks" });
+    view.announce("Requested the stacks of all ranks");
+    view.draw();
+  };
+  // the keyboard goes back to where they were asked from
+  const putAway = (event) => {
     event.stopPropagation();
-    show(this.stacks, false);
-    (this.opener?.isConnected ? this.opener : this.view.controls.stacks).focus();
-  }
-
-  draw() {
-    const { idleWarning, stacks } = this.store;
-    show(this.idle, Boolean(idleWarning));
-    show(this.idleButton, this.view.canAct);
-    if (idleWarning) setText(this.idleText, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
-    if (stacks === this.shown) return;
-    this.shown = stacks;
-    show(this.stacks, Boolean(stacks));
-    const blocks = stacks ? stacks.text.split(/\n(?=rank \d)/) : [];
-    this.text.replaceChildren(...blocks.map((block) => {
+    show(stacks, false);
+    (opener?.isConnected ? opener : view.controls.stacks).focus();
+  };
+  const warning = span("anb-idle-text");
+  const request = button("", "Stacks", () => view.requestStacks());
+  const idle = h("div", { class: "anb-idle", role: "region", "aria-label": "No output for a while", hidden: true }, h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), warning, request);
+  const text = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });
+  const copy = copyButton("Copy", () => store.stacks?.text ?? "", view);
+  const stacks = h(
+    "div",
+    { class: "anb-stacks", role: "region", "aria-label": "Stacks", hidden: true, onkeydown: (event) => event.key === "Escape" && putAway(event) },
+    div("anb-section-head", span("anb-caption", "Stacks of all ranks"), span("anb-space"), copy, button("anb-plain-btn", "Close", putAway)),
+    text,
+  );
+  const draw = () => {
+    const { idleWarning } = store;
+    show(idle, Boolean(idleWarning));
+    show(request, view.canAct);
+    if (idleWarning) setText(warning, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
+    if (store.stacks === shown) return;
+    shown = store.stacks;
+    show(stacks, Boolean(shown));
+    const blocks = shown ? shown.text.split(/\n(?=rank \d)/) : [];
+    text.replaceChildren(...blocks.map((block) => {
       const [head, ...lines] = block.split("\n");
       // those that are elsewhere than the others stand out
       return div(head.includes("◀") ? "anb-stack anb-odd" : "anb-stack", div("anb-stack-head", head), lines.length ? h("div", { class: "anb-stack-lines" }, lines.join("\n")) : null);
     }));
-    this.view.announce("The stacks have arrived");
-  }
+    view.announce("The stacks have arrived");
+  };
+  return { element: div("anb-notices", idle, stacks), draw };
 }

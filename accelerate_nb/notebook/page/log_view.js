@@ -45,12 +45,10 @@ export function letters(text) {
 /** One scrolling log over a ring. Rows exist only where one looks, and stay the same elements while they are in sight. */
 export class LogView {
   constructor({ ring, open, showRank, label, changed, isOver }) {
-    Object.assign(this, { ring, open, showRank, changed, isOver });
-    this.follow = true;
+    Object.assign(this, { ring, open, showRank, changed, isOver, follow: true, top: 0 });
     this.current = null; // number of the line that the search stands at
     this.rows = new Map(); // number of the line -> {row, line}
     this.layout = new RowLayout(0, null, Infinity);
-    this.top = 0;
     this.inner = div("anb-lines");
     this.scroller = h(
       "div",
@@ -219,11 +217,8 @@ export class LogView {
     let next = this.inner.firstChild;
     for (const key of [...wanted.keys()].sort((a, b) => a - b)) {
       const [position, line] = wanted.get(key);
-      let item = this.rows.get(key);
-      if (!item) {
-        item = { row: h("div", { class: "anb-line" }), line: null };
-        this.rows.set(key, item);
-      }
+      if (!this.rows.has(key)) this.rows.set(key, { row: h("div", { class: "anb-line" }), line: null });
+      const item = this.rows.get(key);
       if (line && item.line !== line && !(this.selectionHeld && item.line)) {
         fillRow(item.row, line, this);
         item.line = line;
@@ -248,11 +243,8 @@ export class LogView {
 
   /** All lines that it shows, as text; with ranks where it shows them. */
   text() {
-    const lines = [];
     const { source } = this;
-    for (let i = 0; i < source.length; i++) lines.push(source.at(i));
-    lines.push(...this.open());
-    return lines
+    return [...Array.from({ length: source.length }, (_, i) => source.at(i)), ...this.open()]
       .filter((line) => this.passes(line))
       .map((line) => (this.times ? `${clockTime(line.time)} ` : "") + (this.showRank() ? `[${line.rank}] ` : "") + plain(line.text))
       .join("\n");

@@ -59,11 +59,8 @@ const panelOutputs = (panel, notebook) => matchingOutputs(notebook, ({ data }) =
 /** The outputs of a notebook that match, each as the list that it is in and its place there. */
 export function matchingOutputs(notebook, matches) {
   const found = [];
-  for (const cell of notebook?.model?.cells ?? []) {
-    const outputs = cell.outputs;
-    for (let i = 0; i < (outputs?.length ?? 0); i++) {
-      if (matches(outputs.get(i))) found.push([outputs, i]);
-    }
+  for (const { outputs } of notebook?.model?.cells ?? []) {
+    for (let i = 0; i < (outputs?.length ?? 0); i++) if (matches(outputs.get(i))) found.push([outputs, i]);
   }
   return found;
 }

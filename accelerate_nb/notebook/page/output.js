@@ -7,18 +7,15 @@ import { END_STATES, openLines } from "./store.js";
 
 export class Output {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
+    Object.assign(this, { view, store: view.store, chosen: "all", side: false });
     this.logs = new Map(); // place and "all" or rank -> LogView
-    this.chosen = "all";
-    this.side = false;
     this.settings = { query: "", only: false, errors: false, times: false, wrap: false };
     this.foundIn = null; // the log that the search stands in
     this.tabs = h("div", { class: "anb-tabs", role: "tablist", "aria-label": "whose output", onkeydown: (event) => this.tabKey(event) });
     this.select = h("select", { class: "anb-select", "aria-label": "whose output", onchange: () => this.pick(this.select.value === "all" ? "all" : Number(this.select.value)) });
     this.panel = h("div", { class: "anb-output", id: `anb-${view.id}-output`, role: "tabpanel", onscroll: () => this.drawLogs() });
     this.path = span("anb-path");
-    this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, (text) => this.view.announce(text)));
+    this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, view));
     this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel, this.folder);
     new ResizeObserver(() => {
       for (const log of this.shown()) log.measure();
@@ -41,13 +38,9 @@ export class Output {
       times: toggle("times", "Times", "when each line was written"),
       wrap: toggle("wrap", "Wrap", "break long lines instead of scrolling to their end"),
     };
-    const toggleSide = () => {
-      this.side = !this.side;
-      this.arrange();
-    };
-    this.sideButton = button("anb-plain-btn", "Side by side", toggleSide, { "aria-pressed": "false" });
+    this.sideButton = button("anb-plain-btn", "Side by side", () => this.arrange({ side: !this.side }), { "aria-pressed": "false" });
     this.followButton = button("anb-plain-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
-    const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.view.announce(text));
+    const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), this.view);
     this.file = button("anb-plain-btn", "Whole file", () => this.requestLog(this.singleRank), { title: "save everything this rank has written" });
     return div(
       "anb-tools",
@@ -81,21 +74,19 @@ export class Output {
 
   log(which, place) {
     const key = `${place}-${which}`;
-    let log = this.logs.get(key);
-    if (!log) {
-      const all = which === "all";
-      const rankState = () => this.store.ranks.get(which);
-      log = new LogView({
-        ring: () => (all ? this.store.all : (rankState()?.ring ?? this.store.all)),
-        open: () => (all ? openLines(this.store) : [...(rankState()?.open.values() ?? [])]),
-        showRank: () => all && this.store.ranks.size > 1,
-        label: all ? "output of all ranks" : `output of rank ${which}`,
-        changed: () => this.drawTools(),
-        isOver: () => END_STATES.has(this.store.state.state),
-      });
-      this.logs.set(key, log);
-      log.configure(this.settings);
-    }
+    if (this.logs.has(key)) return this.logs.get(key);
+    const all = which === "all";
+    const rankState = () => this.store.ranks.get(which);
+    const log = new LogView({
+      ring: () => (all ? this.store.all : (rankState()?.ring ?? this.store.all)),
+      open: () => (all ? openLines(this.store) : [...(rankState()?.open.values() ?? [])]),
+      showRank: () => all && this.store.ranks.size > 1,
+      label: all ? "output of all ranks" : `output of rank ${which}`,
+      changed: () => this.drawTools(),
+      isOver: () => END_STATES.has(this.store.state.state),
+    });
+    this.logs.set(key, log);
+    log.configure(this.settings);
     return log;
   }
 
@@ -112,9 +103,7 @@ export class Output {
   }
 
   pick(which) {
-    this.chosen = which;
-    this.side = false;
-    this.arrange();
+    this.arrange({ chosen: which, side: false });
   }
 
   toggleFollow() {
@@ -128,7 +117,9 @@ export class Output {
     this.drawTools();
   }
 
-  arrange() {
+  /** Puts the logs into the page that are chosen now: "all" ranks or one, or ranks side by side. */
+  arrange(chosen = {}) {
+    Object.assign(this, chosen);
     const ranks = [...this.store.ranks.keys()];
     const sideBox = (log, rank) => {
       const file = button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" });

@@ -6,11 +6,11 @@
 import { Charts } from "./charts.js";
 import { buildRoot, div, escaped, readTheme, saveFile, set, watchTheme } from "./elements.js";
 import { count, duration, failureText, number, plain } from "./format.js";
-import { Head, Notices, RunBar, Stacks } from "./head.js";
+import { Head, noticesOf, RunBar, stacksOf } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel } from "./notebook.js";
 import { Output } from "./output.js";
 import { nodeState, Ranks, ranksName, ranksOfNodes } from "./ranks.js";
-import { Bell, Knobs, notifyOfEnd, Profile, profileText, Profiling, RunControls } from "./run_controls.js";
+import { bell, knobsOf, notifyOfEnd, Profile, profileText, profiling, RunControls } from "./run_controls.js";
 import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, progressOf, progressText, silence, SYMBOLS } from "./store.js";
 
 const PAINT = 200; // ms between two paintings
@@ -20,21 +20,16 @@ const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 /** Shows what a store knows, in a place of the page. */
 export class View {
   constructor(store, place, send) {
-    Object.assign(this, { store, send });
-    this.id = Math.random().toString(36).slice(2, 10);
-    this.palette = { key: "" };
-    this.restUntil = 0;
-    this.epoch = store.epoch;
-    this.changes = -1;
-    this.ticks = 0;
+    Object.assign(this, { store, send, id: Math.random().toString(36).slice(2, 10), palette: { key: "" } });
+    Object.assign(this, { restUntil: 0, epoch: store.epoch, changes: -1, ticks: 0, visible: true });
     this.stopPressed = 0; // when
     this.head = new Head(this);
-    this.notices = new Notices(this);
+    this.notices = noticesOf(this);
     this.ranks = new Ranks(this);
     this.charts = new Charts(this);
     this.profile = new Profile(this);
     this.output = new Output(this);
-    this.extras = [Stacks, RunControls, Knobs, Profiling, Bell, RunBar].map((Part) => new Part(this));
+    this.extras = [stacksOf(this), new RunControls(this), knobsOf(this), profiling(this), bell(this), new RunBar(this)];
     const top = div("anb-top", this.ranks.element, this.charts.element);
     const extras = this.extras.flatMap(({ element }) => element ?? []);
     buildRoot(this, "Distributed run", this.head.element, this.notices.element, ...extras, top, this.profile.element, this.output.element);
@@ -43,7 +38,6 @@ export class View {
       document.activeElement?.blur?.();
       this.root.closest(".jp-Notebook")?.focus(); // which has the keyboard again
     });
-    this.visible = true;
     this.sight = new IntersectionObserver((entries) => {
       this.visible = entries.at(-1).isIntersecting;
       if (this.visible) this.draw();
@@ -81,7 +75,8 @@ export class View {
     // a run that falls silent, of which nothing comes
     if (silence(this.store) > 0 !== this.ranks.silent) this.changes = -1;
     if (this.store.changes === this.changes) {
-      for (const part of [this.head, ...this.extras]) part.drawClock?.();
+      // what moves on though nothing comes
+      for (const part of [this.head, this.controls]) part.draw();
       return;
     }
     const from = performance.now();
@@ -118,13 +113,6 @@ export class View {
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
-
-/** Leaves in the notebook what is known of a run whose kernel has ended, and saves it: no view of a widget can be drawn again. */
-async function saveReport(model, store, notebook) {
-  const { panel, report } = model.get("place") ?? {};
-  if (!panel) return;
-  if (replacePanel({ of: panel, data: savedReport(store, report), metadata: {} }, notebook)) await saveNotebook(notebook);
-}
 
 // A function, called once for a model: `initialize` and `render` are given different objects for the model, and share this.
 export default () => {
@@ -172,7 +160,12 @@ export default () => {
         notifyOfEnd(store);
         // the widget ends with its kernel; its panel stays in this page, in the place of the report
         observeReport(report, (found) => openInReport(model, found));
-        setTimeout(() => (store.gone ? saveReport(model, store, notebook) : saveNotebook(notebook)), SAVE_DELAY);
+        // no view of a widget can be drawn again: the notebook is left with what is known of the run
+        const leaveReport = () => {
+          const { panel: shown } = model.get("place") ?? {};
+          if (!store.gone || (shown && replacePanel({ of: shown, data: savedReport(store, report), metadata: {} }, notebook))) saveNotebook(notebook);
+        };
+        setTimeout(leaveReport, SAVE_DELAY);
       }
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
       else if (!gone && before !== null && kernelNow(store) - before < RECENT) saveNotebook(notebook);

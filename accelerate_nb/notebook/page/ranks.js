@@ -1,12 +1,11 @@
 // The table of ranks: a row for each, for several that say the same, for a node; an overview where they are many, and the machine they run on.
 
 import { button, chip, div, h, meter, placeByKey, section, set, setStyle, setText, show, span } from "./elements.js";
-import { bytes, isKnown, milliseconds, number, ofBytes } from "./format.js";
+import { bytes, isKnown, milliseconds, number, ofBytes, runsOf } from "./format.js";
 import { isAutomatic } from "./series.js";
 import { END_STATES, labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers, SYMBOLS } from "./store.js";
 
 const PHASES = ["data", "forward", "backward", "communication", "optimizer", "idle"]; // as in reports/step_causes.py
-
 const MEMORY = ["weights", "gradients", "optimizer", "activations", "others"]; // as in reports/memory_parts.py
 
 /** A strip whose parts are as wide as their shares of a total. */
@@ -46,9 +45,7 @@ class RankRow {
     this.metrics = [];
     this.busy = meter(`${name} device utilisation`);
     this.memory = meter(`${name} device memory`);
-    this.busyText = span("anb-num anb-busy");
-    this.memoryText = span("anb-num");
-    this.busy.element.classList.add("anb-busy");
+    for (const element of [this.busy.element, this.busy.text]) element.classList.add("anb-busy");
     this.device = span("anb-device");
     this.coordinates = span("anb-device anb-coordinates");
     this.name = h(
@@ -60,7 +57,7 @@ class RankRow {
     this.steps = strip(`${name} step`, PHASES);
     this.parts = strip(`${name} memory`, MEMORY);
     this.stepsAt = cell("anb-steps-cell", this.steps.element, this.parts.element);
-    this.deviceAt = cell("anb-device-cell", this.coordinates, this.device, this.busy.element, this.busyText, this.memory.element, this.memoryText);
+    this.deviceAt = cell("anb-device-cell", this.coordinates, this.device, this.busy.element, this.busy.text, this.memory.element, this.memory.text);
     this.element = h(
       "div",
       { class: "anb-row", role: "row" },
@@ -74,7 +71,18 @@ class RankRow {
     set(this.chip.element, "title", rankState.detail || rankState.state);
     this.element.classList.toggle("anb-late", late !== "");
     this.drawBar(rankState, late, silent);
-    this.drawMetrics(rankState, names);
+    while (this.metrics.length < names.length) {
+      const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
+      this.metrics.push(cell);
+      this.element.insertBefore(cell, this.stepsAt);
+    }
+    names.forEach((name, i) => {
+      const value = rankState.newest.get(name);
+      const [least, most] = rankState.spread?.get(name) ?? [value, value];
+      setText(this.metrics[i], number(least) === number(most) ? number(value) : `${number(least)}–${number(most)}`);
+      set(this.metrics[i], "data-name", name);
+      this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
+    });
     this.drawDevice(rankState);
     // the parts of a step, in milliseconds, and of the memory: of the whole device where that is known
     const { steps, memory } = rankState;
@@ -104,21 +112,6 @@ class RankRow {
     set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}${late && `, ${late}`}` : detail || rankState.state);
   }
 
-  drawMetrics(rankState, names) {
-    while (this.metrics.length < names.length) {
-      const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
-      this.metrics.push(cell);
-      this.element.insertBefore(cell, this.stepsAt);
-    }
-    names.forEach((name, i) => {
-      const value = rankState.newest.get(name);
-      const [least, most] = rankState.spread?.get(name) ?? [value, value];
-      setText(this.metrics[i], number(least) === number(most) ? number(value) : `${number(least)}–${number(most)}`);
-      set(this.metrics[i], "data-name", name);
-      this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
-    });
-  }
-
   drawDevice(rankState) {
     const device = rankState.devices.values().next().value;
     show(this.deviceAt, Boolean(device || rankState.coordinates));
@@ -129,13 +122,13 @@ class RankRow {
     const [busy, used, total] = [device.utilisation, device.used, device.total];
     // what is not known yet keeps its place, so that nothing beside it moves
     this.busy.element.classList.toggle("anb-unknown", !isKnown(busy));
-    setText(this.busyText, isKnown(busy) ? `${Math.round(busy)} %` : "");
     if (isKnown(busy)) this.busy.set(busy / 100, `${Math.round(busy)} %`, false); // a busy device is a good thing
+    else setText(this.busy.text, "");
     const memory = !isKnown(used) ? "" : total ? ofBytes(used, total) : bytes(used);
     show(this.memory.element, Boolean(total));
-    setText(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
     if (total) this.memory.set(used / total, memory);
-    set(this.deviceAt, "title", [rankState.coordinates && `place in the mesh: ${rankState.coordinates}`, this.device.textContent, this.busyText.textContent && `${this.busyText.textContent} busy`, this.memoryText.textContent].filter(Boolean).join("\n"));
+    else setText(this.memory.text, memory);
+    set(this.deviceAt, "title", [rankState.coordinates && `place in the mesh: ${rankState.coordinates}`, this.device.textContent, this.busy.text.textContent && `${this.busy.text.textContent} busy`, this.memory.text.textContent].filter(Boolean).join("\n"));
   }
 }
 
@@ -143,16 +136,8 @@ const FEWEST = 5; // ranks that are worth folding
 
 /** The ranks in their order, those that say the same together where they are many enough: `[[rankState, …], …]`. */
 function rankGroups(ranks, late, fewest = FEWEST) {
-  const groups = [];
-  let before = null;
-  for (const rankState of ranks) {
-    const alone = rankState.state === "failed" || late.has(rankState.rank);
-    const key = alone ? rankState.rank : `${rankState.state} ${rankState.bars.size > 0}`;
-    if (key === before) groups.at(-1).push(rankState);
-    else groups.push([rankState]);
-    before = key;
-  }
-  return groups.flatMap((group) => (group.length < fewest ? group.map((rankState) => [rankState]) : [group]));
+  const keyOf = ({ rank, state, bars }) => (state === "failed" || late.has(rank) ? rank : `${state} ${bars.size > 0}`);
+  return runsOf(ranks, keyOf).flatMap((group) => (group.length < fewest ? group.map((rankState) => [rankState]) : [group]));
 }
 
 /** A group as what a row shows of one rank: its slowest bar, the range of each metric, the means of steps and devices. */
@@ -204,8 +189,7 @@ export const ranksName = ({ first, last }) => (first === last ? `rank ${first}` 
 /** A node's heading, above the rows of its ranks: a button that folds them away. */
 class NodeRow {
   constructor(node, toggle) {
-    this.node = node;
-    this.chip = chip();
+    Object.assign(this, { node, chip: chip() });
     this.detail = span("anb-node-detail");
     this.load = span("anb-node-detail anb-node-load");
     this.name = h(
@@ -236,8 +220,7 @@ const FITS = ["", "no-device-text", "no-device-text no-steps", "no-device-text n
 
 export class Ranks {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
+    Object.assign(this, { view, store: view.store });
     this.rowHeight = 27; // pixels
     this.rows = new Map(); // "first–last" of the ranks that share it -> RankRow
     this.nodeRows = new Map(); // number of a node -> NodeRow
@@ -310,7 +293,13 @@ export class Ranks {
     this.canFold = false;
     const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
     show(this.fold, this.canFold);
-    this.arrange(rows.map(({ row }) => row));
+    const elements = [this.header, ...rows.map(({ row }) => row.element)];
+    if (elements.length !== this.table.children.length || elements.some((element, i) => element !== this.table.children[i])) {
+      const was = document.activeElement;
+      this.table.replaceChildren(...elements);
+      // the keyboard stays where it is
+      if (this.table.contains(was)) was.focus({ preventScroll: true });
+    }
     rows.forEach(({ row, draw }, place) => {
       if (row.isDrawn && (place < first || place >= first + 16)) return;
       row.isDrawn = true;
@@ -321,7 +310,15 @@ export class Ranks {
     show(this.causes, causes.length > 0);
     if (this.shownCauses !== causes) this.causes.replaceChildren(...causes.map((cause) => div("anb-cause", h("span", { "aria-hidden": "true" }, "→ "), cause)));
     this.shownCauses = causes;
-    this.drawHost();
+    for (const [name, used, total, unit] of this.store.host) {
+      if (!this.meters.has(name)) {
+        const { element, text } = this.meters.set(name, meter(name)).get(name);
+        this.host.append(div("anb-host-one", span("anb-host-name", name === "cpu" ? "CPU" : name), element, text));
+      }
+      // a busy machine is a good thing
+      this.meters.get(name).set(total ? used / total : 0, unit === "%" ? `${Math.round(used)} %` : ofBytes(used, total), name !== "cpu");
+    }
+    show(this.host, this.store.host.length > 0);
     if (isAnew) this.fit();
   }
 
@@ -345,33 +342,20 @@ export class Ranks {
     const isUnfolded = this.unfolded.has(number);
     this.canFold ||= isUnfolded && folded.length < ranks.length;
     for (const group of isUnfolded ? ranks.map((rankState) => [rankState]) : folded) {
-      const row = this.rowOf(group);
-      rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(group[0].rank), this.silent) });
+      const [{ rank }, last] = [group[0], group.at(-1).rank];
+      const key = `${rank}–${last}`;
+      const unfold = () => {
+        const [owner] = ranksOfNodes(this.store).find(([, ofNode]) => ofNode.some((rankState) => rankState.rank === rank));
+        this.unfolded.add(owner?.node ?? null);
+        this.draw();
+        // the button that was pressed has gone
+        this.fold.focus();
+      };
+      if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, group.length > 1 ? unfold : () => this.view.output.pick(rank), last));
+      const row = this.rows.get(key);
+      rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(rank), this.silent) });
     }
     return rows;
-  }
-
-  rowOf(group) {
-    const [{ rank }, last] = [group[0], group.at(-1).rank];
-    const key = `${rank}–${last}`;
-    const unfold = () => {
-      const [node] = ranksOfNodes(this.store).find(([, ranks]) => ranks.some((rankState) => rankState.rank === rank));
-      this.unfolded.add(node?.node ?? null);
-      this.draw();
-      // the button that was pressed has gone
-      this.fold.focus();
-    };
-    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, group.length > 1 ? unfold : () => this.view.output.pick(rank), last));
-    return this.rows.get(key);
-  }
-
-  /** Puts rows in their order; only where that has changed, and the keyboard stays where it is. */
-  arrange(rows) {
-    const elements = [this.header, ...rows.map((row) => row.element)];
-    if (elements.length === this.table.children.length && elements.every((element, i) => element === this.table.children[i])) return;
-    const was = document.activeElement;
-    this.table.replaceChildren(...elements);
-    if (this.table.contains(was)) was.focus({ preventScroll: true });
   }
 
   /** Whether there are other columns than before. */
@@ -427,22 +411,5 @@ export class Ranks {
     cells[index].tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
-  }
-
-  drawHost() {
-    for (const [name, used, total, unit] of this.store.host) {
-      let gauge = this.meters.get(name);
-      if (!gauge) {
-        gauge = { meter: meter(name), text: span("anb-num") };
-        this.meters.set(name, gauge);
-        this.host.append(div("anb-host-one", span("anb-host-name", name === "cpu" ? "CPU" : name), gauge.meter.element, gauge.text));
-      }
-      const share = total ? used / total : 0;
-      const text = unit === "%" ? `${Math.round(used)} %` : ofBytes(used, total);
-      const alarms = name !== "cpu"; // a busy machine is a good thing
-      gauge.meter.set(share, text, alarms);
-      setText(gauge.text, alarms && share > 0.9 ? `⚠ ${text}` : text);
-    }
-    show(this.host, this.store.host.length > 0);
   }
 }

@@ -7,9 +7,7 @@ import { elapsed, END_STATES, runProgress } from "./store.js";
 
 export class RunControls {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
-    this.titled = ""; // what stands before the title in the tab
+    Object.assign(this, { view, store: view.store, titled: "" }); // what stands before the title in the tab
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
     const freeze = () => {
@@ -20,13 +18,6 @@ export class RunControls {
     this.pause = button("", "Freeze view", freeze, { title: "Freeze this view; the run continues" });
     view.controls = this;
     view.head.buttons.append(this.pause, this.stacks, this.stop);
-  }
-
-  draw() {
-    show(this.pause, this.store.run.background);
-    setText(this.pause, this.store.following ? "Freeze view" : "Unfreeze view");
-    setText(this.stacks, this.store.stacksRequested ? "Asking…" : "Stacks");
-    this.drawClock();
   }
 
   /** Shows in the tab how far the run is, also while nobody looks at the page. */
@@ -65,7 +56,10 @@ export class RunControls {
   }
 
   // A second press kills; for a second after the first one it waits, so that a double click does not.
-  drawClock() {
+  draw() {
+    show(this.pause, this.store.run.background);
+    setText(this.pause, this.store.following ? "Freeze view" : "Unfreeze view");
+    setText(this.stacks, this.store.stacksRequested ? "Asking…" : "Stacks");
     const over = END_STATES.has(this.store.state.state);
     show(this.stop, !over);
     if (over || this.stop.textContent === "Killing…") return;
@@ -81,97 +75,86 @@ export class RunControls {
 }
 
 /** A knob's label, its input, and what became of the last change. */
-class KnobRow {
-  constructor(name, view) {
-    this.name = name;
-    this.view = view;
-    this.asked = null; // the value that was sent, until it counts or is refused
-    this.hint = h("span", { class: "anb-knob-hint" });
-    this.input = h("input", { type: "text", inputmode: "decimal", class: "anb-search anb-knob-value", autocomplete: "off", "aria-label": `knob ${name}` });
-    this.form = h("form", { class: "anb-knob", onsubmit: (event) => this.send(event) }, span("anb-knob-name", name), this.input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), this.hint);
-  }
-
-  send(event) {
+function knobRow(view, name) {
+  let asked = null; // the value that was sent, until it counts or is refused
+  let shown = null;
+  const send = (event) => {
     event.preventDefault();
-    const text = this.input.value.trim();
+    const text = input.value.trim();
     const value = Number(text);
-    this.asked = text === "" || !Number.isFinite(value) ? text : value;
-    this.view.store.knobErrors.delete(this.name);
-    this.view.send({ do: "knob", name: this.name, value: this.asked });
-    this.view.draw();
-  }
-
-  draw({ value, least, most }, error) {
-    if (this.asked === value || error) {
-      if (this.asked !== null) this.view.announce(error ?? `${this.name} is ${knobText(value)} on all ranks`, true);
-      this.asked = null;
+    asked = text === "" || !Number.isFinite(value) ? text : value;
+    view.store.knobErrors.delete(name);
+    view.send({ do: "knob", name, value: asked });
+    view.draw();
+  };
+  const hint = h("span", { class: "anb-knob-hint" });
+  const input = h("input", { type: "text", inputmode: "decimal", class: "anb-search anb-knob-value", autocomplete: "off", "aria-label": `knob ${name}` });
+  const element = h("form", { class: "anb-knob", onsubmit: send }, span("anb-knob-name", name), input, button("", "Set", null, { type: "submit", "aria-label": `Set knob ${name}` }), hint);
+  const draw = ({ value, least, most }, error) => {
+    if (asked === value || error) {
+      if (asked !== null) view.announce(error ?? `${name} is ${knobText(value)} on all ranks`, true);
+      asked = null;
     }
-    if (this.shown !== value && document.activeElement !== this.input) this.input.value = String((this.shown = value));
+    if (shown !== value && document.activeElement !== input) input.value = String((shown = value));
     const bounds = [least === null ? "" : `from ${knobText(least)}`, most === null ? "" : `to ${knobText(most)}`].filter(Boolean).join(" ");
-    setText(this.hint, error ?? (this.asked === null ? [`now ${knobText(value)}`, bounds].filter(Boolean).join(", ") : "changes after a step that all ranks come to…"));
-    set(this.input, "aria-invalid", Boolean(error));
-    this.hint.classList.toggle("anb-bad", Boolean(error));
-  }
+    setText(hint, error ?? (asked === null ? [`now ${knobText(value)}`, bounds].filter(Boolean).join(", ") : "changes after a step that all ranks come to…"));
+    set(input, "aria-invalid", Boolean(error));
+    hint.classList.toggle("anb-bad", Boolean(error));
+  };
+  return { element, draw };
 }
 
 /** All knobs, while the run can be acted on. */
-export class Knobs {
-  constructor(view) {
-    this.view = view;
-    this.rows = new Map();
-    this.element = h("div", { class: "anb-knobs", role: "group", "aria-label": "Knobs", hidden: true });
-  }
-
-  draw() {
-    const { knobs, knobErrors, state } = this.view.store;
-    show(this.element, knobs.size > 0 && this.view.canAct && !END_STATES.has(state.state));
-    for (const [name, row] of this.rows) if (!knobs.has(name) && this.rows.delete(name)) row.form.remove();
+export function knobsOf(view) {
+  const rows = new Map();
+  const element = h("div", { class: "anb-knobs", role: "group", "aria-label": "Knobs", hidden: true });
+  const draw = () => {
+    const { knobs, knobErrors, state } = view.store;
+    show(element, knobs.size > 0 && view.canAct && !END_STATES.has(state.state));
+    for (const [name, row] of rows) if (!knobs.has(name) && rows.delete(name)) row.element.remove();
     for (const [name, knob] of knobs) {
-      if (!this.rows.has(name)) {
-        this.rows.set(name, new KnobRow(name, this.view));
-        this.element.append(this.rows.get(name).form);
+      if (!rows.has(name)) {
+        rows.set(name, knobRow(view, name));
+        element.append(rows.get(name).element);
       }
-      this.rows.get(name).draw(knob, knobErrors.get(name));
+      rows.get(name).draw(knob, knobErrors.get(name));
     }
-  }
+  };
+  return { element, draw };
 }
 
 const STEPS = 10; // as in Run.profile
 
-export class Profiling {
-  constructor(view) {
-    this.view = view;
-    this.ranks = h("select", { class: "anb-select", "aria-label": "ranks to profile" });
-    this.button = button("", `Profile ${STEPS} steps`, () => this.press(), { title: `Run torch's profiler on the next ${STEPS} optimizer steps; the run goes on` });
-    this.controls = span("anb-profiling-controls", this.ranks, this.button);
-    this.status = h("span", { class: "anb-profiling", role: "status" });
-    // all of it stands among the tools of the ranks
-    view.ranks.tools.append(span("anb-space"), this.status, this.controls);
-  }
-
-  draw() {
-    const { ranks, state, profileRequested, profileError } = this.view.store;
-    const runs = state.state === "running" && [...ranks.values()].some((rankState) => rankState.state === "running");
-    show(this.controls, this.view.canAct && runs);
-    show(this.ranks, ranks.size > 1);
-    const { value } = this.ranks;
-    setRanks(this.ranks, ["all", ...ranks.keys()]);
+/** What starts a profile, and says how that goes; all of it stands among the tools of the ranks. */
+export function profiling(view) {
+  const { store } = view;
+  const press = () => {
+    Object.assign(store, { profileRequested: true, profileError: "" });
+    view.send({ do: "profile", ranks: select.value === "all" ? null : [Number(select.value)] });
+    view.draw();
+  };
+  const select = h("select", { class: "anb-select", "aria-label": "ranks to profile" });
+  const start = button("", `Profile ${STEPS} steps`, press, { title: `Run torch's profiler on the next ${STEPS} optimizer steps; the run goes on` });
+  const controls = span("anb-profiling-controls", select, start);
+  const status = h("span", { class: "anb-profiling", role: "status" });
+  view.ranks.tools.append(span("anb-space"), status, controls);
+  const draw = () => {
+    const { ranks, state, profileRequested, profileError } = store;
+    const running = [...ranks.values()].filter((rankState) => rankState.state === "running");
+    show(controls, view.canAct && state.state === "running" && running.length > 0);
+    show(select, ranks.size > 1);
+    const { value } = select;
+    setRanks(select, ["all", ...ranks.keys()]);
     // of many ranks the first is chosen, since each writes a trace
-    if (!value && this.view.many) this.ranks.value = String(ranks.keys().next().value);
-    const waits = [...ranks.values()].filter((rankState) => rankState.profiling && rankState.state === "running").map(({ rank }) => rank);
+    if (!value && view.many) select.value = String(ranks.keys().next().value);
+    const waits = running.filter((rankState) => rankState.profiling).map(({ rank }) => rank);
     const names = waits.length === ranks.size && waits.length > 1 ? "all ranks" : `${waits.length === 1 ? "rank" : "ranks"} ${waits.join(", ")}`;
     const going = waits.length ? `Profiling ${names}: the next ${ranks.get(waits[0]).profiling} steps…` : profileRequested ? "Requested a profile…" : "";
-    setText(this.status, profileError || going);
-    this.status.classList.toggle("anb-bad", profileError !== "");
-    show(this.status, this.status.textContent !== "");
-  }
-
-  press() {
-    const { value } = this.ranks;
-    Object.assign(this.view.store, { profileRequested: true, profileError: "" });
-    this.view.send({ do: "profile", ranks: value === "all" ? null : [Number(value)] });
-    this.view.draw();
-  }
+    setText(status, profileError || going);
+    status.classList.toggle("anb-bad", profileError !== "");
+    show(status, status.textContent !== "");
+  };
+  return { draw };
 }
 
 const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/profile_table.py
@@ -194,16 +177,14 @@ function newestProfiles(ranks) {
 
 /** The newest profile of the first rank that has it, as text. */
 export function profileText(ranks) {
-  const [first] = newestProfiles(ranks);
-  if (!first) return "";
-  const { rank, profile } = first;
+  const [{ rank, profile } = {}] = newestProfiles(ranks);
+  if (!profile) return "";
   return [`rank ${rank}: ${profileHead(rank, profile)}`, ...cellsOf(profile).map((cells) => cells.join("  ")), profile.trace].filter(Boolean).join("\n");
 }
 
 export class Profile {
   constructor(view) {
-    this.view = view;
-    this.store = view.store;
+    Object.assign(this, { view, store: view.store });
     this.chosen = null; // the rank that is shown
     this.picked = false; // whether a person has chosen it
     this.number = 0; // of the newest profile
@@ -268,27 +249,21 @@ function isOn() {
 }
 
 /** The bell among the buttons of the panel's head; the browser's permission is requested at a press alone. */
-export class Bell {
-  constructor(view) {
-    this.view = view;
-    this.button = button("anb-plain-btn anb-bell", "", () => this.press(), { "aria-label": "Notify me when the run is over", title: "A notification of the browser when a run of more than a minute is over" });
-    if (window.Notification) view.head.buttons.prepend(this.button);
-  }
-
-  async press() {
+export function bell(view) {
+  const press = async () => {
     const wanted = !isOn();
     if (wanted && Notification.permission === "default") await Notification.requestPermission();
     const forbidden = wanted && Notification.permission !== "granted";
     if (!forbidden) localStorage.setItem(KEY, wanted ? "on" : "off");
     const text = forbidden ? "The browser does not let this page show notifications: change that in the settings of the site" : `Notifications are ${wanted ? "on" : "off"}`;
-    set(this.button, "title", text);
-    this.view.announce(text);
-    this.draw();
-  }
-
-  draw() {
-    set(this.button, "aria-pressed", isOn());
-  }
+    set(toggle, "title", text);
+    view.announce(text);
+    draw();
+  };
+  const draw = () => set(toggle, "aria-pressed", isOn());
+  const toggle = button("anb-plain-btn anb-bell", "", press, { "aria-label": "Notify me when the run is over", title: "A notification of the browser when a run of more than a minute is over" });
+  if (window.Notification) view.head.buttons.prepend(toggle);
+  return { draw };
 }
 
 /** Notifies of the end of a run that took a while; one that several pages show is notified of once. */

@@ -9,35 +9,44 @@ const LINK =
   "display:block;max-width:100%;overflow:hidden;text-overflow:ellipsis";
 const OPEN = "inset 3px 0 0 var(--jp-brand-color1, #1976d2)";
 
-/** A table whose rows open; `opened` is the number of the run that is under its row. */
-class RunList {
-  constructor(model, notebook) {
-    this.model = model;
-    this.notebook = notebook;
-    this.id = model.get("table");
-    this.opened = null;
-    this.waits = false;
-    this.focused = null; // the number of the row that a press has drawn anew
-    this.buttons = new Map();
-    this.onMessage = (message) => this.show(message);
-    model.on("msg:custom", this.onMessage);
-    // the table comes after its widget, and anew where the notebook draws it again
-    this.watch = new MutationObserver(() => this.dress());
-    this.watch.observe(document.body, { childList: true, subtree: true });
-    this.clock = setInterval(() => this.age(), 30000);
-    this.dress();
-  }
+/** Lets the rows of a model's table open, one run at a time; returns what ends that. */
+function openRows(model, notebook) {
+  const id = model.get("table");
+  const buttons = new Map(); // number of a run -> its button
+  let opened = null; // the number of the run that is under its row
+  let waits = false;
+  let focused = null; // the number of the row that a press has drawn anew
 
-  close() {
-    clearInterval(this.clock);
-    this.watch.disconnect();
-    this.model.off("msg:custom", this.onMessage);
-    for (const button of this.buttons.values()) button.disabled = true;
-  }
+  // "12 min ago", as the kernel writes it; after a day, the date that it wrote
+  const drawAges = () => {
+    for (const cell of document.querySelectorAll(`[data-runs="${id}"] [data-at]`)) {
+      const seconds = Math.max(0, Math.floor(Date.now() / 1000 - Number(cell.dataset.at)));
+      if (seconds >= 86400) setText(cell, cell.title.slice(0, 16));
+      else setText(cell, `${seconds >= 3600 ? `${Math.floor(seconds / 3600)} h` : seconds >= 60 ? `${Math.floor(seconds / 60)} min` : `${seconds} s`} ago`);
+    }
+  };
+
+  const draw = () => {
+    for (const [number, button] of buttons) {
+      const isOpen = number === opened;
+      set(button, "aria-expanded", isOpen);
+      set(button, "aria-busy", isOpen && waits);
+      const row = button.closest("tr");
+      if (row) row.style.boxShadow = isOpen ? OPEN : "";
+    }
+  };
+
+  const press = (number) => {
+    focused = number;
+    opened = number === opened ? null : number;
+    waits = opened !== null;
+    draw();
+    model.send({ open: opened });
+  };
 
   /** Makes the rows of tables that are new in the page into buttons; a table is in two parts while a run is open. */
-  dress() {
-    const tables = document.querySelectorAll(`[data-runs="${this.id}"] table:not([data-lm-suppress-shortcuts])`);
+  const dress = () => {
+    const tables = document.querySelectorAll(`[data-runs="${id}"] table:not([data-lm-suppress-shortcuts])`);
     for (const table of tables) {
       // in a notebook keys of a button would insert and delete cells
       set(table, "data-lm-suppress-shortcuts", "true");
@@ -53,57 +62,30 @@ class RunList {
         const button = h("button", { type: "button", style: LINK, title }, cell.textContent);
         cell.replaceChildren(button);
         row.style.cursor = "pointer";
-        row.addEventListener("click", () => document.getSelection().isCollapsed && this.press(number));
-        this.buttons.set(number, button);
+        row.addEventListener("click", () => document.getSelection().isCollapsed && press(number));
+        buttons.set(number, button);
       }
     }
     if (!tables.length) return;
-    this.age();
-    this.draw();
-    if (this.focused !== null) this.buttons.get(this.focused)?.focus({ preventScroll: true });
-  }
-
-  /** "12 min ago", as the kernel writes it; after a day, the date that it wrote. */
-  age() {
-    for (const cell of document.querySelectorAll(`[data-runs="${this.id}"] [data-at]`)) {
-      const seconds = Math.max(0, Math.floor(Date.now() / 1000 - Number(cell.dataset.at)));
-      if (seconds >= 86400) setText(cell, cell.title.slice(0, 16));
-      else setText(cell, `${seconds >= 3600 ? `${Math.floor(seconds / 3600)} h` : seconds >= 60 ? `${Math.floor(seconds / 60)} min` : `${seconds} s`} ago`);
-    }
-  }
-
-  press(number) {
-    this.focused = number;
-    this.opened = number === this.opened ? null : number;
-    this.waits = this.opened !== null;
-    this.draw();
-    this.model.send({ open: this.opened });
-  }
-
-  draw() {
-    for (const [number, button] of this.buttons) {
-      const isOpen = number === this.opened;
-      set(button, "aria-expanded", isOpen);
-      set(button, "aria-busy", isOpen && this.waits);
-      const row = button.closest("tr");
-      if (row) row.style.boxShadow = isOpen ? OPEN : "";
-    }
-  }
+    drawAges();
+    draw();
+    if (focused !== null) buttons.get(focused)?.focus({ preventScroll: true });
+  };
 
   /** Puts the run that the kernel sends into the notebook, between the parts of the table, so that it is saved with them. */
-  show({ show, parts, data, metadata }) {
-    if (show !== this.opened) return;
-    this.waits = false;
-    this.draw();
-    const find = (matches) => matchingOutputs(this.notebook, matches)[0];
-    const table = find((output) => !output.metadata?.[MARK] && String(output.data?.["text/html"]).includes(`data-runs="${this.id}"`));
+  const onMessage = ({ show, parts, data, metadata }) => {
+    if (show !== opened) return;
+    waits = false;
+    draw();
+    const find = (matches) => matchingOutputs(notebook, matches)[0];
+    const table = find((output) => !output.metadata?.[MARK] && String(output.data?.["text/html"]).includes(`data-runs="${id}"`));
     if (!table) return;
     const [outputs, index] = table;
     const put = (part, content) => {
-      const found = find((output) => output.metadata?.[MARK] === `${this.id} ${part}`);
+      const found = find((output) => output.metadata?.[MARK] === `${id} ${part}`);
       // an output that is removed stays in JupyterLab's file
       if (!found && !content.data) return;
-      const output = { output_type: "display_data", data: { "text/html": "" }, ...content, metadata: { ...content.metadata, [MARK]: `${this.id} ${part}` } };
+      const output = { output_type: "display_data", data: { "text/html": "" }, ...content, metadata: { ...content.metadata, [MARK]: `${id} ${part}` } };
       if (found) found[0].set(found[1], output);
       else outputs.add(output);
     };
@@ -113,15 +95,26 @@ class RunList {
     }
     put("run", data ? { data, metadata } : {});
     if (parts) put("rest", parts[1] ? { data: { "text/html": parts[1] } } : {});
-  }
+  };
+
+  model.on("msg:custom", onMessage);
+  // the table comes after its widget, and anew where the notebook draws it again
+  const watch = new MutationObserver(dress);
+  watch.observe(document.body, { childList: true, subtree: true });
+  const clock = setInterval(drawAges, 30000);
+  dress();
+  return () => {
+    clearInterval(clock);
+    watch.disconnect();
+    model.off("msg:custom", onMessage);
+    for (const button of buttons.values()) button.disabled = true;
+  };
 }
 
 export default () => ({
   initialize({ model }) {
     const notebook = model.widget_manager?.context;
     // JupyterLab and Notebook alone give a page access to the notebook
-    if (!notebook?.model?.cells) return undefined;
-    const list = new RunList(model, notebook);
-    return () => list.close();
+    return notebook?.model?.cells && openRows(model, notebook);
   },
 });

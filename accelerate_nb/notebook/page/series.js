@@ -20,9 +20,7 @@ export function inOrder(names) {
 /** One such axis; a series has its points by step and by time, and epochs are read from the metric `epoch` at that time. */
 export class Axis {
   constructor(kind, store) {
-    this.kind = kind;
-    this.store = store;
-    this.epochs = kind === "epoch" ? epochsOf(store) : null;
+    Object.assign(this, { kind, store, epochs: kind === "epoch" ? epochsOf(store) : null });
   }
 
   /** The place of a point of this step and time. */
@@ -31,16 +29,12 @@ export class Axis {
     return this.epochs ? interpolated(this.epochs.t, this.epochs.y, time) : time - (this.store.run.started ?? 0);
   }
 
-  range(curve) {
-    return [this.at(curve.from, curve.began), this.at(curve.to, curve.ended)];
-  }
-
   /** The point of a series that is nearest, as `[place, value]`. */
   nearest(curve, place) {
     if (this.kind === "step") return curve.nearest(place);
     const { epochs } = this;
     const time = epochs ? interpolated(epochs.y, epochs.t, place) : place + (this.store.run.started ?? 0);
-    const point = curve.nearestAt(time);
+    const point = curve.nearest(time, "t");
     return point && [this.at(0, point[0]), point[1]];
   }
 
@@ -76,22 +70,12 @@ function interpolated(from, to, value) {
 /** One metric of one rank: its points, and what is said of all that have come. */
 export class Series {
   constructor() {
-    this.x = [];
-    this.y = [];
-    this.t = []; // when each came, in seconds since 1970
-    this.pointCount = 0;
-    this.sorted = true;
-    this.from = Infinity;
-    this.to = -Infinity;
-    this.least = Infinity;
-    this.most = -Infinity;
-    this.notFinite = 0; // values that are no finite numbers
-    this.oddAt = null; // the newest of them
+    Object.assign(this, { x: [], y: [], t: [], sorted: true, last: null }); // `t` is when each came, in seconds since 1970
+    Object.assign(this, { pointCount: 0, notFinite: 0, notPositive: 0 });
+    // the ends of its steps, of its times, and of the values that are finite
+    Object.assign(this, { from: Infinity, to: -Infinity, began: Infinity, ended: -Infinity, least: Infinity, most: -Infinity });
+    this.oddAt = null; // the newest value that is not finite: its step, itself, its time
     this.brokenAt = null; // step and time from which on none is finite
-    this.notPositive = 0;
-    this.last = null;
-    this.began = Infinity;
-    this.ended = -Infinity;
   }
 
   add(x, y, time = 0) {
@@ -138,31 +122,22 @@ export class Series {
     for (const values of [this.x, this.y, this.t]) values.length = kept;
   }
 
-  /** The point whose step is nearest to `x`, as `[x, y]`. */
-  nearest(x) {
+  /** The point whose step (`x`) or time (`t`) is nearest, as `[step or time, y]`. */
+  nearest(place, along = "x") {
     if (!this.length) return null;
-    const nearer = (best, at, i) => (Math.abs(at - x) <= Math.abs(this.x[best] - x) ? i : best);
-    const best = this.sorted ? nearestIndex(this.x, x) : this.x.reduce(nearer, 0);
-    const point = [this.x[best], this.y[best]];
+    const places = this[along];
+    const nearer = (best, at, i) => (Math.abs(at - place) <= Math.abs(places[best] - place) ? i : best);
+    const best = along === "t" || this.sorted ? nearestIndex(places, place) : places.reduce(nearer, 0);
     // the newest is always known, also where points were thinned
-    return Math.abs(this.last[0] - x) <= Math.abs(point[0] - x) ? this.last : point;
-  }
-
-  /** The point whose time is nearest, as `[time, y]`. */
-  nearestAt(time) {
-    if (!this.length) return null;
-    const best = nearestIndex(this.t, time);
-    const isLast = Math.abs(this.ended - time) < Math.abs(this.t[best] - time);
-    return isLast ? [this.ended, this.last[1]] : [this.t[best], this.y[best]];
+    const newest = along === "t" ? this.ended : this.last[0];
+    return Math.abs(newest - place) <= Math.abs(places[best] - place) ? [newest, this.last[1]] : [places[best], this.y[best]];
   }
 }
 
 /** The sum over ranks as one series: at each moment that all of them have reported, of each what it reported last until then. */
 export class Total {
   constructor(size) {
-    this.size = size;
-    this.line = new Series();
-    this.series = new Map([[0, this.line]]);
+    Object.assign(this, { size, line: new Series() });
     this.newest = new Map(); // rank -> [step, value]
     this.until = -Infinity; // when the last points came that are in the sum
   }
@@ -182,7 +157,7 @@ export class Total {
       const known = [...this.newest.values()];
       if (known.length === ranks.size) this.line.add(Math.max(...known.map(([x]) => x)), known.reduce((sum, [, y]) => sum + y, 0), time);
     }
-    return this.series;
+    return new Map([[0, this.line]]);
   }
 }
 
