@@ -19,9 +19,7 @@ export class Chart {
   constructor(name, charts) {
     Object.assign(this, { name, charts, logarithmic: false, visible: true, drawn: "" });
     this.plotted = null; // uPlot's chart, made anew where its lines or colours are others
-    this.value = span("anb-chart-value");
-    this.how = span("anb-chart-how");
-    this.note = span("anb-chart-note");
+    [this.value, this.how, this.note] = [span("anb-chart-value"), span("anb-chart-how"), span("anb-chart-note")];
     this.tip = div("anb-tip");
     const toggleLog = () => {
       this.logarithmic = !this.logarithmic;
@@ -345,8 +343,7 @@ export class Chart {
     show(this.tip, shown && pointed === this);
     if (!shown) {
       this.plotted?.setCursor({ left: -10, top: -10 }, false);
-      this.head();
-      return;
+      return void this.head();
     }
     const { step, values } = this.values(cross);
     if (step === null) return;

@@ -1,7 +1,7 @@
 // All charts together: which there are, painted in turn, with one crosshair and one zoom; or their numbers as a table.
 
 import { Chart, groupName } from "./chart.js";
-import { button, copyButton, div, foldButton, h, saveFile, section, set, setStyle, show } from "./elements.js";
+import { button, cell, copyButton, div, foldButton, h, saveFile, section, set, setStyle, show, tableRow } from "./elements.js";
 import { count, number } from "./format.js";
 import { Axis, epochsOf, inOrder, isAutomatic, newestOf, SUMMED, Total } from "./series.js";
 
@@ -22,21 +22,7 @@ export class Charts {
     this.totals = new Map(); // name -> Total, of what all ranks have the sum of
     this.grid = div("anb-chart-groups");
     this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts", hidden: true });
-    this.element = section("metrics", "Metrics", this.buildTools(), this.grid, this.numbers);
-    show(this.element, false); // not even until the first painting
-    this.sight = new IntersectionObserver((entries) => {
-      for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
-      view.draw();
-    });
-    this.sized = new ResizeObserver(() => {
-      for (const chart of this.charts.values()) chart.measure();
-      view.draw();
-    });
-    this.sized.observe(this.grid);
-  }
-
-  /** What can be done with all charts at once: which are shown, over what, how smooth, as what else. */
-  buildTools() {
+    // what can be done with all charts at once: which are shown, over what, how smooth, as what else
     const filter = () => {
       for (const [name, chart] of this.charts) show(chart.element, this.fits(name));
       for (const group of this.groups.values()) group.fit();
@@ -56,7 +42,18 @@ export class Charts {
     this.tableButton = button("anb-plain-btn", "Table", toggleTable, { title: "the numbers as a table" });
     this.frameButton = copyButton("Copy as DataFrame", dataFrame, this.view);
     set(this.frameButton, "title", "copy a line of code that reads all values with pandas");
-    return div("anb-tools", this.search, h("label", { class: "anb-smoothing" }, "smooth", smoothing), this.axes, this.showAll, this.bandButton, this.tableButton, csv, this.frameButton);
+    const tools = div("anb-tools", this.search, h("label", { class: "anb-smoothing" }, "smooth", smoothing), this.axes, this.showAll, this.bandButton, this.tableButton, csv, this.frameButton);
+    this.element = section("metrics", "Metrics", tools, this.grid, this.numbers);
+    show(this.element, false); // not even until the first painting
+    this.sight = new IntersectionObserver((entries) => {
+      for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
+      view.draw();
+    });
+    this.sized = new ResizeObserver(() => {
+      for (const chart of this.charts.values()) chart.measure();
+      view.draw();
+    });
+    this.sized.observe(this.grid);
   }
 
   /** Whether a chart of this name is shown: its name holds what is searched, in any case. */
@@ -129,10 +126,7 @@ export class Charts {
     set(this.bandButton, "aria-pressed", this.band);
     set(this.tableButton, "aria-pressed", !this.numbers.hidden);
     for (const name of names) if (!this.charts.has(name)) this.add(name);
-    if (!this.numbers.hidden) {
-      this.drawNumbers(names);
-      return;
-    }
+    if (!this.numbers.hidden) return void this.drawNumbers(names);
     for (const chart of this.charts.values()) {
       this.groups.get(groupName(chart.name)).place(chart);
       if (chart.isNumber || (chart.visible && chart.drawn)) chart.drawValues();
@@ -171,16 +165,14 @@ export class Charts {
 
   /** The table that says what the charts show. */
   drawNumbers(names) {
-    const cell = (role, text, name = "anb-num") => h("div", { class: `anb-cell ${name}`, role }, text);
-    const row = (...cells) => h("div", { class: "anb-row", role: "row" }, ...cells);
-    const head = row(...["metric", this.lineNames ? "run" : "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
-    head.classList.add("anb-header");
+    const titles = ["metric", this.lineNames ? "run" : "rank", "min", "max", "last", "last step", "values"];
+    const head = tableRow("anb-header", ...titles.map((title, i) => cell("columnheader", i ? "anb-num" : "", title)));
     const body = names.flatMap((name) => {
       const [lines, how] = [this.linesOf(name), this.howOf(name)];
       const rows = [...lines].map(([rank, curve]) => [this.lineNames?.[rank] ?? (this.isTotal(name) ? how : String(rank)), curve.least, curve.most, curve.last?.[1], curve.last?.[0], curve.pointCount]);
       const { value, step } = newestOf(lines);
       if (how && !this.isTotal(name) && !this.lineNames) rows.push([how, Math.min(...rows.map((line) => line[1])), Math.max(...rows.map((line) => line[2])), value, step, rows.reduce((sum, line) => sum + line[5], 0)]);
-      return rows.map(([of, ...values]) => row(cell("rowheader", name, ""), cell("cell", of), ...values.map((item, i) => cell("cell", i === 4 ? count(item) : number(item)))));
+      return rows.map(([of, ...values]) => tableRow("", cell("rowheader", "", name), cell("cell", "anb-num", of), ...values.map((item, i) => cell("cell", "anb-num", i === 4 ? count(item) : number(item)))));
     });
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);
     if (table.textContent !== this.numbers.textContent) this.numbers.replaceChildren(table);

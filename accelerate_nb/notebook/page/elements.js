@@ -16,6 +16,10 @@ export function h(tag, properties = {}, ...children) {
 export const div = (name, ...children) => h("div", { class: name }, ...children);
 export const span = (name, ...children) => h("span", { class: name }, ...children);
 
+/** A cell of a table, with "cell", "rowheader" or "columnheader" for its role. */
+export const cell = (role, name, ...inside) => h("div", { class: `anb-cell ${name}`, role }, ...inside);
+export const tableRow = (name, ...cells) => h("div", { class: `anb-row ${name}`, role: "row" }, ...cells);
+
 export function button(name, label, onclick, more = {}) {
   return h("button", { type: "button", class: `anb-btn ${name}`, onclick, ...more }, label);
 }
@@ -131,8 +135,7 @@ export function meter(label) {
   };
 }
 
-// light or dark is read from the colour that stands behind the view, whatever the notebook calls its themes
-/** Marks a view as light or dark and gives it its colours as a canvas takes them, as `palette`; its `key` tells one theme from another. */
+/** Marks a view as light or dark, by the colour behind it, whatever the notebook calls its themes, and gives it its colours as a canvas takes them, as `palette`; its `key` tells one theme from another. */
 export function readTheme(view) {
   const { root } = view;
   if (!root.isConnected) return;

@@ -12,9 +12,7 @@ export class Head {
     this.name = h("span", { class: "anb-name", role: "heading", "aria-level": "3" });
     this.chip = chip();
     this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
-    this.tags = span("anb-tags");
-    this.facts = span("anb-facts");
-    this.notes = span("anb-notes");
+    [this.tags, this.facts, this.notes] = [span("anb-tags"), span("anb-facts"), span("anb-notes")];
     this.buttons = div("anb-buttons"); // of the live parts
     this.element = div(
       "anb-head",
@@ -31,15 +29,17 @@ export class Head {
     setText(this.tags, (run.tags ?? []).join(" · "));
     set(this.tags, "title", (run.tags ?? []).join(", "));
     this.chip.set(lostAt !== null ? "not connected" : this.view.stopPressed && !over ? "stopping" : state.state);
-    const names = deviceNames(ranks);
+    const names = [...new Set([...ranks.values()].flatMap(({ devices }) => [...devices.keys()]))];
     const devices = names.length > 1 ? `${names[0]} … ${names.at(-1)}` : names[0];
     set(this.facts, "title", [devices, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
     show(this.buttons, this.view.canAct && !over);
     if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
     this.state = state.state;
     setText(this.time, duration(elapsed(this.store)));
+    const size = ranks.size || run.size;
+    const kinds = [...new Set(names.map((name) => name.split(":")[0]))].map((kind) => (kind === "cuda" ? "GPU" : kind.toUpperCase()));
     // 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s)
-    const facts = [ranksOnDevices(ranks.size || run.size, ranks)];
+    const facts = [kinds.length ? `${size} × ${kinds.join("/")}` : `${size} ${size === 1 ? "rank" : "ranks"}`];
     if (precision) facts.push(precision);
     if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
     if (!over) {
@@ -61,15 +61,6 @@ export class Head {
     setText(this.notes, notes.join(" · "));
   }
 }
-
-/** "4 × GPU", or "4 ranks" while it is not known what they compute on. */
-function ranksOnDevices(size, ranks) {
-  const kinds = [...new Set(deviceNames(ranks).map((name) => name.split(":")[0]))];
-  if (!kinds.length) return `${size} ${size === 1 ? "rank" : "ranks"}`;
-  return `${size} × ${kinds.map((kind) => (kind === "cuda" ? "GPU" : kind.toUpperCase())).join("/")}`;
-}
-
-const deviceNames = (ranks) => [...new Set([...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]))];
 
 /** The bar, at the top of what scrolls; a run in the background has it, others by the button in the panel's head. */
 export class RunBar {
@@ -151,10 +142,7 @@ export class RunBar {
     // one line is enough; a run that ends in sight needs none, one that ends out of sight has it until it was seen
     const { shown } = this.shared;
     const isNeeded = isOver ? shown : !shown || shown === this;
-    if (!this.isPinned || !this.isAway || !isNeeded) {
-      this.close();
-      return;
-    }
+    if (!this.isPinned || !this.isAway || !isNeeded) return void this.close();
     if (this.shared.shown !== this) this.shared.shown?.close();
     this.shared.shown = this;
     if (!this.bar.isConnected) {

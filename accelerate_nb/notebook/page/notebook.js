@@ -68,8 +68,7 @@ export function matchingOutputs(notebook, matches) {
 /** Calls `put` with each element of this id that is in the page or comes into it, before it is painted; returns what ends that. */
 export function observeReport(id, put) {
   const look = () => {
-    for (const report of document.querySelectorAll(`[id="${id}"]`)) {
-      if (report.dataset.mounted) continue;
+    for (const report of document.querySelectorAll(`[id="${id}"]:not([data-mounted])`)) {
       report.dataset.mounted = "true";
       put(report);
     }

@@ -16,14 +16,6 @@ export class Output {
     this.panel = h("div", { class: "anb-output", id: `anb-${view.id}-output`, role: "tabpanel", onscroll: () => this.drawLogs() });
     this.path = span("anb-path");
     this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, view));
-    this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel, this.folder);
-    new ResizeObserver(() => {
-      for (const log of this.shown()) log.measure();
-      view.draw();
-    }).observe(this.panel);
-  }
-
-  buildTools() {
     this.search = h("input", {
       class: "anb-search", type: "search", placeholder: "Search", "aria-label": "search in the output",
       oninput: () => this.configure({ query: this.search.value.toLowerCase() }), onkeydown: (event) => this.searchKey(event),
@@ -42,11 +34,16 @@ export class Output {
     this.followButton = button("anb-plain-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
     const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), this.view);
     this.file = button("anb-plain-btn", "Whole file", () => this.requestLog(this.singleRank), { title: "save everything this rank has written" });
-    return div(
+    const tools = div(
       "anb-tools",
       div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only, this.toggles.errors,
       span("anb-space"), this.toggles.wrap, this.toggles.times, this.sideButton, this.followButton, copy, this.file,
     );
+    this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), tools, this.panel, this.folder);
+    new ResizeObserver(() => {
+      for (const log of this.shown()) log.measure();
+      view.draw();
+    }).observe(this.panel);
   }
 
   forget() {

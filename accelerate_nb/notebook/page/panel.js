@@ -10,7 +10,7 @@ import { Head, noticesOf, RunBar, stacksOf } from "./head.js";
 import { endWithKernel, leaveNote, observeReport, replacePanel, restorePanel, saveNotebook, takeNote, watchKernel } from "./notebook.js";
 import { Output } from "./output.js";
 import { nodeState, Ranks, ranksName, ranksOfNodes } from "./ranks.js";
-import { bell, knobsOf, notifyOfEnd, Profile, profileText, profiling, RunControls } from "./run_controls.js";
+import { bell, knobsOf, notifyOfEnd, profilesOf, profileText, profiling, RunControls } from "./run_controls.js";
 import { acknowledge, elapsed, END_STATES, feed, kernelIsReachable, kernelNow, makeStore, progressOf, progressText, silence, SYMBOLS } from "./store.js";
 
 const PAINT = 200; // ms between two paintings
@@ -27,7 +27,7 @@ export class View {
     this.notices = noticesOf(this);
     this.ranks = new Ranks(this);
     this.charts = new Charts(this);
-    this.profile = new Profile(this);
+    this.profile = profilesOf(this);
     this.output = new Output(this);
     this.extras = [stacksOf(this), new RunControls(this), knobsOf(this), profiling(this), bell(this), new RunBar(this)];
     const top = div("anb-top", this.ranks.element, this.charts.element);
@@ -58,14 +58,6 @@ export class View {
     this.charts.forget();
     this.store.views.delete(this);
     this.root.remove();
-  }
-
-  /** Goes on in another place of the page. */
-  moveTo(place) {
-    this.hasMoved = true;
-    place.append(this.root);
-    this.output.arrange();
-    this.draw();
   }
 
   tick() {
@@ -204,9 +196,12 @@ export default () => {
     place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }));
     // the notebook may take the view out of the page before its cleanup is called, or after
     const view = [...closingViews, ...store.views].find(({ root }) => !root.isConnected);
+    if (!view) return void new View(store, place, sender(model));
     closingViews.delete(view);
-    if (view) view.moveTo(place);
-    else new View(store, place, sender(model));
+    view.hasMoved = true;
+    place.append(view.root);
+    view.output.arrange();
+    view.draw();
   }
 
   function render({ model, el }) {

@@ -1,6 +1,6 @@
 // The table of ranks: a row for each, for several that say the same, for a node; an overview where they are many, and the machine they run on.
 
-import { button, chip, div, h, meter, placeByKey, section, set, setStyle, setText, show, span } from "./elements.js";
+import { button, cell, chip, div, h, meter, placeByKey, section, set, setStyle, setText, show, span, tableRow } from "./elements.js";
 import { bytes, isKnown, milliseconds, number, ofBytes, runsOf } from "./format.js";
 import { isAutomatic } from "./series.js";
 import { END_STATES, labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers, SYMBOLS } from "./store.js";
@@ -34,9 +34,7 @@ class RankRow {
     const folds = last > rank;
     const name = folds ? `ranks ${rank}–${last}` : `rank ${rank}`;
     this.chip = chip();
-    this.fill = div("anb-fill");
-    this.label = span("anb-bar-label");
-    this.text = span("anb-bar-text");
+    [this.fill, this.label, this.text] = [div("anb-fill"), span("anb-bar-label"), span("anb-bar-text")];
     this.bar = h(
       "div",
       { class: "anb-bar", role: "progressbar", "aria-label": `${name} progress`, "aria-valuemin": 0, "aria-valuemax": 100 },
@@ -53,16 +51,11 @@ class RankRow {
       { type: "button", class: folds ? "anb-rank anb-rank-btn anb-ranks-btn" : `anb-rank anb-rank-btn anb-r${rank % 8}`, onclick: pick, title: folds ? "show each rank" : `show the output of ${name}`, "aria-label": folds ? `${name}: show each` : `${name}: show its output` },
       folds ? `${rank}–${last}` : String(rank),
     );
-    const cell = (name, ...inside) => h("div", { class: `anb-cell ${name}`, role: "cell" }, ...inside);
     this.steps = strip(`${name} step`, PHASES);
     this.parts = strip(`${name} memory`, MEMORY);
-    this.stepsAt = cell("anb-steps-cell", this.steps.element, this.parts.element);
-    this.deviceAt = cell("anb-device-cell", this.coordinates, this.device, this.busy.element, this.busy.text, this.memory.element, this.memory.text);
-    this.element = h(
-      "div",
-      { class: "anb-row", role: "row" },
-      h("div", { class: "anb-cell", role: "rowheader" }, this.name), cell("", this.chip.element), cell("anb-bar-cell", this.bar), this.stepsAt, this.deviceAt,
-    );
+    this.stepsAt = cell("cell", "anb-steps-cell", this.steps.element, this.parts.element);
+    this.deviceAt = cell("cell", "anb-device-cell", this.coordinates, this.device, this.busy.element, this.busy.text, this.memory.element, this.memory.text);
+    this.element = tableRow("", cell("rowheader", "", this.name), cell("cell", "", this.chip.element), cell("cell", "anb-bar-cell", this.bar), this.stepsAt, this.deviceAt);
   }
 
   /** `late` says how far it is behind the others; a `silent` run has no speed. */
@@ -72,9 +65,8 @@ class RankRow {
     this.element.classList.toggle("anb-late", late !== "");
     this.drawBar(rankState, late, silent);
     while (this.metrics.length < names.length) {
-      const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
-      this.metrics.push(cell);
-      this.element.insertBefore(cell, this.stepsAt);
+      this.metrics.push(cell("cell", "anb-num anb-metric"));
+      this.element.insertBefore(this.metrics.at(-1), this.stepsAt);
     }
     names.forEach((name, i) => {
       const value = rankState.newest.get(name);
@@ -196,10 +188,7 @@ class NodeRow {
       "button", { type: "button", class: "anb-unfold anb-node-btn", "aria-expanded": "true", onclick: toggle },
       h("span", { class: "anb-chevron", "aria-hidden": "true" }), node.label,
     );
-    this.element = h(
-      "div", { class: "anb-row anb-node", role: "row" },
-      h("div", { class: "anb-cell anb-node-cell", role: "rowheader" }, this.name, span("", ranksName(node)), this.chip.element, this.detail, this.load),
-    );
+    this.element = tableRow("anb-node", cell("rowheader", "anb-node-cell", this.name, span("", ranksName(node)), this.chip.element, this.detail, this.load));
   }
 
   draw(ranks, isOpen, load) {
@@ -229,7 +218,7 @@ export class Ranks {
     this.cells = new Map(); // rank -> its cell of the overview
     this.meters = new Map(); // name of what the machine has -> its meter
     this.strip = h("div", { class: "anb-strip", role: "group", "aria-label": "all ranks", onkeydown: (event) => this.stripKey(event) });
-    this.header = h("div", { class: "anb-row anb-header", role: "row" });
+    this.header = tableRow("anb-header");
     this.table = h("div", { class: "anb-table", role: "table", "aria-label": "ranks" }, this.header);
     this.box = div("anb-table-box", this.table);
     this.box.addEventListener("scroll", () => this.draw());
@@ -386,21 +375,21 @@ export class Ranks {
   }
 
   drawCell(rank, rankState, late = "") {
-    let cell = this.cells.get(rank);
-    if (!cell) {
-      cell = h("button", { type: "button", class: "anb-heat", tabindex: this.cells.size ? -1 : 0, onclick: () => this.view.output.pick(rank) }, div("anb-heat-fill"), span("anb-heat-text"));
-      this.cells.set(rank, cell);
-      this.strip.append(cell);
+    let square = this.cells.get(rank);
+    if (!square) {
+      square = h("button", { type: "button", class: "anb-heat", tabindex: this.cells.size ? -1 : 0, onclick: () => this.view.output.pick(rank) }, div("anb-heat-fill"), span("anb-heat-text"));
+      this.cells.set(rank, square);
+      this.strip.append(square);
     }
     const share = shareOf(progressOf(rankState).bar);
     const text = `rank ${rank}: ${rankState.state}, ${Math.round(share * 100)} %${late && `, ${late}`}`;
-    cell.classList.toggle("anb-late", late !== "");
-    set(cell, "data-state", rankState.state);
-    setStyle(cell.firstChild, "transform", `scaleY(${share.toFixed(3)})`);
-    setText(cell.lastChild, rankState.state === "running" ? String(rank) : `${SYMBOLS[rankState.state] ?? ""}${rank}`);
-    set(cell, "aria-label", text);
-    set(cell, "title", text);
-    cell.classList.toggle("anb-chosen", rank === this.view.output.chosen);
+    square.classList.toggle("anb-late", late !== "");
+    set(square, "data-state", rankState.state);
+    setStyle(square.firstChild, "transform", `scaleY(${share.toFixed(3)})`);
+    setText(square.lastChild, rankState.state === "running" ? String(rank) : `${SYMBOLS[rankState.state] ?? ""}${rank}`);
+    set(square, "aria-label", text);
+    set(square, "title", text);
+    square.classList.toggle("anb-chosen", rank === this.view.output.chosen);
   }
 
   stripKey(event) {

@@ -182,59 +182,58 @@ export function profileText(ranks) {
   return [`rank ${rank}: ${profileHead(rank, profile)}`, ...cellsOf(profile).map((cells) => cells.join("  ")), profile.trace].filter(Boolean).join("\n");
 }
 
-export class Profile {
-  constructor(view) {
-    Object.assign(this, { view, store: view.store });
-    this.chosen = null; // the rank that is shown
-    this.picked = false; // whether a person has chosen it
-    this.number = 0; // of the newest profile
-    const pick = () => {
-      Object.assign(this, { chosen: Number(this.select.value), picked: true });
-      this.draw();
-    };
-    this.select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
-    this.head = span("anb-profile-head");
-    const requestTrace = () => {
-      view.send({ do: "trace", rank: this.chosen });
-      view.announce(`Requested the trace of rank ${this.chosen}`);
-    };
-    this.download = button("anb-plain-btn", "Trace", requestTrace, { title: "save the trace, which ui.perfetto.dev opens" });
-    this.table = h("div", { class: "anb-profile-table", role: "table", "aria-label": "costliest operations" });
-    this.path = span("anb-trace-path");
-    this.trace = div("anb-tools anb-trace", "Trace: ", this.path);
-    this.element = section("profile", "Profile", div("anb-tools", this.select, this.head, span("anb-space"), this.download), this.table, this.trace);
-    show(this.element, false); // not even until the first painting
-  }
-
-  draw() {
-    const newest = newestProfiles([...this.store.ranks.values()]);
-    show(this.element, newest.length > 0);
+/** The newest profiles: of one rank, which a person may choose. */
+export function profilesOf(view) {
+  const { store } = view;
+  let chosen = null; // the rank that is shown
+  let picked = false; // whether a person has chosen it
+  let newestNumber = 0; // of the newest profile
+  let drawn = null;
+  const pick = () => {
+    [chosen, picked] = [Number(select.value), true];
+    draw();
+  };
+  const requestTrace = () => {
+    view.send({ do: "trace", rank: chosen });
+    view.announce(`Requested the trace of rank ${chosen}`);
+  };
+  const select = h("select", { class: "anb-select", "aria-label": "rank whose profile is shown", onchange: pick });
+  const [head, path] = [span("anb-profile-head"), span("anb-trace-path")];
+  const download = button("anb-plain-btn", "Trace", requestTrace, { title: "save the trace, which ui.perfetto.dev opens" });
+  const table = h("div", { class: "anb-profile-table", role: "table", "aria-label": "costliest operations" });
+  const trace = div("anb-tools anb-trace", "Trace: ", path);
+  const element = section("profile", "Profile", div("anb-tools", select, head, span("anb-space"), download), table, trace);
+  show(element, false); // not even until the first painting
+  const draw = () => {
+    const newest = newestProfiles([...store.ranks.values()]);
+    show(element, newest.length > 0);
     if (!newest.length) return;
     const { number } = newest[0].profile;
-    this.picked &&= number === this.number;
-    if (!this.picked) this.chosen = newest[0].rank;
-    if (number > this.number) this.view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`, true);
-    this.number = number;
-    show(this.select, this.store.ranks.size > 1);
-    setRanks(this.select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
-    this.select.value = String(this.chosen);
-    const { profile } = this.store.ranks.get(this.chosen);
-    setText(this.head, profileHead(this.chosen, profile));
-    show(this.download, this.view.canAct && profile.trace !== "");
-    show(this.trace, profile.trace !== "");
-    setText(this.path, profile.trace);
-    show(this.table, profile.operations.length > 0);
-    if (this.drawn === profile) return;
-    this.drawn = profile;
+    picked &&= number === newestNumber;
+    if (!picked) chosen = newest[0].rank;
+    if (number > newestNumber) view.announce(`Profile: ${profileHead(newest[0].rank, newest[0].profile)}`, true);
+    newestNumber = number;
+    show(select, store.ranks.size > 1);
+    setRanks(select, newest.map(({ rank }) => rank).sort((a, b) => a - b));
+    select.value = String(chosen);
+    const { profile } = store.ranks.get(chosen);
+    setText(head, profileHead(chosen, profile));
+    show(download, view.canAct && profile.trace !== "");
+    show(trace, profile.trace !== "");
+    setText(path, profile.trace);
+    show(table, profile.operations.length > 0);
+    if (drawn === profile) return;
+    drawn = profile;
     const rows = cellsOf(profile).map(([name, ...numbers], i) => {
       const row = h("div", { class: "anb-profile-row", role: "row" }, h("div", { class: "anb-profile-name", role: "cell", title: name }, name), ...numbers.map((text) => h("div", { class: "anb-num", role: "cell" }, text)));
       // the share is drawn behind its number
       setStyle(row.lastChild, "backgroundSize", `${(100 * profile.operations[i][3]).toFixed(1)}% 100%`);
       return row;
     });
-    const head = h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title)));
-    this.table.replaceChildren(head, ...rows);
-  }
+    const titles = h("div", { class: "anb-profile-row anb-header", role: "row" }, ...COLUMNS.map((title) => h("div", { role: "columnheader" }, title)));
+    table.replaceChildren(titles, ...rows);
+  };
+  return { element, draw };
 }
 
 const LONG = 60; // seconds that a run has to take

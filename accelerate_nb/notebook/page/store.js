@@ -49,18 +49,15 @@ export function makeStore() {
 }
 
 function rankOf(store, rank) {
-  let rankState = store.ranks.get(rank);
-  if (!rankState) {
-    const size = Math.max(store.run.size, store.ranks.size + 1);
-    const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
-    rankState = {
-      rank, state: "starting", detail: "", lineCount: 0, steps: null, profiling: null, profile: null, bars: new Map(), newest: new Map(), devices: new Map(), coordinates: "",
-      ring: new RingBuffer(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
-    };
-    store.ranks.set(rank, rankState);
-    // ranks may be heard of in any order
-    store.ranks = new Map([...store.ranks].sort(([a], [b]) => a - b));
-  }
+  if (store.ranks.has(rank)) return store.ranks.get(rank);
+  const size = Math.max(store.run.size, store.ranks.size + 1);
+  const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
+  const rankState = {
+    rank, state: "starting", detail: "", lineCount: 0, steps: null, profiling: null, profile: null, bars: new Map(), newest: new Map(), devices: new Map(), coordinates: "",
+    ring: new RingBuffer(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
+  };
+  // ranks may be heard of in any order
+  store.ranks = new Map([...store.ranks, [rank, rankState]].sort(([a], [b]) => a - b));
   return rankState;
 }
 
@@ -148,15 +145,11 @@ export function feed(store, message) {
   for (const [node, cpu, used, total] of message.loads ?? []) store.loads.set(node, { cpu, used, total });
   if (message.precision) store.precision = message.precision === "no" ? "" : message.precision;
   if (message.state) Object.assign(store, { state: { detail: "", ended: null, ...message.state }, profileError: "" });
-  for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
-    Object.assign(rankOf(store, rank), { state, detail, lineCount });
-  }
+  for (const [rank, state, detail, lineCount] of message.ranks ?? []) Object.assign(rankOf(store, rank), { state, detail, lineCount });
   // of what came before the page was loaded its own times count; a node's clock may be wrong
   const arrived = message.reset ? null : kernelNow(store);
   for (const bar of message.progress ?? []) takeProgress(store, bar, arrived ?? message.moved ?? kernelNow(store));
-  for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
-    rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
-  }
+  for (const [rank, device, utilisation, used, total] of message.devices ?? []) rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
   for (const [rank, coordinates] of message.coordinates ?? []) rankOf(store, rank).coordinates = coordinates;
   for (const [rank, parts] of message.steps ?? []) rankOf(store, rank).steps = parts;
   for (const [name, value, least, most] of message.knobs ?? []) store.knobs.set(name, { value, least, most });
