@@ -281,6 +281,7 @@ class HeldAt(BaseEvent, frozen=True, tag="held_at"):
     steps: int | None
     # seconds from one boundary to the next so far, 0 before the first
     pace: float = 0.0
+    # whether its function checks for a stop itself, and whether it is saving at this moment
     checks: bool = False
     saves: bool = False
     # how often it checked without a step before

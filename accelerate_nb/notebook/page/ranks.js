@@ -5,8 +5,8 @@ import { bytes, isKnown, milliseconds, number, ofBytes, runsOf } from "./format.
 import { isAutomatic } from "./series.js";
 import { END_STATES, labelOf, openBars, progressOf, progressText, shareDone, shareOf, silence, stragglers, SYMBOLS } from "./store.js";
 
-const PHASES = ["data", "forward", "backward", "communication", "optimizer", "idle"]; // as in reports/step_causes.py
-const MEMORY = ["weights", "gradients", "optimizer", "activations", "others"]; // as in reports/memory_parts.py
+const PHASES = ["data", "forward", "backward", "communication", "optimizer", "idle"]; // as in reports/summary.py
+const MEMORY = ["weights", "gradients", "optimizer", "activations", "others"]; // as in reports/summary.py
 
 /** A strip whose parts are as wide as their shares of a total. */
 function strip(label, names) {

@@ -157,7 +157,7 @@ export function profiling(view) {
   return { draw };
 }
 
-const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/profile_table.py
+const COLUMNS = ["operation", "calls", "self time", "share"]; // as in reports/report.py
 
 /** A profile in a line. */
 function profileHead(rank, { steps, seconds, problem, operations }) {

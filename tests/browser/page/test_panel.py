@@ -1152,6 +1152,11 @@ def test_charts_follow_the_theme(page: Any, show: Any) -> None:
     page.evaluate("theme(false)")
     expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "dark")
     assert _chart(page, "loss").locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != light
+    # also one that names both of its colours at once
+    page.evaluate("() => document.body.style.setProperty('--jp-layout-color0', 'light-dark(white, #111)')")
+    for scheme in ("light", "dark"):
+        page.evaluate("(scheme) => { document.body.style.colorScheme = scheme; }", scheme)
+        expect(page.locator(".anb")).to_have_attribute("data-anb-theme", scheme)
 
 
 # ----------------------------------------------------------------------------------------------------------------- errors
