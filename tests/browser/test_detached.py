@@ -1,6 +1,7 @@
 """A detached run in JupyterLab: its kernel is restarted from the menu, and another notebook shows it live and stops it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ pytestmark = pytest.mark.timeout(480)
 
 
 def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
-    lab: Server, window: Any, opened: Callable[..., Notebook]
+    lab: Server, window: Any, opened: Callable[..., Notebook], tmp_path: Path
 ) -> None:
-    first = opened(lab, TRAIN, "run = launch(train, num_processes=2, cpu=True, detach=True)")
+    # the runs of other tests with the same server are elsewhere
+    folder = f"%env ACCELERATE_NB_FOLDER={tmp_path}\n"
+    first = opened(lab, f"{folder}{TRAIN}", "run = launch(train, num_processes=2, cpu=True, detach=True)")
     first.run()
     panel = first.page.locator(".anb")
     moves(panel)
@@ -26,7 +29,7 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
     expect(panel.get_by_role("note")).to_contain_text("this run goes on without it")
     expect(panel.get_by_role("note")).to_contain_text("accelerate_nb.attach(")
     with opened_in(
-        window, lab, "second.ipynb", ["import accelerate_nb\nrun = accelerate_nb.attach()", "run"]
+        window, lab, "second.ipynb", [f"{folder}import accelerate_nb\nrun = accelerate_nb.attach()", "run"]
     ) as second:
         second.run_cell(0)
         other = second.page.locator(".anb").first
