@@ -30,8 +30,33 @@ def sampled(
     """A block in which what a view knows of the machine and its `ranks`, on devices of a kind, is as of about a second ago."""
     # samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder
     over = threading.Event()
-    arguments = (over, view, ranks, kind, environment, folders)
-    thread = threading.Thread(target=_take_samples, args=arguments, name="accelerate_nb samples", daemon=True)
+
+    def take_samples() -> None:
+        # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
+        if over.wait(_BETWEEN / 2):
+            return
+        host, gauge = HostGauge(folders), gauge_of(kind, len(ranks()), environment)
+        with closing(gauge):
+            timeout, seen, moved = _BETWEEN / 2, -1, time.monotonic()
+            while not over.wait(timeout):
+                began = time.thread_time()
+                if view.changes != seen:
+                    moved = time.monotonic()
+                load, own_pid = host.sample(), os.getpid()
+                view.apply(load)
+                # a rank in this very process reports no process, and runs from the first moment
+                pids = {
+                    glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
+                    for glance in view.glances()
+                    if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
+                }
+                for sample in device_samples(gauge, ranks(), pids, load):
+                    view.apply(sample)
+                seen = view.changes
+                rests = time.monotonic() - moved > _RESTS_AFTER
+                timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
+
+    thread = threading.Thread(target=take_samples, name="accelerate_nb samples", daemon=True)
     thread.start()
     try:
         yield
@@ -39,41 +64,6 @@ def sampled(
         over.set()
         # a driver that does not respond keeps nobody waiting
         thread.join(_BETWEEN)
-
-
-def _take_samples(
-    over: threading.Event,
-    view: RunState,
-    ranks: Callable[[], range],
-    kind: str,
-    environment: Mapping[str, str],
-    folders: list[Path],
-) -> None:
-    # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
-    if over.wait(_BETWEEN / 2):
-        return
-    host, gauge = HostGauge(folders), gauge_of(kind, len(ranks()), environment)
-    with closing(gauge):
-        if over.wait(_BETWEEN / 2):
-            return
-        timeout, seen, moved = 0.0, -1, time.monotonic()
-        while not over.wait(timeout):
-            began = time.thread_time()
-            if view.changes != seen:
-                moved = time.monotonic()
-            load, own_pid = host.sample(), os.getpid()
-            view.apply(load)
-            # a rank in this very process reports no process, and runs from the first moment
-            pids = {
-                glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
-                for glance in view.glances()
-                if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
-            }
-            for sample in device_samples(gauge, ranks(), pids, load):
-                view.apply(sample)
-            seen = view.changes
-            rests = time.monotonic() - moved > _RESTS_AFTER
-            timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
 
 
 def device_samples(

@@ -318,7 +318,6 @@ class RemoteConductor:
     # ------------------------------------------------------------------------------------------------------- acting
 
     def start(self) -> None:
-        """Follow the run from now on, in a thread of its own."""
         if not self.over.is_set() and self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="accelerate_nb attach", daemon=True)
             self._thread.start()

@@ -42,7 +42,6 @@ class SavedOutcomes(Outcomes):
         return RankResult(rank) if has_left_one and glance.state == "finished" else None
 
     def save(self, error: BaseException | None) -> bool:
-        """Write what is not written yet, and the error; whether that was possible."""
         try:
             for rank, descriptor in list(self._unsaved.items()):
                 _save_result(self._record.folder, rank, descriptor)

@@ -59,11 +59,9 @@ class ChildProcesses:
                 self._watches[pid] = os.pidfd_open(pid)
 
     def exit_descriptors(self) -> Sequence[int]:
-        """A descriptor for each process, where the system has them (`pidfd_open`)."""
         return [watch for pid, watch in self._watches.items() if pid in self._running]
 
     def news(self) -> None:
-        """Collect those that have ended, and end what they left behind."""
         ended: dict[int, int] = {}
         for pid in self._running:
             try:
@@ -79,11 +77,9 @@ class ChildProcesses:
             self._codes[self._running.pop(pid)] = code
 
     def exit_codes(self) -> Mapping[int, int]:
-        """Rank to exit code."""
         return self._codes
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Send a signal to those of these ranks that run."""
         for pid, rank in self._running.items():
             if rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
@@ -99,7 +95,6 @@ class ChildProcesses:
         return None
 
     def close(self) -> None:
-        """Close the watches."""
         for watch in self._watches.values():
             os.close(watch)
         self._watches.clear()

@@ -41,7 +41,6 @@ class InlineWorkers:
         self._rank, self._size = rank, size
 
     def follow(self) -> tuple[RankResult, ...]:
-        """Call the function."""
         send_main_by_value()
         step_hold = current_step_hold()
         step_hold.reset()

@@ -294,11 +294,9 @@ class SupervisorWorkers:
         self._not_forked: int | None = None
 
     def exit_descriptors(self) -> Sequence[int]:
-        """The channel's, while it is open."""
         return [] if self._lost or self._withdrawn else [self._channel.fileno()]
 
     def news(self) -> None:
-        """Read what the supervisor reports of the workers."""
         if self._withdrawn:
             return
         for received in self._channel.receive_ready():
@@ -314,11 +312,9 @@ class SupervisorWorkers:
         self._lost = self._channel.is_ended
 
     def exit_codes(self) -> Mapping[int, int]:
-        """Rank to exit code."""
         return self._codes
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
-        """Have the supervisor send a signal to those of these ranks that run."""
         if number == signal.SIGKILL and len(ranks) == len(self._requested) and not self._ranks:
             self._withdraw()
         elif ranks:

@@ -103,7 +103,7 @@ class Agent:
         return False
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
-        """Start workers; the descriptors stay the caller's."""
+        """Start workers, or raise `LaunchError`; the descriptors stay the caller's."""
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what is due, on the monotonic clock; returns the seconds for which the loop may wait, at most `timeout`."""
@@ -216,7 +216,6 @@ class NodeAgent(Agent):
         self._read_next = 0.0
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
-        """Start workers; raises `LaunchError` where the engine can't."""
         self.ranks = request.ranks
         if request.log_folder:
             self._logs = open_logs(request.log_folder, os.environ)
@@ -239,7 +238,6 @@ class NodeAgent(Agent):
             self._loop.register(descriptor, self._on_exits)
 
     def tick(self, now: float, timeout: float) -> float:
-        """Read what ranks have written, where that is due, and what has ended, where no descriptor shows it."""
         if now >= self._read_next:
             self._output.read()
             self._read_next = now + BETWEEN_READS
@@ -257,7 +255,6 @@ class NodeAgent(Agent):
         return timeout if self._logs is None or not self._logs.holds_some else min(timeout, _BETWEEN_TURNS)
 
     def drain(self) -> None:
-        """Report what is left; the processes have ended."""
         if self._workers is not None:
             self._on_exits()
         self._output.drain()
@@ -269,7 +266,6 @@ class NodeAgent(Agent):
                 self._report_outcome(rank)
 
     def close(self) -> None:
-        """Kill whatever still runs, and close what this process has of it."""
         with self._query_lock:
             # nothing is sent to anybody any more
             self._is_closed = True
@@ -290,7 +286,6 @@ class NodeAgent(Agent):
             self._logs.close()
 
     def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
-        """Carry out a message of the worker group."""
         match message:
             case messages.ToRank(rank, messages.BeginTask() as task):
                 self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")

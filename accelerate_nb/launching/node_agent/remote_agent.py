@@ -169,11 +169,9 @@ class RemoteAgent(Agent):
 
     @property
     def takes_sockets(self) -> bool:
-        """Whether its workers can inherit a socket of this process."""
         return self._channel.passes_descriptors
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
-        """Have workers started."""
         self.ranks = request.ranks
         self._reader.read(self._channel, self._take, self._on_end, _SILENCE_LIMIT)
         request = structs.replace(request, inherits_environment=self._inherits_environment, log_folder=self._log_folder)
@@ -204,7 +202,6 @@ class RemoteAgent(Agent):
         return StackSnapshot({**dict.fromkeys(ranks, ""), **found.replies}, found.collectives)
 
     def drain(self) -> None:
-        """Report what is left; the processes have ended."""
         self._close_group()
         self.tick(time.monotonic(), 0.0)
 

@@ -172,7 +172,6 @@ class JoinedMachines(NodeEngine):
         )
 
     def advice(self, node: str) -> str:
-        """Its own terminal shows what became of it."""
         return (
             f"Look at the terminal of {node}, and launch again: where machines are missing, the line to join is shown"
         )

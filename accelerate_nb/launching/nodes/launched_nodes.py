@@ -236,7 +236,6 @@ class LaunchedNodes(Nodes):
 
     @property
     def ranks_here(self) -> range:
-        """The ranks of this node."""
         return self.roster.ranks_of(self.joined.node_rank)
 
     @property
@@ -245,19 +244,15 @@ class LaunchedNodes(Nodes):
         return NetworkAddress(self._exchange.host or self._exchange.address, self.joined.port), self._store
 
     def placement_here(self, placement: Placement) -> Placement:
-        """The placement of this node's ranks, which share its threads."""
         return self.local
 
     def on_stop_elsewhere(self, request_stop: Callable[[Stop], None]) -> None:
-        """Call `request_stop` when another node stops the run."""
         self._on_stop = request_stop
 
     def variables(self) -> dict[str, str]:
-        """The variables that have collectives use the interface between the nodes."""
         return node_network.interface_variables(node_network.interface_of(self._exchange.address), os.environ)
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
-        """The runner of one attempt."""
         return LaunchedGroupRunner(plan, engine, run_context, self)
 
     def post(self, message: messages.Message, attempt: int) -> None:
@@ -278,7 +273,6 @@ class LaunchedNodes(Nodes):
                 yield self._reports[attempt].get_nowait()
 
     def leave(self, reason: str) -> None:
-        """Take part no more, for a reason in words: the run is over here, or is to be for all."""
         self._exchange.post(messages.NodeLeft(reason))
         self._exchange.close()
         self._network.close()
@@ -377,7 +371,6 @@ class LaunchedGroupRunner(GroupRunner):
             self._nodes.wake = lambda: None
 
     def stop(self, how: Stop) -> None:
-        """Request the end on all nodes."""
         self._nodes.stop(how)
         super().stop(how)
 
@@ -436,7 +429,6 @@ class RanksElsewhere(Agent):
         self._code: int | None = None
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
-        """Know the ranks."""
         self.ranks = request.ranks
 
     def tick(self, now: float, timeout: float) -> float:

@@ -65,7 +65,7 @@ class NodeEngine(ABC):
 
     @abstractmethod
     def place(self, node: str) -> PlacedAgent:
-        """Start the agent of a node; returns before it is there."""
+        """Start the agent of a node; returns before it is there, and raises `LaunchError` where it can't be started."""
 
     def replacement(self, node: str) -> str | None:
         """The node on which it has started the agent of a lost one, by itself, which may be the same; `None` where it starts none."""
@@ -110,7 +110,6 @@ class LocalNodes(NodeEngine):
     inherits_environment = False
 
     def place(self, node: str) -> PlacedAgent:
-        """Start an agent."""
         near, far = socket.socketpair()
         output = memory_file("accelerate_nb_agent")
         with far:
@@ -126,7 +125,6 @@ class LocalNodes(NodeEngine):
         return PlacedAgent(Channel(near), process, output)
 
     def advice(self, node: str) -> str:
-        """It is started as any other Python of this environment."""
         return f"Try `{sys.executable} -c 'import accelerate_nb'`"
 
 
@@ -144,7 +142,6 @@ class SshNodes(NodeEngine):
     label = "ssh"
 
     def place(self, node: str) -> PlacedAgent:
-        """Start the agent of a host; raises `LaunchError` where there is no client."""
         try:
             return start_command([*self.command, *_OPTIONS, node, f"exec {shlex.join(agent_command(self.python))}"])
         except OSError as error:
@@ -154,7 +151,6 @@ class SshNodes(NodeEngine):
             ) from None
 
     def advice(self, node: str) -> str:
-        """The same command with another purpose."""
         words = [*self.command, node, shlex.join([self.python, "-c", "import accelerate_nb"])]
         return f"Try `{shlex.join(words)}` in a terminal, which has to end without a question or an error"
 
@@ -176,7 +172,6 @@ class SlurmNodes(NodeEngine):
     label = "srun"
 
     def place(self, node: str) -> PlacedAgent:
-        """Start the agent of a node; raises `LaunchError` where there is no srun."""
         try:
             return start_command(step_command(self.job, node, agent_command(self.python)))
         except OSError as error:
@@ -185,7 +180,6 @@ class SlurmNodes(NodeEngine):
             ) from None
 
     def advice(self, node: str) -> str:
-        """The same step with another purpose."""
         step = step_command(self.job, node, [self.python, "-c", "import accelerate_nb"])
         return f"Try `{shlex.join(step)}` in a terminal"
 

@@ -327,7 +327,6 @@ class RayNodes(NodeEngine):
     label = "Ray"
 
     def place(self, node: str) -> PlacedAgent:
-        """The agent of a node; raises `LaunchError` where it can't be started, or another run uses it."""
         reservation = _reservations.get().found.get(self.number)
         if reservation is None or node not in reservation.names:
             raise LaunchError(
@@ -351,7 +350,6 @@ class RayNodes(NodeEngine):
             return None
 
     def advice(self, node: str) -> str:
-        """Ray's own command."""
         return "Try `ray status` in a terminal"
 
 

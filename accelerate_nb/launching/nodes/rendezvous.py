@@ -185,7 +185,6 @@ class _JoinedNode:
         self.name, self._number, self._exchange, self._replies = name, number, exchange, replies
 
     def request(self, message: messages.Message, reply_class: type[Reply], timeout: float) -> Reply:
-        """Send a message, and wait for its reply; raises `LaunchError` where none comes."""
         self._exchange.post(message, self._number)
         deadline = time.monotonic() + timeout
         with suppress(queue.Empty):

@@ -69,7 +69,6 @@ class RunNodes(Nodes):
 
     @property
     def inherits_environment(self) -> bool:
-        """Whether they are on other machines."""
         return self.engine.inherits_environment
 
     @property
@@ -79,11 +78,9 @@ class RunNodes(Nodes):
 
     @property
     def retries_at_once(self) -> bool:
-        """Whether all nodes are needed."""
         return self.min_nodes is None
 
     def check_payload(self, payload: Payload) -> None:
-        """Raise `PayloadError` where it can't be sent."""
         if self.inherits_environment and len(payload.descriptors) > 1:
             raise PayloadError(
                 "A run on other machines was requested, and the function or its arguments hold a pipe, a socket, a queue or "
@@ -91,11 +88,9 @@ class RunNodes(Nodes):
             )
 
     def handed_over(self) -> AbstractContextManager[tuple[node_pool.HandedMachine, ...]]:
-        """The nodes for another process, which inherits their descriptors within the block."""
         return self.engine.handed_over(self.roster.names)
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
-        """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
         plan = replace(plan, size=sum(self.roster.sizes), node_sizes=self.roster.sizes)
         log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}" if self.inherits_environment else ""
         try:
