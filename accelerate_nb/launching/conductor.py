@@ -299,18 +299,19 @@ class Conductor:
         while True:
             began, number = time.monotonic(), len(attempts)
             worker_group, rank_results = self._run_once(number)
-            if worker_group.lost is not None and not worker_group.began and self._nodes.retries_at_once:
+            if worker_group.group.lost is not None and not worker_group.group.begun and self._nodes.retries_at_once:
                 # what forks the workers died before the function had begun in any: nothing is done twice
                 if self._next_nodes(worker_group):
                     self._take_nodes()
                 worker_group, rank_results = self._run_once(number)
+            group = worker_group.group
             if all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
             error = self._error_of(worker_group, rank_results)
             first = cause([item.failure for item in rank_results if item.failure is not None])
             bases = () if (raised := rank_results[first.rank].error) is None else type(raised).__mro__
             attempt = FailedAttempt(
-                reason=f"the workers were lost: {worker_group.lost}" if worker_group.lost else failure_line(first),
+                reason=f"the workers were lost: {group.lost}" if group.lost else failure_line(first),
                 exceptions=tuple(dict.fromkeys([first.type, *(base.__name__ for base in bases)])),
                 has_stepped=self.view.has_stepped,
                 seconds=time.monotonic() - began,
@@ -328,7 +329,7 @@ class Conductor:
             if delay is None:
                 self.error, self._why_given_up = explained(error, attempts, why_given_up), why_given_up
                 return rank_results
-            texts = (changed,) if changed and worker_group.lost_ranks else (attempt.reason, changed)
+            texts = (changed,) if changed and group.lost_ranks else (attempt.reason, changed)
             next_size = sum(self._nodes.roster.sizes) or len(rank_results)
             restart = Restart(
                 attempt=number + 1,
@@ -351,7 +352,7 @@ class Conductor:
         """Choose the nodes of another attempt; returns a sentence, empty where nothing changes, and raises `LaunchError` with the reason."""
         if self._launching.max_restarts == 0:
             return ""
-        return self._nodes.next_nodes(worker_group.lost_ranks, self._stop_requested.is_set)
+        return self._nodes.next_nodes(worker_group.group.lost_ranks, self._stop_requested.is_set)
 
     def _take_nodes(self) -> None:
         for node in self._nodes.roster.node_ranks:
@@ -371,11 +372,11 @@ class Conductor:
             if error.hang is not None:
                 self.run_context.take(error.hang)
             return error
-        if worker_group.lost is not None:
-            return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
+        if worker_group.group.lost is not None:
+            return LaunchError(f"The workers were lost: {worker_group.group.lost}. They were ended; launch again.")
         failures = [item.failure for item in rank_results if item.failure is not None]
         if self._stopped is not None and all(failure.ended_by_us for failure in failures):
-            return stopped_error(worker_group.stopped_at, rank_results, self.facts.folder)
+            return stopped_error(worker_group.group.stopped_at, rank_results, self.facts.folder)
         return worker_error(rank_results, self.facts.folder)
 
     def update_status(self) -> None:
@@ -434,7 +435,8 @@ class Conductor:
         )
 
     def _end_state(self) -> tuple[State, str]:
-        stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
+        group = self._worker_group.group if self._worker_group is not None else None
+        stopped_at = None if group is None else group.stopped_at
         if stopped_at is not None and isinstance(self.error, (StoppedError, type(None))):
             self.stopped_at = stopped_at
             return "stopped", f"as requested, {stopped_at}"
@@ -446,8 +448,7 @@ class Conductor:
             return "failed", hang_headline(self.error.hang)
         if self._why_given_up:
             return "failed", f"not started again: {self._why_given_up}"
-        lost = self._worker_group.lost if self._worker_group is not None else None
-        return "failed", f"the workers were lost: {lost}" if lost else ""
+        return "failed", f"the workers were lost: {group.lost}" if group is not None and group.lost else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class GroupRunner:
     ) -> None:
         self._plan, self._run_context, self._number, self._master = plan, run_context, number, master
         self._listener = store
-        self._group = group or WorkerGroup(plan.size, run_context.stop_grace_period, deadline=run_context.deadline)
+        self.group = group or WorkerGroup(plan.size, run_context.stop_grace_period, deadline=run_context.deadline)
         self._loop = AgentLoop()
         self._agents = [make(self._loop, self._take) for make in agents]
         self._agent_of: dict[int, Agent] = {}
@@ -168,23 +168,6 @@ class GroupRunner:
         self._keep_output = record.add_output if plan.size > _MANY_RANKS else record.output
         self._store: object = None
         self.timed_out: StackSnapshot | None = None
-
-    @property
-    def began(self) -> bool:
-        """Whether the function has begun on some rank."""
-        return bool(self._group.begun)
-
-    @property
-    def stopped_at(self) -> str | None:
-        return self._group.stopped_at
-
-    @property
-    def lost(self) -> str | None:
-        return self._group.lost
-
-    @property
-    def lost_ranks(self) -> Collection[int]:
-        return frozenset(self._group.lost_ranks)
 
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns every rank's result, in the order of ranks."""
@@ -204,7 +187,7 @@ class GroupRunner:
                 self._run_context.record.flush()
 
     def stop(self, how: Stop) -> None:
-        self._group.stop(how)
+        self.group.stop(how)
         self._run_context.wake()
 
     def send(self, rank: int, message: messages.RankMessage, descriptors: Sequence[int] = ()) -> None:
@@ -223,9 +206,9 @@ class GroupRunner:
 
     def snapshot(self) -> StackSnapshot:
         """The stacks and collectives of every rank; takes up to some seconds."""
-        returned = {rank for rank, state in self._group.states.items() if state == "finished"}
+        returned = {rank for rank, state in self.group.states.items() if state == "finished"}
         returned.update(self._run_context.returned_from_task())
-        running = set(self._agent_of) - self._group.reported.keys() - returned
+        running = set(self._agent_of) - self.group.reported.keys() - returned
         with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
             found = [
                 *threads.map(
@@ -262,10 +245,10 @@ class GroupRunner:
             store = ()
 
     def _until_over(self) -> None:
-        self._carry_out(self._group.advance(time.monotonic()))
-        while self._group.phase != "over":
+        self._carry_out(self.group.advance(time.monotonic()))
+        while self.group.phase != "over":
             now = time.monotonic()
-            if self._group.is_pending or self._watchdog.is_busy:
+            if self.group.is_pending or self._watchdog.is_busy:
                 idle_time = BETWEEN_READS
             else:
                 longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
@@ -273,14 +256,14 @@ class GroupRunner:
                 idle_time = min(max(due - now, 0.0), longest)
             self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
             self._run_context.record.flush_output(time.monotonic())
-            if self._group.phase == "running":
+            if self.group.phase == "running":
                 self._watchdog.check()
-            self._carry_out(self._group.advance(time.monotonic()))
+            self._carry_out(self.group.advance(time.monotonic()))
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
         """End what waits for ranks that have returned: the task of a session, or the group."""
         if not self._run_context.end_task(snapshot):
-            self.timed_out, self._group.is_deadlocked = snapshot, True
+            self.timed_out, self.group.is_deadlocked = snapshot, True
 
     def _close_files(self) -> None:
         for descriptor in (*self._outcomes.values(), *self._replies.values()):
@@ -292,7 +275,7 @@ class GroupRunner:
         if isinstance(report, messages.RankOutput):
             self._take_output(report)
             return
-        decisions = self._group.take(report, time.monotonic())
+        decisions = self.group.take(report, time.monotonic())
         match report:
             case messages.NodeLoad(sample, devices):
                 # for the view alone: it is no sign of life of any rank
@@ -312,7 +295,7 @@ class GroupRunner:
 
     def _take_output(self, output: messages.RankOutput) -> None:
         self._watchdog.restart()
-        if not self._group.is_next(output):
+        if not self.group.is_next(output):
             return
         if output.raw:
             self._keep_output(output.rank, output.raw)
@@ -328,7 +311,7 @@ class GroupRunner:
             self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        if self._group.cause == "timed_out" and self.timed_out is None:
+        if self.group.cause == "timed_out" and self.timed_out is None:
             # before the ranks are killed
             self.timed_out = self.snapshot()
         for decision in decisions:
@@ -347,12 +330,12 @@ class GroupRunner:
         if result is not None:
             return result
         if not self._agent_of[rank].has_outcomes:
-            if self._group.states.get(rank) == "finished":
+            if self.group.states.get(rank) == "finished":
                 return RankResult(rank)
             if (reported := self._failures.get(rank)) is not None:
                 return RankResult(rank, failure=reported)
         failure = self._death(rank)
-        if rank not in self._group.reported:
+        if rank not in self.group.reported:
             # nobody was left to report its end
             state: event_types.State = "stopped" if failure.ended_by_us else "failed"
             detail = failure.message if failure.ended_by_us else ""
@@ -361,12 +344,12 @@ class GroupRunner:
         return RankResult(rank, failure=failure)
 
     def _death(self, rank: int) -> event_types.Failure:
-        code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
+        code = self.group.exit_codes.get(rank, -int(signal.SIGKILL))
         since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
         last = [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
-        by_us = rank in self._group.killed
-        when = self._group.reported.get(rank, time.time())
-        if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
+        by_us = rank in self.group.killed
+        when = self.group.reported.get(rank, time.time())
+        if len(self._agents) > 1 and rank in self.group.lost_ranks - self.group.exit_codes.keys():
             return node_loss_failure(rank, last_lines=last, time=when)
         crash = crash_text(self._crash_dumps.get(rank, ""), self._run_context.sources)
         return death_failure(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)

@@ -34,8 +34,8 @@ class StopNegotiation:
     last_step: int | None = None
     _positions: dict[int, HeldAt] = field(default_factory=dict)
     _has_boundaries: bool = True
-    # the ranks that have reached their stop points, each with its words for it
-    stopped: dict[int, str] = field(default_factory=dict)
+    # the ranks that have reached their stop points
+    stopped: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._deadline = self.now + self.stop_grace_period
@@ -69,11 +69,6 @@ class StopNegotiation:
     def raises(self) -> bool:
         """Whether the last step ends in an exception: so it does unless every rank's function checks for the stop itself."""
         return not all(position.checks for position in self._positions.values())
-
-    @property
-    def stopped_at(self) -> str | None:
-        """The point at which ranks stopped, in words; `None` before the first has."""
-        return next(iter(self.stopped.values()), None)
 
     def needs_force(self, ended: Iterable[int], now: float) -> bool:
         """Whether the ranks have to be ended by force; never once all have come, who may take their time to save."""

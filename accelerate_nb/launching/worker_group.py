@@ -44,6 +44,8 @@ class WorkerGroup:
         self.phase: Phase = "running"
         self.requested_stop: Stop | None = None
         self.negotiation: StopNegotiation | None = None
+        # the point at which the first rank stopped on request, in words
+        self.stopped_at: str | None = None
         # the ranks that have sent something, those whose function has begun, and those that have ended with the time
         self.connected: set[int] = set()
         self.begun: set[int] = set()
@@ -69,10 +71,6 @@ class WorkerGroup:
         self._until = float("inf")
 
     # ----------------------------------------------------------------------------------------------------- reading
-
-    @property
-    def stopped_at(self) -> str | None:
-        return None if self.negotiation is None else self.negotiation.stopped_at
 
     @property
     def all_reported(self) -> bool:
@@ -137,7 +135,8 @@ class WorkerGroup:
         if event.state == "running":
             self.begun.add(rank)
         if event.state == "stopping" and self.negotiation is not None:
-            self.negotiation.stopped[rank] = event.detail
+            self.negotiation.stopped.add(rank)
+            self.stopped_at = event.detail if self.stopped_at is None else self.stopped_at
         if event.state in OVER:
             self.reported[rank], self.states[rank] = event.time, event.state
             # after a stop request to all, those that have stopped wait for those that still save

@@ -229,7 +229,7 @@ def test_a_run_ends_and_is_shown_as_the_table_has_it(
     run = Run(conductor, TextFrontEnd(is_command=True))
     run.start()
     for how in scenario.stops:
-        while not (groups and groups[-1].began):
+        while not (groups and groups[-1].group.begun):
             time.sleep(0.01)
         conductor.request_stop(how)
     error: BaseException | None = None
@@ -239,7 +239,7 @@ def test_a_run_ends_and_is_shown_as_the_table_has_it(
         error = raised
     _, _, state, raised_name, text, report = rows()[name]
     if name in CAUSES:
-        assert groups[-1]._group.cause == name
+        assert groups[-1].group.cause == name
     assert f"{run.view.state}: {run.view.detail}".removesuffix(": ") == state
     assert ("nothing" if error is None else type(error).__name__) == raised_name
     assert text in capfd.readouterr().err

@@ -67,11 +67,10 @@ def test_ranks_have_the_time_that_their_way_to_the_stop_takes_and_once_all_have_
     assert time == 0.0 or not comes.needs_force([], now=time - 0.1)
     assert comes.needs_force([], now=time + 0.1)
     if time:
-        comes.stopped[0] = "after step 8"
-        assert comes.stopped_at == "after step 8"
+        comes.stopped.add(0)
         assert comes.needs_force([], now=1000.0)
         assert not comes.needs_force([1], now=1000.0)
-        comes.stopped[1] = "after step 8"
+        comes.stopped.add(1)
         assert not comes.needs_force([], now=1000.0)
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -14,7 +14,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.group_runner import RunContext
 from accelerate_nb.launching.step_requests import StopNegotiation
-from accelerate_nb.launching.worker_group import Stop
+from accelerate_nb.launching.worker_group import Stop, WorkerGroup
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 from accelerate_nb.rank.step_hold import STOP, current_step_hold
@@ -28,17 +28,14 @@ from accelerate_nb.worker.launched_call import launched_call
 class InlineWorkers:
     """A worker group that is a plain call; what it prints goes where this process prints."""
 
-    began = True
     timed_out: StackSnapshot | None = None
-    stopped_at: str | None = None
-    lost: str | None = None
-    lost_ranks: Collection[int] = ()
 
     def __init__(
         self, call: Callable[[], Any], environ: Mapping[str, str], run_context: RunContext, rank: int = 0, size: int = 1
     ) -> None:
         self._call, self._environ, self._run_context = call, environ, run_context
         self._rank, self._size = rank, size
+        self.group = WorkerGroup(size, run_context.stop_grace_period)
 
     def follow(self) -> tuple[RankResult, ...]:
         send_main_by_value()
@@ -50,7 +47,7 @@ class InlineWorkers:
             if step_hold.steps:
                 self._run_context.take(FirstStep(0, time.time()))
             # a stop of this call does not stop what this process does next
-            self.stopped_at = step_hold.stopped_at
+            self.group.stopped_at = step_hold.stopped_at
             step_hold.reset()
 
     def _called(self) -> tuple[RankResult, ...]:
@@ -115,7 +112,7 @@ class LaunchedProcessWorkers(InlineWorkers):
         try:
             return self._called()
         finally:
-            self.stopped_at = current_step_hold().stopped_at
+            self.group.stopped_at = current_step_hold().stopped_at
 
     def _values(self) -> list[Any]:
         values, facts = launched_call(self._call_with_copies, self._environ, "all", self._facts)

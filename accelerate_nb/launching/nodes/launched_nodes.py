@@ -376,7 +376,7 @@ class LaunchedGroupRunner(GroupRunner):
 
     def has_exited(self, rank: int) -> bool:
         """Whether a rank's end was reported."""
-        return rank in self._group.exit_codes
+        return rank in self.group.exit_codes
 
     def reports(self) -> Iterator[messages.Message]:
         """What other nodes have reported, as far as this one is ready to take it."""
@@ -384,18 +384,18 @@ class LaunchedGroupRunner(GroupRunner):
         for message in (*waiting, *self._nodes.reports(self._number)):
             match message:
                 case messages.RankEvent(event=HeldAt(number=number)) if (
-                    number == STOP and self._group.negotiation is None
+                    number == STOP and self.group.negotiation is None
                 ):
                     # its node knows already that all are to stop
                     self._early.append(message)
-                case messages.AgentLost(ranks) if all(rank in self._group.reported for rank in ranks):
+                case messages.AgentLost(ranks) if all(rank in self.group.reported for rank in ranks):
                     # it left after its ranks had ended
                     continue
-                case messages.RankEvent(rank) | messages.RankExited(rank) if rank in self._group.lost_ranks:
+                case messages.RankEvent(rank) | messages.RankExited(rank) if rank in self.group.lost_ranks:
                     # its node goes on without the others for a moment
                     continue
                 case messages.RunTimedOut():
-                    self._run_context.deadline = self._group.deadline = time.monotonic()
+                    self._run_context.deadline = self.group.deadline = time.monotonic()
                 case messages.ToRank(rank, content):
                     if not isinstance(content, _PASSED_ON) or rank not in self._nodes.ranks_here:
                         continue
@@ -406,14 +406,14 @@ class LaunchedGroupRunner(GroupRunner):
                     yield message
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        if self._group.cause == "timed_out" and self.timed_out is None:
+        if self.group.cause == "timed_out" and self.timed_out is None:
             self._nodes.post(messages.RunTimedOut(), self._number)
         super()._carry_out(decisions)
 
     def _end_deadlock(self, snapshot: StackSnapshot) -> None:
         """End the group, unless ranks elsewhere, whose stacks are not known here, may still be at work."""
         elsewhere = set(range(self._plan.size)) - set(self._nodes.ranks_here)
-        if elsewhere <= self._group.reported.keys():
+        if elsewhere <= self.group.reported.keys():
             super()._end_deadlock(snapshot)
 
 
