@@ -22,7 +22,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.process_limits import limit_reached
 from accelerate_nb.failures.stack_dumps import SIGNAL, crash_dump, dumps_since, lengths, process_state, read_replies
 from accelerate_nb.launching.engines.children import Engine, Workers
-from accelerate_nb.launching.node_agent.node_logs import Connection, NodeLogs, OutputPart, local_workers, open_logs
+from accelerate_nb.launching.node_agent.node_logs import Connection, OutputPart, RankLog, local_workers, open_logs
 from accelerate_nb.transport import messages
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.memory_file import memory_file
@@ -123,69 +123,6 @@ class Agent:
         """End whatever still runs; nothing is sent to anybody any more."""
 
 
-class OutputReader:
-    """Reads what ranks write; `on_output` gets a rank, its bytes, and the lines that they complete."""
-
-    def __init__(self, on_output: Callable[[int, bytes, tuple[LogLine, ...]], None]) -> None:
-        self.wrote_last = time.monotonic()
-        self._on_output = on_output
-        self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
-        self._pipes = selectors.DefaultSelector()
-
-    def close(self) -> None:
-        """Look at no pipe any more."""
-        self._pipes.close()
-
-    def fileno(self) -> int:
-        """The selector's descriptor."""
-        return self._pipes.fileno()
-
-    def listen(self, rank: int, connection: Connection) -> None:
-        """Read a rank's pipes from now on."""
-        outputs: tuple[tuple[Stream, int], ...] = (("stdout", connection.stdout), ("stderr", connection.stderr))
-        for stream, descriptor in outputs:
-            self._assemblers[rank, stream] = LineAssembler()
-            self._pipes.register(descriptor, selectors.EVENT_READ, (rank, stream, descriptor))
-
-    def read(self) -> None:
-        """Read what is there."""
-        for key, _ in self._pipes.select(0):
-            self._read_pipe(*key.data)
-
-    def _read_pipe(self, rank: int, stream: Stream, descriptor: int) -> bool:
-        try:
-            data = os.read(descriptor, _READ_AT_ONCE)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._pipes.unregister(descriptor)
-            return False
-        self.wrote_last = time.monotonic()
-        self._take_output(rank, stream, *self._assemblers[rank, stream].feed(data))
-        return True
-
-    def read_all_of(self, rank: int) -> None:
-        """Read what a rank has written until now, which its pipes hold; a line that has not ended ends here."""
-        for key in [key for key in self._pipes.get_map().values() if key.data[0] == rank]:
-            self._read_pipe(*key.data)
-            stream: Stream = key.data[1]
-            self._take_output(rank, stream, *self._assemblers[rank, stream].close())
-
-    def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[OutputLine]) -> None:
-        if raw or lines:
-            now = time.time()
-            read = tuple(LogLine(rank, stream, line.text, now, line.open, line.meaning) for line in lines)
-            self._on_output(rank, raw, read)
-
-    def drain(self) -> None:
-        """Read what is left; the processes have ended, and one that was not theirs may hold a pipe open."""
-        for key in list(self._pipes.get_map().values()):
-            while self._read_pipe(*key.data):
-                pass
-        for (rank, stream), assembler in self._assemblers.items():
-            self._take_output(rank, stream, *assembler.close())
-
-
 class NodeAgent(Agent):
     """Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread."""
 
@@ -210,21 +147,27 @@ class NodeAgent(Agent):
         self._is_lost = False
         # while ranks are asked where they are, and from the end on
         self._query_lock, self._is_closed = threading.Lock(), False
-        self._output = OutputReader(self._on_output)
-        # where the whole logs stay on this node
-        self._logs: NodeLogs | None = None
+        # what ranks write to, and where the whole logs stay on this node
+        self._pipes = selectors.DefaultSelector()
+        self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
+        self._wrote_last = time.monotonic()
+        self._logs: dict[int, RankLog] = {}
+        self._logs_lock = -1
         self._read_next = 0.0
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         self.ranks = request.ranks
         if request.log_folder:
-            self._logs = open_logs(request.log_folder, os.environ)
+            self._logs, self._logs_lock = open_logs(request.log_folder, self.ranks, os.environ)
         try:
             for rank in self.ranks:
                 self._connections[rank] = connection = Connection.open()
                 self._readers[rank] = EventReader()
                 self._loop.register(connection.events, partial(self._on_events, rank))
-                self._output.listen(rank, connection)
+                outputs: list[tuple[Stream, int]] = [("stdout", connection.stdout), ("stderr", connection.stderr)]
+                for stream, descriptor in outputs:
+                    self._assemblers[rank, stream] = LineAssembler()
+                    self._pipes.register(descriptor, selectors.EVENT_READ, (rank, stream, descriptor))
             self._workers = self._engine(local_workers(request, self._connections, descriptors))
         except OSError as error:
             if reached := limit_reached(error, len(self.ranks)):
@@ -239,25 +182,29 @@ class NodeAgent(Agent):
 
     def tick(self, now: float, timeout: float) -> float:
         if now >= self._read_next:
-            self._output.read()
+            for key, _ in self._pipes.select(0):
+                self._read_pipe(*key.data)
             self._read_next = now + BETWEEN_READS
-            # what was held back, and whose turn has come
-            for rank, part in () if self._logs is None else self._logs.due():
-                self._report_output(rank, part)
+            for rank, log in self._logs.items():
+                self._report_output(rank, log.due())
         if not self._exit_descriptors and self._workers is not None:
             self._on_exits()
-        if now - self._output.wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
+        if now - self._wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
             return min(timeout, BETWEEN_READS)
         # Linux's and macOS's selectors can be waited for themselves
-        logs = self._output.fileno()
-        if not self._loop.is_registered(logs):
-            self._loop.register(logs, partial(self._on_quiet_ended, logs))
-        return timeout if self._logs is None or not self._logs.holds_some else min(timeout, _BETWEEN_TURNS)
+        if not self._loop.is_registered(self._pipes.fileno()):
+            self._loop.register(self._pipes.fileno(), self._on_quiet_ended)
+        return min(timeout, _BETWEEN_TURNS) if any(log.held for log in self._logs.values()) else timeout
 
     def drain(self) -> None:
         if self._workers is not None:
             self._on_exits()
-        self._output.drain()
+        # one that was not theirs may hold a pipe open
+        for key in list(self._pipes.get_map().values()):
+            while self._read_pipe(*key.data):
+                pass
+        for (rank, stream), assembler in self._assemblers.items():
+            self._take_output(rank, stream, *assembler.close())
         for rank in self.ranks:
             self._on_events(rank)
             self._report_rest(rank)
@@ -278,12 +225,14 @@ class NodeAgent(Agent):
                 connection.cut()
         for descriptor in self._exit_descriptors:
             self._loop.unregister(descriptor)
-        self._loop.unregister(self._output.fileno())
-        self._output.close()
+        self._loop.unregister(self._pipes.fileno())
+        self._pipes.close()
         for reply in self._replies.values():
             os.close(reply)
-        if self._logs is not None:
-            self._logs.close()
+        for log in self._logs.values():
+            log.close()
+        if self._logs_lock >= 0:
+            os.close(self._logs_lock)
 
     def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         match message:
@@ -329,23 +278,37 @@ class NodeAgent(Agent):
         self._numbers[rank] += 1
         return self._numbers[rank] - 1
 
-    def _on_output(self, rank: int, raw: bytes, lines: tuple[LogLine, ...]) -> None:
-        part = OutputPart(raw, lines) if self._logs is None else self._logs.take(rank, raw, lines)
-        if part is not None:
-            self._report_output(rank, part)
+    def _read_pipe(self, rank: int, stream: Stream, descriptor: int) -> bool:
+        try:
+            data = os.read(descriptor, _READ_AT_ONCE)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._pipes.unregister(descriptor)
+            return False
+        self._wrote_last = time.monotonic()
+        self._take_output(rank, stream, *self._assemblers[rank, stream].feed(data))
+        return True
 
-    def _report_output(self, rank: int, part: OutputPart) -> None:
-        path = str(self._logs.path(rank)) if self._logs is not None and part.left_out else ""
-        self._report(messages.RankOutput(rank, self._number(rank), *part, path), ())
+    def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[OutputLine]) -> None:
+        if raw or lines:
+            now, log = time.time(), self._logs.get(rank)
+            read = tuple(LogLine(rank, stream, line.text, now, line.open, line.meaning) for line in lines)
+            self._report_output(rank, OutputPart(raw, read) if log is None else log.take(raw, read))
+
+    def _report_output(self, rank: int, part: OutputPart | None) -> None:
+        if part is not None:
+            path = str(self._logs[rank].path) if part.left_out else ""
+            self._report(messages.RankOutput(rank, self._number(rank), *part, path), ())
 
     def _report_rest(self, rank: int) -> None:
         """Report all of a rank's output that was held back."""
-        if self._logs is not None and (part := self._logs.rest(rank)) is not None:
-            self._report_output(rank, part)
+        if rank in self._logs:
+            self._report_output(rank, self._logs[rank].rest())
 
-    def _on_quiet_ended(self, logs: int) -> None:
-        self._loop.unregister(logs)
-        self._output.wrote_last = time.monotonic()
+    def _on_quiet_ended(self) -> None:
+        self._loop.unregister(self._pipes.fileno())
+        self._wrote_last = time.monotonic()
 
     def _on_events(self, rank: int) -> None:
         sock = self._connections[rank].events
@@ -361,8 +324,11 @@ class NodeAgent(Agent):
         self._connected.add(rank)
         for event in self._readers[rank].feed(data):
             if isinstance(event, TaskDone):
-                # after all that the rank wrote before
-                self._output.read_all_of(rank)
+                # after all that the rank wrote before, which its pipes hold; a line that has not ended ends here
+                for key in [key for key in self._pipes.get_map().values() if key.data[0] == rank]:
+                    self._read_pipe(*key.data)
+                    stream: Stream = key.data[1]
+                    self._take_output(rank, stream, *self._assemblers[rank, stream].close())
                 self._report_rest(rank)
                 if (reply := self._replies.pop((rank, event.number), None)) is not None:
                     self._report(messages.RankTaskReply(rank, self._number(rank), event.number), (reply,))

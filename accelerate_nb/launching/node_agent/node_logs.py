@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,71 +117,27 @@ class _LogPiece(NamedTuple):
         return len(self.raw) or (0 if self.line is None else len(self.line.text))
 
 
-class NodeLogs:
-    """Writes the whole output of ranks into `rank_N.log` in a folder, and gives the part of it that is sent."""
+class RankLog:
+    """The file `path` that holds all that a rank wrote, and the part of it that is sent and held back."""
 
     # A rank that writes much has its newest lines sent about once a second, and the errors among the others, up to `HELD_SIZE` each time.
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
-        self._logs: dict[int, _RankLog] = {}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # others that remove old logs pass over a folder in use
-        self._lock = _locked(folder, is_exclusive=False)
-
-    def path(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote."""
-        return self._folder / f"rank_{rank}.log"
-
-    def take(self, rank: int, raw: bytes, lines: tuple[LogLine, ...]) -> OutputPart | None:
-        """Write what a rank has written into its log; returns what is to be sent at once."""
-        log = self._logs.get(rank)
-        if log is None:
-            log = self._logs[rank] = _RankLog(self.path(rank), self._clock())
-        return log.take(raw, lines, self._clock())
-
-    def due(self) -> Iterator[tuple[int, OutputPart]]:
-        """The parts whose turn has come, by their rank."""
-        now = self._clock()
-        for rank, log in self._logs.items():
-            if log.is_due(now):
-                yield rank, log.rest(now)
-
-    @property
-    def holds_some(self) -> bool:
-        """Whether something waits for its turn."""
-        return any(log.held for log in self._logs.values())
-
-    def rest(self, rank: int) -> OutputPart | None:
-        """All that is held back of a rank, at once."""
-        log = self._logs.get(rank)
-        return log.rest(self._clock()) if log is not None and log.held else None
-
-    def close(self) -> None:
-        """Close the files."""
-        for log in self._logs.values():
-            log.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-
-
-class _RankLog:
-    """The file of one rank, and what is held back of it."""
-
-    def __init__(self, path: Path, now: float) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = path, clock
         self.held: deque[_LogPiece] = deque()
         self._errors: list[_LogPiece] = []
         self._held_size = self._errors_size = self._left_out = 0
         # how many bytes may be sent now
-        self._budget, self._at = float(BURST_SIZE), now
+        self._budget, self._at = float(BURST_SIZE), clock()
         self._is_whole = True
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError:
             self._file, self._is_whole = -1, False
 
-    def take(self, raw: bytes, lines: tuple[LogLine, ...], now: float) -> OutputPart | None:
-        self._refill(now)
+    def take(self, raw: bytes, lines: tuple[LogLine, ...]) -> OutputPart | None:
+        """Write what the rank has written; returns what is to be sent at once."""
+        self._refill()
         rest = memoryview(raw if self._is_whole else b"")
         try:
             while rest:
@@ -191,7 +147,7 @@ class _RankLog:
             self._is_whole = False
         if not self._is_whole:
             # nothing else has what is left out
-            held = self.rest(now)
+            held = self.rest() or OutputPart(b"", ())
             return OutputPart(held.raw + raw, held.lines + lines, held.left_out)
         size = len(raw) or sum(len(line.text) for line in lines)
         if not self.held and size <= self._budget:
@@ -206,13 +162,18 @@ class _RankLog:
                 self._hold(piece)
         return _part(sent) if sent else None
 
-    def is_due(self, now: float) -> bool:
-        self._refill(now)
+    def due(self) -> OutputPart | None:
+        """All that is held back, where its turn has come."""
+        self._refill()
         # not each of many small gaps is worth a line
-        return bool(self.held) and self._budget >= (HELD_SIZE if self._left_out else self._held_size)
+        is_due = self._budget >= (HELD_SIZE if self._left_out else self._held_size)
+        return self.rest() if is_due else None
 
-    def rest(self, now: float) -> OutputPart:
-        self._refill(now)
+    def rest(self) -> OutputPart | None:
+        """All that is held back, at once."""
+        if not self.held:
+            return None
+        self._refill()
         part = _part([*self._errors, *self.held], self._left_out)
         # below zero, where it could not wait
         self._budget -= self._held_size + self._errors_size
@@ -225,7 +186,8 @@ class _RankLog:
         if self._file >= 0:
             os.close(self._file)
 
-    def _refill(self, now: float) -> None:
+    def _refill(self) -> None:
+        now = self._clock()
         self._budget = min(float(BURST_SIZE), self._budget + (now - self._at) * BYTES_A_SECOND)
         self._at = now
 
@@ -277,19 +239,22 @@ def with_gap(report: RankOutput, node: str) -> RankOutput:
     return structs.replace(report, raw=f"{text}\n".encode() + report.raw, lines=(line, *report.lines))
 
 
-def open_logs(name: str, environment: Mapping[str, str]) -> NodeLogs | None:
-    """The logs of a run's ranks in a folder of this node, of which the oldest of many are removed; `None` where there can be none."""
+def open_logs(name: str, ranks: Iterable[int], environment: Mapping[str, str]) -> tuple[dict[int, RankLog], int]:
+    """The logs of a run's ranks in a folder of this node, none where it can't be made, and the descriptor that locks it, -1 for none."""
     parent = runs_folder(environment) / _FOLDER
+    folder = parent / Path(name).name
     with suppress(OSError):
         found = sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        for folder in found[: max(0, len(found) + 1 - KEPT_RUNS)]:
-            if (lock := _locked(folder, is_exclusive=True)) >= 0:
+        # the oldest of many go; others that remove old logs pass over a folder in use
+        for old in found[: max(0, len(found) + 1 - KEPT_RUNS)]:
+            if (lock := _locked(old, is_exclusive=True)) >= 0:
                 os.close(lock)
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(old, ignore_errors=True)
     try:
-        return NodeLogs(parent / Path(name).name)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
-        return None
+        return {}, -1
+    return {rank: RankLog(folder / f"rank_{rank}.log") for rank in ranks}, _locked(folder, is_exclusive=False)
 
 
 def _locked(folder: Path, *, is_exclusive: bool) -> int:

@@ -18,7 +18,7 @@ from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.launching.node_agent import node_logs
-from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
+from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, OutputPart, RankLog
 from accelerate_nb.launching.nodes import node_pool, run_nodes
 from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES
@@ -34,11 +34,11 @@ def line_of(number: int) -> bytes:
 
 
 class RankWriter:
-    """A rank that writes into logs on a clock of its own, and what was sent of it."""
+    """A rank that writes into a log on a clock of its own, and what was sent of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.now = 100.0
-        self.logs = NodeLogs(folder, lambda: self.now)
+        self.log = RankLog(path, lambda: self.now)
         self.written = 0
         self.sent: list[OutputPart] = []
         self._assembler = LineAssembler()
@@ -47,15 +47,14 @@ class RankWriter:
         self.written += len(data)
         raw, found = self._assembler.feed(data)
         lines = tuple(LogLine(0, "stdout", line.text, self.now, line.open, line.meaning) for line in found)
-        self.take(self.logs.take(0, raw, lines))
+        self.take(self.log.take(raw, lines))
 
     def take(self, part: OutputPart | None) -> None:
         self.sent += [] if part is None else [part]
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for _, part in self.logs.due():
-            self.take(part)
+        self.take(self.log.due())
 
     @property
     def raw(self) -> bytes:
@@ -72,9 +71,9 @@ class RankWriter:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[RankWriter]:
-    writer = RankWriter(tmp_path / "logs")
+    writer = RankWriter(tmp_path / "rank_0.log")
     yield writer
-    writer.logs.close()
+    writer.log.close()
 
 
 def test_what_is_below_the_limit_is_sent_at_once_and_whole(rank: RankWriter) -> None:
@@ -85,15 +84,15 @@ def test_what_is_below_the_limit_is_sent_at_once_and_whole(rank: RankWriter) -> 
     assert len(rank.raw) == 100 * 6001
     assert rank.left_out == 0
     assert rank.texts[-1] == "60 %"
-    assert not rank.logs.holds_some
+    assert not rank.log.held
 
 
 def test_of_a_burst_the_beginning_and_the_end_are_sent_and_the_file_has_all(rank: RankWriter) -> None:
     data = b"".join(map(line_of, range(LINES)))
     for at in range(0, len(data), 1 << 18):
         rank.write(data[at : at + (1 << 18)])
-    rank.take(rank.logs.rest(0))
-    assert rank.logs.path(0).read_bytes() == data
+    rank.take(rank.log.rest())
+    assert rank.log.path.read_bytes() == data
     assert len(rank.raw) <= BURST_SIZE + HELD_SIZE
     assert len(rank.raw) + rank.left_out == len(data)
     head, tail = rank.raw[: BURST_SIZE - 100], rank.raw[-HELD_SIZE + 100 :]
@@ -112,7 +111,7 @@ def test_a_rank_that_writes_on_and_on_is_sent_at_a_rate_with_a_gap_a_second(rank
     assert len(rank.raw) <= BURST_SIZE + 10 * BYTES_A_SECOND
     assert 8 <= sum(part.left_out > 0 for part in rank.sent) <= 10
     rank.wait(1.0)
-    assert not rank.logs.holds_some
+    assert not rank.log.held
     assert len(rank.raw) + rank.left_out == rank.written
     # after a while without output all is sent again
     rank.wait(BURST_SIZE / BYTES_A_SECOND)
@@ -127,7 +126,7 @@ def test_a_traceback_in_the_middle_of_a_burst_is_sent(rank: RankWriter) -> None:
     rank.write(noise + noise)
     rank.write(traceback)
     rank.write(noise)
-    rank.take(rank.logs.rest(0))
+    rank.take(rank.log.rest())
     assert traceback in rank.raw
     assert "ValueError: no such thing" in rank.texts
     assert len(rank.raw) + rank.left_out == rank.written
@@ -136,17 +135,17 @@ def test_a_traceback_in_the_middle_of_a_burst_is_sent(rank: RankWriter) -> None:
 def test_errors_without_end_are_bounded_too(rank: RankWriter) -> None:
     for _ in range(10):
         rank.write(b"ERROR: something is wrong\n" * 10_000)
-    rank.take(rank.logs.rest(0))
+    rank.take(rank.log.rest())
     assert len(rank.raw) <= BURST_SIZE + 2 * HELD_SIZE
 
 
 def test_one_endless_line_is_sent_as_it_is_shown(rank: RankWriter) -> None:
     rank.write(b"x" * (5 << 20) + b"\n" + b"end\n")
-    rank.take(rank.logs.rest(0))
+    rank.take(rank.log.rest())
     assert len(rank.raw) < HELD_SIZE
     assert rank.texts[0].endswith("… (5,242,880 bytes)")
     assert rank.texts[1] == "end"
-    assert rank.logs.path(0).stat().st_size == rank.written
+    assert rank.log.path.stat().st_size == rank.written
 
 
 def test_where_the_file_cannot_take_it_all_is_sent(rank: RankWriter) -> None:
@@ -160,23 +159,23 @@ def test_where_the_file_cannot_take_it_all_is_sent(rank: RankWriter) -> None:
 
 def test_old_folders_of_logs_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    kept = [node_logs.open_logs(f"used_{number}", environment) for number in range(2)]
+
+    def folder_of(name: str, time: int) -> tuple[Path, int]:
+        logs, lock = node_logs.open_logs(name, [0], environment)
+        log = logs[0]
+        log.close()
+        os.utime(log.path.parent, (time, time))
+        return log.path.parent, lock
+
+    kept = [folder_of(f"used_{number}", 0) for number in range(2)]
     for number in range(node_logs.KEPT_RUNS + 5):
-        made = node_logs.open_logs(f"run_{number}", environment)
-        assert made is not None
-        made.close()
-        os.utime(made.path(0).parent, (number, number))
-    for logs in kept:
-        assert logs is not None
-        os.utime(logs.path(0).parent, (0, 0))
-    last = node_logs.open_logs("last", environment)
-    assert last is not None
-    names = {path.name for path in last.path(0).parent.parent.iterdir()}
+        os.close(folder_of(f"run_{number}", number)[1])
+    last = folder_of("last", 0)
+    names = {path.name for path in last[0].parent.iterdir()}
     assert {"used_0", "used_1", "last", f"run_{node_logs.KEPT_RUNS + 4}"} <= names
     assert len(names) <= node_logs.KEPT_RUNS + len(kept)
-    for logs in (*kept, last):
-        assert logs is not None
-        logs.close()
+    for _, lock in (*kept, last):
+        os.close(lock)
 
 
 # ---------------------------------------------------------------------------------------------------- agents of "machines"
