@@ -242,7 +242,7 @@ def test_an_agent_of_another_version_is_refused_with_both_versions(tmp_path: Pat
         far.sendall(struct.pack("<4sHHI", b"\x93ANB", VERSION + 1, 0, 2) + b"{}")
         with Group(FunctionCall(waits), [channel], tmp_path, (1,)) as group:
             group.end()
-        assert f"version {VERSION + 1}" in (group.runner.lost or "")
+        assert f"version {VERSION + 1}" in (group.runner.group.lost or "")
 
 
 def test_reports_about_ranks_of_another_agent_are_refused(tmp_path: Path) -> None:
