@@ -197,9 +197,9 @@ class Conductor:
         return self.run_context.record.trouble
 
     @property
-    def ranks_here(self) -> Sequence[int]:
+    def ranks_here(self) -> range:
         """The ranks on this machine, whose process numbers mean something here."""
-        return self.view.ranks if self._nodes.ranks_here is None else self._nodes.ranks_here
+        return range(len(self.view.ranks)) if self._nodes.ranks_here is None else self._nodes.ranks_here
 
     @property
     def main_rank(self) -> int:
@@ -278,12 +278,7 @@ class Conductor:
             self._take_nodes()
             self.run_context.take(StateChange(None, "running", time.time(), self.facts.why))
             kind, environment = self._placement.kind, {**os.environ, **self._placement.shows}
-            all_ranks = range(self._placement.size)
-
-            def ranks() -> range:
-                return all_ranks if self._nodes.ranks_here is None else self._nodes.ranks_here
-
-            with sampled(self.view, ranks, kind, environment, [self.facts.folder, Path.cwd()]):
+            with sampled(self.view, lambda: self.ranks_here, kind, environment, [self.facts.folder, Path.cwd()]):
                 self.rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
@@ -403,7 +398,10 @@ class Conductor:
             self.run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
             self.run_context.record.close()
-            self._nodes.leave(detail or _reason(self.error) or f"its run has {state}")
+            why = "" if self.error is None else repr(self.error)
+            if isinstance(self.error, AccelerateNbError):
+                why = str(self.error).partition("\n")[0]
+            self._nodes.leave(detail or why or f"its run has {state}")
             if self._payload is not None:
                 self._payload.close()
             prune(self.facts.folder.parent)
@@ -489,10 +487,3 @@ def explained(error: BaseException, attempts: Sequence[FailedAttempt], why_given
     # the worker's class may be a frozen dataclass, which refuses plain assignment
     object.__setattr__(error, "message", f"{error.message}\n\n{text}")
     return error
-
-
-def _reason(error: BaseException | None) -> str:
-    """An error in one line for other nodes."""
-    if not isinstance(error, AccelerateNbError):
-        return "" if error is None else repr(error)
-    return next(iter(str(error).splitlines()), "")

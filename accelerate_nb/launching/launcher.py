@@ -95,11 +95,8 @@ def prepare_in_launched_process(call: FunctionCall, config: RunConfig, environ: 
     kind = "cpu" if config.launching.cpu else probe().kind
     why = f"in the {size} processes that a launcher started"
     choice = Placement("inline", size, cpu=kind == "cpu", why=why, kind=kind)
-
-    def worker_group(run_context: RunContext, _number: int) -> LaunchedProcessWorkers:
-        return LaunchedProcessWorkers(call, environ, run_context, rank, size)
-
-    return Conductor(_launch(call, config, choice), worker_group, Nodes())
+    launch = _launch(call, config, choice)
+    return Conductor(launch, lambda context, _: LaunchedProcessWorkers(call, environ, context, rank, size), Nodes())
 
 
 def request(

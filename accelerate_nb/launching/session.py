@@ -25,21 +25,12 @@ from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.run import FrontEnd, LaunchFacts, Run
 from accelerate_nb.launching.worker_group import Stop
 from accelerate_nb.sources.cells import CellSources, current_sources
+from accelerate_nb.transport import session_tasks
 from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
 from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import unpickling_failure
 from accelerate_nb.transport.payload import check_function
 from accelerate_nb.transport.serializer import dump, explain, is_of_main, load
-from accelerate_nb.transport.session_tasks import (
-    RETURNED,
-    CallFunction,
-    PullNames,
-    PushNames,
-    RunCell,
-    Task,
-    TaskReply,
-    TaskRequest,
-)
 from accelerate_nb.worker.session import task_loop
 
 
@@ -63,7 +54,7 @@ SETTLE, SETTLE_WITHOUT_CAUSE = 0.5, 1.0
 FREEING = 1.0
 
 
-def write_request(task: Task | None, parts: Mapping[str, Any] | None = None) -> int:
+def write_request(task: session_tasks.Task | None, parts: Mapping[str, Any] | None = None) -> int:
     """A task request in a memory file; raises `PayloadError` for what of its `parts` can't travel."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     sources = current_sources() if parts is not None else CellSources({}, {})
@@ -71,7 +62,7 @@ def write_request(task: Task | None, parts: Mapping[str, Any] | None = None) -> 
     main_names = list(vars(sys.modules["__main__"]).items())
     try:
         known = frozenset(name for name, value in main_names if is_of_main(value))
-        entries = dump(TaskRequest(task, known, sources.lines, sources.numbers, names), names)
+        entries = dump(session_tasks.TaskRequest(task, known, sources.lines, sources.numbers, names), names)
     except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
         raise explain(parts or {}, error, sources) from None
     descriptor = memory_file("accelerate_nb_request")
@@ -83,12 +74,12 @@ def write_request(task: Task | None, parts: Mapping[str, Any] | None = None) -> 
     return descriptor
 
 
-def read_reply(descriptor: int, rank: int) -> TaskReply:
+def read_reply(descriptor: int, rank: int) -> session_tasks.TaskReply:
     """The reply of a rank in its memory file, which is closed; a `Failure` in it where it can't be unpickled."""
     try:
-        reply: TaskReply = load(map_entries(descriptor))
+        reply: session_tasks.TaskReply = load(map_entries(descriptor))
     except Exception as error:  # noqa: BLE001 - unpickling runs anybody's code
-        return TaskReply(0.0, failure=unpickling_failure(rank, "reply", error), error=error)
+        return session_tasks.TaskReply(0.0, failure=unpickling_failure(rank, "reply", error), error=error)
     finally:
         os.close(descriptor)
     return reply
@@ -157,8 +148,8 @@ class CellControl:
         self._timers.append(timer)
         timer.start()
 
-    def take(self, rank: int, reply: TaskReply) -> None:
-        value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
+    def take(self, rank: int, reply: session_tasks.TaskReply) -> None:
+        value = reply.value and reply.value.get(session_tasks.RETURNED, reply.value)
         self.ended[rank] = CellResult(
             rank,
             value,
@@ -320,7 +311,7 @@ class Session:
         context.sources = CellSources(
             {**context.sources.lines, **sources.lines}, {**context.sources.numbers, **sources.numbers}
         )
-        cell = RunCell(text, filename, number)
+        cell = session_tasks.RunCell(text, filename, number)
         name = name or f"Cell In[{number}]"
         control = self._begin(cell, ranks, name, timeout, outlives_wait=outlives_wait)
         return Run(control, front_end or FrontEnd())
@@ -338,7 +329,7 @@ class Session:
         """Call a function of the notebook in the workers; returns at once, like `run`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         check_function(function)
-        invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
+        invoke = session_tasks.CallFunction(function, tuple(args), dict(kwargs or {}))
         name = str(getattr(function, "__name__", type(function).__name__))
         parts = {name: function, **{f"args[{index}]": value for index, value in enumerate(args)}, **invoke.kwargs}
         return Run(self._begin(invoke, ranks, name, timeout, parts), front_end or FrontEnd())
@@ -346,12 +337,12 @@ class Session:
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Give variables of the workers these values, one copy for all of them until they write to it."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        Run(self._begin(PushNames(dict(values)), ranks, "push", parts=values), FrontEnd()).wait()
+        Run(self._begin(session_tasks.PushNames(dict(values)), ranks, "push", parts=values), FrontEnd()).wait()
 
     def pull(self, names: Sequence[str], *, ranks: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
         """Variables of some ranks, or of the first, by rank and name; tensors come to the CPU."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        control = self._begin(PullNames(tuple(names)), ranks or self.ranks[:1], "pull")
+        control = self._begin(session_tasks.PullNames(tuple(names)), ranks or self.ranks[:1], "pull")
         return {result.rank: result.value for result in Run(control, FrontEnd()).wait()}
 
     def stacks(self) -> str:
@@ -410,7 +401,7 @@ class Session:
 
     def _begin(
         self,
-        task: Task,
+        task: session_tasks.Task,
         ranks: Sequence[int] | None,
         name: str,
         timeout: float | None = None,
@@ -427,7 +418,7 @@ class Session:
                 f"ranks={list(ranks or ())} was requested, but the session's ranks are {named(self.ranks)}. "
                 "Name some of these, or none for all."
             )
-        runs_code = isinstance(task, (RunCell, CallFunction))
+        runs_code = isinstance(task, (session_tasks.RunCell, session_tasks.CallFunction))
         facts = LaunchFacts(
             name=name,
             why=self.why,

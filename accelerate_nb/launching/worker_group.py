@@ -1,7 +1,7 @@
 """The state machine of one group of workers, from its start until every process has ended."""
 
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from accelerate_nb.events.event_types import OVER, Event, Failure, HeldAt, State, StateChange
@@ -232,8 +232,9 @@ class WorkerGroup:
         # the others have not begun anything, and may not be listening yet
         others = set(range(self.size)) - begun
         self.killed.update(others)
-        yield from _signals(signal.SIGINT, begun)
-        yield from _signals(signal.SIGKILL, others)
+        for number, ranks in ((signal.SIGINT, begun), (signal.SIGKILL, others)):
+            if ranks:
+                yield messages.SignalRanks(int(number), tuple(sorted(ranks)))
 
     def _leave(self, cause: EndCause, now: float, *, is_killed: bool = False) -> Iterator[Decision]:
         """Let the processes end, where they are not killed."""
@@ -245,7 +246,3 @@ class WorkerGroup:
     def _kill(self) -> messages.Message:
         self.killed.update(set(range(self.size)) - self.exit_codes.keys())
         return messages.KillGroup()
-
-
-def _signals(number: int, ranks: Collection[int]) -> Sequence[messages.Message]:
-    return [messages.SignalRanks(int(number), tuple(sorted(ranks)))] if ranks else []

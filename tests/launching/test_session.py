@@ -193,7 +193,7 @@ def test_what_is_written_while_nothing_runs_arrives(session):
     ).wait()
     cursor = session.view.since(0).cursor
     (agent,), pause = session.conductor._worker_group._agents, threading.Event()
-    while not agent._loop.is_registered(agent._output.fileno()):
+    while agent._pipes.fileno() not in agent._loop._selector.get_map():
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("write_now.set()", ranks=[0]).wait()
     while "late" not in [entry.text for entry in session.view.since(cursor).items]:

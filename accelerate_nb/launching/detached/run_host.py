@@ -50,10 +50,7 @@ _LONGEST_TRY = 24 * 3600.0
 
 
 def launch_detached(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    config: RunConfig,
-    folder: Path | None = None,
+    function: Callable[..., Any], args: Sequence[Any], config: RunConfig, folder: Path | None = None
 ) -> RemoteConductor:
     """The conductor, in another process, of a run that outlives this one, and has begun; `start` follows it."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone

@@ -367,20 +367,19 @@ def supervised_workers(workers: Sequence[LocalWorker], idle_timeout: float | Non
     rank_info = workers[0].spec.rank_info
     run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
     ranks = [worker.rank for worker in workers]
-    handle = warm(idle_timeout)
-    try:
-        return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
-    except OSError:
-        # it died between the check and the message
-        handle.ended()
-        handle = warm()
-    try:
-        return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
-    except OSError:
-        raise LaunchError(
-            f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
-            f"{handle.log()[-2000:]}\nTry start_method='spawn'."
-        ) from None
+    log = ""
+    for _ in range(2):
+        handle = warm(idle_timeout)
+        try:
+            return SupervisorWorkers(handle, handle.fork(run, workers), ranks)
+        except OSError:
+            # it died between the check and the message
+            handle.ended()
+            log = handle.log()
+    raise LaunchError(
+        f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
+        f"{log[-2000:]}\nTry start_method='spawn'."
+    )
 
 
 def supervisors() -> dict[str, dict[str, Any]]:

@@ -61,17 +61,14 @@ class AgentLoop:
         self._waker.close()
 
     def register(self, readable: FileDescriptorLike, handler: Callable[[], object]) -> None:
-        """Call `handler` whenever a descriptor is readable."""
-        self._selector.register(readable, selectors.EVENT_READ, handler)
+        """Call `handler` whenever a descriptor is readable, unless it is watched already."""
+        if readable not in self._selector.get_map():
+            self._selector.register(readable, selectors.EVENT_READ, handler)
 
     def unregister(self, readable: FileDescriptorLike) -> None:
         """Watch a descriptor no longer, where it is watched."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(readable)
-
-    def is_registered(self, readable: FileDescriptorLike) -> bool:
-        """Whether a descriptor is watched."""
-        return readable in self._selector.get_map()
 
     def wait(self, timeout: float | None) -> None:
         """Call the handlers of what is readable, or becomes so within so many seconds."""
@@ -192,8 +189,7 @@ class NodeAgent(Agent):
         if now - self._wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
             return min(timeout, BETWEEN_READS)
         # Linux's and macOS's selectors can be waited for themselves
-        if not self._loop.is_registered(self._pipes.fileno()):
-            self._loop.register(self._pipes.fileno(), self._on_quiet_ended)
+        self._loop.register(self._pipes.fileno(), self._on_quiet_ended)
         return min(timeout, _BETWEEN_TURNS) if any(log.held for log in self._logs.values()) else timeout
 
     def drain(self) -> None:
@@ -266,9 +262,14 @@ class NodeAgent(Agent):
                 pipes[rank], its = os.pipe()
                 self._send(rank, messages.QueryCollectives(), [its])
                 os.close(its)
-            replies = {rank: _entries(data) for rank, data in read_replies(pipes).items()}
+            collectives: dict[int, list[Mapping[str, Any]]] = {}
+            for rank, data in read_replies(pipes).items():
+                # a rank may have left none, or what is none
+                with suppress(ProtocolError):
+                    if isinstance(reply := message_of(data), messages.CollectivesReply):
+                        collectives[rank] = list(reply.entries)
         stacks = {rank: dumps.get(rank) or process_state(self.pids.get(rank)) for rank in running}
-        return StackSnapshot(stacks, {rank: entries for rank, entries in replies.items() if entries is not None})
+        return StackSnapshot(stacks, collectives)
 
     def _send(self, rank: int, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if rank in self._connections:
@@ -371,12 +372,3 @@ class NodeAgent(Agent):
 
     def _report_outcome(self, rank: int) -> None:
         self._report(messages.RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))
-
-
-def _entries(data: bytes) -> list[Mapping[str, Any]] | None:
-    """The collectives of a rank's reply; `None` where it left none, or what is none."""
-    try:
-        reply = message_of(data)
-    except ProtocolError:
-        return None
-    return list(reply.entries) if isinstance(reply, messages.CollectivesReply) else None

@@ -379,7 +379,22 @@ class JoinedAgent:
     """This machine as a node of the notebook of a ticket, under a name."""
 
     def __init__(self, ticket: JoinTicket, name: str) -> None:
-        sock = _connected(ticket)
+        try:
+            sock = socket.create_connection((ticket.host, ticket.port), _JOIN_TIMEOUT)
+        except OSError as error:
+            raise LaunchError(
+                f"Joining the notebook at {ticket.endpoint} was requested, and nothing can be reached there: {error.strerror or error}. A "
+                "notebook listens only while a launch waits for machines: launch again there, or let its firewall pass that port."
+            ) from None
+        try:
+            prove_token(sock, ticket.key, _JOIN_TIMEOUT)
+            probe_connection(sock)
+        except (ProtocolError, OSError) as error:
+            sock.close()
+            raise LaunchError(
+                f"Joining the notebook at {ticket.endpoint} was requested, and this machine was not let in: {error}. Copy the newest line that "
+                "the notebook has printed."
+            ) from None
         self._address = str(sock.getsockname()[0])
         self._channel = Channel(sock)
         try:
@@ -411,27 +426,6 @@ class JoinedAgent:
         with closing(self._channel):
             serve_warm(server)
         return not received
-
-
-def _connected(ticket: JoinTicket) -> socket.socket:
-    """A connection over which both ends have proved the token."""
-    try:
-        sock = socket.create_connection((ticket.host, ticket.port), _JOIN_TIMEOUT)
-    except OSError as error:
-        raise LaunchError(
-            f"Joining the notebook at {ticket.endpoint} was requested, and nothing can be reached there: {error.strerror or error}. A notebook "
-            "listens only while a launch waits for machines: launch again there, or let its firewall pass that port."
-        ) from None
-    try:
-        prove_token(sock, ticket.key, _JOIN_TIMEOUT)
-        probe_connection(sock)
-    except (ProtocolError, OSError) as error:
-        sock.close()
-        raise LaunchError(
-            f"Joining the notebook at {ticket.endpoint} was requested, and this machine was not let in: {error}. Copy the newest line that "
-            "the notebook has printed."
-        ) from None
-    return sock
 
 
 if __name__ == "__main__":

@@ -170,13 +170,8 @@ def resolved_host(host: str) -> list[str]:
 def probe_connection(sock: socket.socket) -> None:
     """Have the system end a connection whose other machine is off or cut off, within 4 seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 1),
-        ("TCP_KEEPALIVE", 1),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 4000),
-    ):
+    probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPALIVE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000}
+    for name, value in probes.items():
         # those that this system has
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

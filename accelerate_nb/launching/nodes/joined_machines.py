@@ -14,23 +14,9 @@ from pathlib import Path
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import ConfigurationError, LaunchError, ProtocolError
+from accelerate_nb.launching.node_agent import node_network
 from accelerate_nb.launching.node_agent.agent_process import JoinTicket, new_token
-from accelerate_nb.launching.node_agent.node_network import (
-    is_loopback,
-    print_notice,
-    probe_connection,
-    resolved_host,
-    split_endpoint,
-)
-from accelerate_nb.launching.nodes.node_pool import (
-    HandedMachine,
-    NodeConnection,
-    NodeEngine,
-    PlacedAgent,
-    idle_nodes,
-    lease,
-    release,
-)
+from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.planning.placement import Host
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import ListenerHandshake
@@ -116,7 +102,7 @@ class MachineListener:
             with suppress(BlockingIOError, ConnectionError):
                 sock = self._socket.accept()[0]
                 if len(self._newcomers) < _MOST_PENDING:
-                    probe_connection(sock)
+                    node_network.probe_connection(sock)
                     self._newcomers[sock] = _Newcomer(sock, ListenerHandshake(self.ticket.key), time.monotonic())
                 else:
                     sock.close()
@@ -157,14 +143,14 @@ class MachineListener:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedMachines(NodeEngine):
+class JoinedMachines(node_pool.NodeEngine):
     """The agents of machines that have joined at `address`, each under its name."""
 
     address: str
 
     label = "accelerate-nb join"
 
-    def place(self, node: str) -> PlacedAgent:
+    def place(self, node: str) -> node_pool.PlacedAgent:
         """Raises `LaunchError`: who has joined is in the pool, unless it has gone, or another run has it."""
         raise LaunchError(
             f"Workers on {node} were requested, which had joined; its agent has ended, or another run uses it, and no run takes a "
@@ -177,12 +163,12 @@ class JoinedMachines(NodeEngine):
         )
 
     @contextmanager
-    def handed_over(self, names: Sequence[str]) -> Iterator[tuple[HandedMachine, ...]]:
+    def handed_over(self, names: Sequence[str]) -> Iterator[tuple[node_pool.HandedMachine, ...]]:
         """These machines for another process, which inherits their descriptors within the block; raises `LaunchError` where one has left."""
         # their agents have replied and have no workers: nothing is on its way from them
-        connections = lease(self, names)
+        connections = node_pool.lease(self, names)
         try:
-            yield tuple(HandedMachine(item.name, self.address, item.channel.fileno()) for item in connections)
+            yield tuple(node_pool.HandedMachine(item.name, self.address, item.channel.fileno()) for item in connections)
         except BaseException:
             # nobody knows what the other process has sent to them
             for connection in connections:
@@ -209,7 +195,7 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
     """The machines of a launch: those that have joined before and are free, and those that join while it waits; raises `LaunchError`."""
     host, port = _address_and_port(config.join_address)
     engine = JoinedMachines(host)
-    names = idle_nodes(engine)
+    names = node_pool.idle_nodes(engine)
     if len(names) < config.num_nodes:
         names = _wait(engine, port, config.num_nodes, config.join_timeout)
     return engine, tuple(Host(name) for name in names[: config.num_nodes])
@@ -217,12 +203,12 @@ def wait_for_machines(config: LaunchingConfig) -> tuple[JoinedMachines, tuple[Ho
 
 def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list[str]:
     """The free machines, as soon as there are so many."""
-    deadline, names = time.monotonic() + timeout, idle_nodes(engine)
+    deadline, names = time.monotonic() + timeout, node_pool.idle_nodes(engine)
     with closing(_listener(engine.address, port)) as listener:
-        ticket, is_alone = listener.ticket, is_loopback(listener.ticket.host)
+        ticket, is_alone = listener.ticket, node_network.is_loopback(listener.ticket.host)
         alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_alone else ""
         so_far = f" ({', '.join(names)})" if names else ""
-        print_notice(
+        node_network.print_notice(
             f"accelerate-nb join {ticket}\n"
             f"Run this line in a terminal of each machine{alone}. It is also in {_ticket_file(ticket)}, which only you can read.\n"
             f"{len(names)} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
@@ -244,14 +230,14 @@ def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list
                 # the next line has another token
                 _members.get().tickets.pop(engine.address, None)
                 raise
-            before, names = names, idle_nodes(engine)
+            before, names = names, node_pool.idle_nodes(engine)
             for name in before:
                 if name not in names:
-                    print_notice(f"{name} has left: {len(names)} of {count} machines are there")
+                    node_network.print_notice(f"{name} has left: {len(names)} of {count} machines are there")
             for machine in machines:
                 if name := _admit(engine, machine):
                     names.append(name)
-                    print_notice(f"{name} has joined: {len(names)} of {count} machines are there")
+                    node_network.print_notice(f"{name} has joined: {len(names)} of {count} machines are there")
     return names
 
 
@@ -265,7 +251,7 @@ def _admit(engine: JoinedMachines, machine: JoiningMachine) -> str:
         machine.channel.close()
         return ""
     channels[engine.address, name] = machine.channel
-    release(NodeConnection(engine, name, PlacedAgent(machine.channel)), is_usable=True)
+    node_pool.release(node_pool.NodeConnection(engine, name, node_pool.PlacedAgent(machine.channel)), is_usable=True)
     return name
 
 
@@ -299,23 +285,25 @@ def _ticket_file(ticket: JoinTicket) -> str:
 
 def _address_and_port(text: str) -> tuple[str, int]:
     """The one address to listen at, and the port, or 0 for any free one; raises `LaunchError` or `ConfigurationError`."""
-    host, port = split_endpoint(text)
+    host, port = node_network.split_endpoint(text)
     if port and not (port.isdecimal() and int(port) < 65536):
         raise ConfigurationError(
             f"join_address={text!r} was given, and {port!r} is no port. Pass ADDRESS or ADDRESS:PORT."
         )
-    found = resolved_host(host) if host else []
+    found = node_network.resolved_host(host) if host else []
     if not found or set(found) & {"0.0.0.0", "::"}:
         raise LaunchError(
             f"join_address={text!r} was requested, which names no one address of this machine ({socket.gethostname()}). Pass the address at "
             "which the other machines reach it, such as 10.0.0.1."
         )
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
-    return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port or 0)
+    far = [item for item in found if node_network.is_loopback(host) or not node_network.is_loopback(item)]
+    return (far or found)[0], int(port or 0)
 
 
-def take_over(machines: Sequence[HandedMachine]) -> None:
+def take_over(machines: Sequence[node_pool.HandedMachine]) -> None:
     """Have this process's launches find machines that another process has handed to it."""
     for machine in machines:
-        placed = PlacedAgent(Channel(socket.socket(fileno=machine.descriptor)))
-        release(NodeConnection(JoinedMachines(machine.address), machine.name, placed), is_usable=True)
+        placed = node_pool.PlacedAgent(Channel(socket.socket(fileno=machine.descriptor)))
+        connection = node_pool.NodeConnection(JoinedMachines(machine.address), machine.name, placed)
+        node_pool.release(connection, is_usable=True)

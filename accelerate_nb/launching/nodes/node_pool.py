@@ -343,11 +343,6 @@ class _NodePool:
             found = self.idle.get((engine, name))
             return found.pop() if found else None
 
-    def put(self, connection: NodeConnection) -> None:
-        """Keep a connection for the next run."""
-        with self.lock:
-            self.idle.setdefault((connection.engine, connection.name), []).append(connection)
-
     def take_all(self, engine: NodeEngine | None = None) -> list[NodeConnection]:
         """All connections that are not in use, or those of one engine."""
         with self.lock:
@@ -392,10 +387,12 @@ def idle_nodes(engine: NodeEngine) -> list[str]:
 
 def release(connection: NodeConnection, is_usable: bool) -> None:
     """Give a connection back; one that is not usable any more is closed."""
-    if is_usable and connection.is_usable:
-        _pool.get().put(connection)
-    else:
+    if not is_usable or not connection.is_usable:
         connection.close(0.0)
+        return
+    pool = _pool.get()
+    with pool.lock:
+        pool.idle.setdefault((connection.engine, connection.name), []).append(connection)
 
 
 def open_group(

@@ -133,14 +133,14 @@ def check_name(settings: RendezvousSettings) -> None:
         except socket.gaierror as error:
             if error.errno != socket.EAI_NONAME:
                 return
-            if time.monotonic() < deadline:
-                time.sleep(_BETWEEN_LOOKUPS)
-                continue
-            raise LaunchError(
-                f"A run of {settings.nodes} nodes was requested at {settings.endpoint}, and there is no host of that name: "
-                f"{error.strerror}. Pass an address or a name that all nodes know as master_addr (or rdzv_endpoint)."
-            ) from None
-        return
+            if time.monotonic() >= deadline:
+                raise LaunchError(
+                    f"A run of {settings.nodes} nodes was requested at {settings.endpoint}, and there is no host of that name: "
+                    f"{error.strerror}. Pass an address or a name that all nodes know as master_addr (or rdzv_endpoint)."
+                ) from None
+            time.sleep(_BETWEEN_LOOKUPS)
+        else:
+            return
 
 
 def hosts(settings: RendezvousSettings) -> bool:
@@ -549,10 +549,7 @@ def join_nodes(config: RunConfig) -> tuple[RunConfig, Placement, LaunchedNodes]:
         nodes.leave(str(error))
         raise
     launching = replace(
-        config.launching,
-        max_restarts=joined.max_restarts,
-        restart_delay=joined.restart_delay,
-        timeout=joined.timeout,
+        config.launching, max_restarts=joined.max_restarts, restart_delay=joined.restart_delay, timeout=joined.timeout
     )
     return replace(config, launching=launching), placement, nodes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,9 +99,18 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool) -
     through = requested_xla_devices(config, devices)
     placement = _on_devices(config, devices) if through is None else _on_xla(config, through)
     start, why = _start(config, placement.size, can_fork)
-    if through is not None:
-        _check_xla_start(start, through)
-    elif start == "inline" and placement.shows:
+    # a TPU's chips belong to one process at a time; the CPU does not, but a runtime that was awake does not outlive a fork
+    if through is not None and through.held and start != "inline" and through.device == "TPU":
+        raise LaunchError(
+            f"A launch on {through.label}s was requested, but {through.held}, and no other process can have them. Restart the "
+            "kernel, and launch before any cell calls torch_xla.device(), makes an Accelerator or uses the TPU otherwise."
+        )
+    if through is not None and through.held and start == "fork":
+        raise LaunchError(
+            f"start_method='fork' was requested, but {through.held}, and does not work in a process that is forked from there. "
+            "Leave start_method out: the workers then come from a process in which it sleeps."
+        )
+    if through is None and start == "inline" and placement.shows:
         raise LaunchError(
             f"gpu_ids={config.gpu_ids!r} was requested with engine='inline', but this process has its devices already. "
             "Leave one of them out."
@@ -113,7 +123,18 @@ def _on_devices(config: LaunchingConfig, devices: AvailableDevices) -> Placement
     if config.names_hosts:
         # which they are is known once their agents are there
         return Placement("supervisor", config.num_processes or 1, True, "on the hosts that are named")
-    seen = _seen(config, devices)
+    if not config.cpu and config.gpu_ids != "all":
+        if not devices.count:
+            raise LaunchError(
+                f"gpu_ids={config.gpu_ids!r} was requested, but torch finds no GPU on this machine (`accelerate-nb env` shows "
+                "what it finds). Leave gpu_ids out to compute on the CPU."
+            )
+        if missing := devices.missing(config.gpu_ids):
+            raise LaunchError(
+                f"gpu_ids={config.gpu_ids!r} was requested, but this machine has {devices.numbered}, and no "
+                f"{' and no '.join(missing)}. Name others, or pass gpu_ids='all'."
+            )
+    seen = devices.only(config.gpu_ids)
     size = config.num_processes or max(1, 0 if config.cpu else seen.count)
     if config.cpu:
         return Placement("supervisor", size, True, f"{size} on the CPU")
@@ -143,26 +164,24 @@ def accelerates_word(choice: Placement, devices: AvailableDevices) -> str:
     return "MULTI_GPU" if devices.kind == "cuda" else f"MULTI_{devices.kind.upper()}"
 
 
-def _seen(config: LaunchingConfig, devices: AvailableDevices) -> AvailableDevices:
-    """The devices that workers see."""
-    if config.cpu or config.gpu_ids == "all":
-        return devices.only(config.gpu_ids)
-    if not devices.count:
-        raise LaunchError(
-            f"gpu_ids={config.gpu_ids!r} was requested, but torch finds no GPU on this machine (`accelerate-nb env` shows what "
-            "it finds). Leave gpu_ids out to compute on the CPU."
-        )
-    if missing := devices.missing(config.gpu_ids):
-        raise LaunchError(
-            f"gpu_ids={config.gpu_ids!r} was requested, but this machine has {devices.numbered}, and no "
-            f"{' and no '.join(missing)}. Name others, or pass gpu_ids='all'."
-        )
-    return devices.only(config.gpu_ids)
-
-
 def _start(config: LaunchingConfig, size: int, can_fork: bool) -> tuple[Start, str]:
     if config.engine == "inline":
-        return _inline(config, size)
+        if size > 1:
+            raise LaunchError(
+                f"engine='inline' was requested with num_processes={size}, but this process is only one. "
+                "Pass num_processes=1, or leave engine out."
+            )
+        if config.timeout is not None:
+            raise LaunchError(
+                f"timeout={config.timeout:g} was requested with engine='inline', where nothing can end the function from "
+                "outside. Leave one of them out."
+            )
+        if config.num_cpu_threads_per_process is not None:
+            raise LaunchError(
+                f"num_cpu_threads_per_process={config.num_cpu_threads_per_process} was requested with engine='inline', but "
+                "this process has its threads already. Leave one of them out."
+            )
+        return "inline", "in this very process"
     if config.start_method == "auto":
         if can_fork:
             return "supervisor", "forked by a supervisor"
@@ -173,25 +192,6 @@ def _start(config: LaunchingConfig, size: int, can_fork: bool) -> tuple[Start, s
             "Leave start_method out, or pass start_method='spawn'."
         )
     return config.start_method, f"start_method={config.start_method!r} was requested"
-
-
-def _inline(config: LaunchingConfig, size: int) -> tuple[Start, str]:
-    if size > 1:
-        raise LaunchError(
-            f"engine='inline' was requested with num_processes={size}, but this process is only one. "
-            "Pass num_processes=1, or leave engine out."
-        )
-    if config.timeout is not None:
-        raise LaunchError(
-            f"timeout={config.timeout:g} was requested with engine='inline', where nothing can end the function from outside. "
-            "Leave one of them out."
-        )
-    if config.num_cpu_threads_per_process is not None:
-        raise LaunchError(
-            f"num_cpu_threads_per_process={config.num_cpu_threads_per_process} was requested with engine='inline', but this "
-            "process has its threads already. Leave one of them out."
-        )
-    return "inline", "in this very process"
 
 
 def devices_of(placement: Placement, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -266,23 +266,6 @@ def _on_xla(config: LaunchingConfig, found: XlaDevices) -> Placement:
     return Placement("supervisor", size, False, f"{size} of {devices}", {"PJRT_DEVICE": "TPU"}, "xla")
 
 
-def _check_xla_start(start: str, found: XlaDevices) -> None:
-    """Raise `LaunchError` where workers that start so could not have the devices, because this process has."""
-    # a TPU's chips belong to one process at a time; the CPU does not, but a runtime that was awake does not outlive a fork
-    if not found.held or start == "inline":
-        return
-    if found.device == "TPU":
-        raise LaunchError(
-            f"A launch on {found.label}s was requested, but {found.held}, and no other process can have them. Restart the "
-            "kernel, and launch before any cell calls torch_xla.device(), makes an Accelerator or uses the TPU otherwise."
-        )
-    if start == "fork":
-        raise LaunchError(
-            f"start_method='fork' was requested, but {found.held}, and does not work in a process that is forked from there. "
-            "Leave start_method out: the workers then come from a process in which it sleeps."
-        )
-
-
 def check_deepspeed(config: TrainingConfig, kind: str) -> None:
     """Raise `LaunchError` for what DeepSpeed can't do, or `MissingExtraError` where it is not installed; `kind` is of the devices."""
     if find_spec("deepspeed") is None:
@@ -321,17 +304,13 @@ def _check_disk(options: Mapping[str, Any]) -> None:
             raise LaunchError(
                 f"offload_{part}_device='nvme' was requested without its folder. Pass offload_{part}_nvme_path, a folder on a fast disk."
             )
-    if (parts or _file_offloads(options.get("deepspeed_config_file"))) and (complaint := async_io.missing_library()):
-        raise LaunchError(complaint)
-
-
-def _file_offloads(path: str | None) -> bool:
-    """Whether a file of DeepSpeed's names a disk; one that can't be read is left to the ranks, whose error has its lines."""
-    try:
+    path = options.get("deepspeed_config_file")
+    # a file that can't be read is left to the ranks, whose error has its lines
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         zero = parse_json(Path(path).expanduser().read_text(encoding="utf-8"))["zero_optimization"] if path else {}
-        return any(zero.get(f"offload_{part}", {}).get("device") == "nvme" for part in ("optimizer", "param"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        parts += [part for part in ("optimizer", "param") if zero.get(f"offload_{part}", {}).get("device") == "nvme"]
+    if parts and (complaint := async_io.missing_library()):
+        raise LaunchError(complaint)
 
 
 def check_megatron(config: TrainingConfig, kind: str, size: int) -> None:
