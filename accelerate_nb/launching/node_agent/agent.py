@@ -91,13 +91,10 @@ class Agent:
 
     # of its workers
     ranks: tuple[int, ...] = ()
+    # whether its workers can inherit a socket of this process
+    takes_sockets = False
     # whether it brings the outcomes of its workers; else values and exceptions stay on their node
     has_outcomes = True
-
-    @property
-    def takes_sockets(self) -> bool:
-        """Whether its workers can inherit a socket of this process."""
-        return False
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers, or raise `LaunchError`; the descriptors stay the caller's."""

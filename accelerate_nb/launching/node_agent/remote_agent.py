@@ -166,10 +166,7 @@ class RemoteAgent(Agent):
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._is_closing = self._is_lost = False
-
-    @property
-    def takes_sockets(self) -> bool:
-        return self._channel.passes_descriptors
+        self.takes_sockets = channel.passes_descriptors
 
     def start(self, request: messages.StartWorkers, descriptors: Sequence[int]) -> None:
         self.ranks = request.ranks

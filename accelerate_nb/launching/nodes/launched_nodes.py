@@ -374,10 +374,6 @@ class LaunchedGroupRunner(GroupRunner):
         self._nodes.stop(how)
         super().stop(how)
 
-    def has_exited(self, rank: int) -> bool:
-        """Whether a rank's end was reported."""
-        return rank in self.group.exit_codes
-
     def reports(self) -> Iterator[messages.Message]:
         """What other nodes have reported, as far as this one is ready to take it."""
         waiting, self._early = self._early, []
@@ -437,7 +433,7 @@ class RanksElsewhere(Agent):
             self._report(message, ())
         if self._code is not None:
             for rank in self.ranks:
-                if not self._runner.has_exited(rank):
+                if rank not in self._runner.group.exit_codes:
                     self._report(messages.RankExited(rank, _LAST, self._code, time.time(), killed=self._code < 0), ())
         return timeout
 

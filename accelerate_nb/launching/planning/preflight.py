@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -225,18 +226,14 @@ def of_port(port: int) -> CheckResult:
         try:
             rendezvous.bind(("127.0.0.1", port))
         except OSError as error:
-            text = f"{port} can't be used: {error.strerror}{_holder(port)}"
+            import psutil
+
+            holder = ""
+            # the process that listens there, where that can be seen
+            with suppress(psutil.Error, StopIteration):
+                listening = (item for item in psutil.net_connections("tcp") if item.status == psutil.CONN_LISTEN)
+                pid = next(item.pid for item in listening if item.laddr and item.laddr.port == port and item.pid)
+                holder = f", {psutil.Process(pid).name()} (process {pid}) listens there"
+            text = f"{port} can't be used: {error.strerror}{holder}"
             return CheckResult("port", title, "failed", text, "Leave the port out: any free one is taken")
     return CheckResult("port", title, "passed", f"{port} is free")
-
-
-def _holder(port: int) -> str:
-    """The process that listens at a port, where that can be seen."""
-    import psutil
-
-    try:
-        listening = (item for item in psutil.net_connections("tcp") if item.status == psutil.CONN_LISTEN)
-        pid = next(item.pid for item in listening if item.laddr and item.laddr.port == port and item.pid)
-        return f", {psutil.Process(pid).name()} (process {pid}) listens there"
-    except (psutil.Error, StopIteration):
-        return ""
