@@ -91,7 +91,7 @@ def terminal() -> Iterator[Terminal]:
 @pytest.fixture
 def screen(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """What this process shows, where nobody pastes anything."""
-    monkeypatch.setattr(joined_machines, "print_notice", lambda text: terminal.write(f"{text}\n"))
+    monkeypatch.setattr(joined_machines.node_network, "print_notice", lambda text: terminal.write(f"{text}\n"))
     terminal.names.clear()
     return terminal
 
