@@ -136,7 +136,7 @@ def _started(function: Callable[..., Any], world_size: int, args: tuple[Any, ...
                 test_end, rank_end = context.Pipe()
                 stacks = Path(folder, f"{number}.stacks")
                 stacks.touch()
-                environment = {**os.environ, **_place(number, world_size, store.port)}
+                environment = {**os.environ, **rank_variables(number, world_size, store.port)}
                 process = context.Process(
                     target=_work, args=(rank_end, function, args, environment, str(stacks)), name=f"rank {number}"
                 )
@@ -154,7 +154,7 @@ def _started(function: Callable[..., Any], world_size: int, args: tuple[Any, ...
                 rank.process.join()
 
 
-def _place(rank: int, world_size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -48,13 +48,8 @@ def budgets(model) -> list[dict]:
 
 @pytest.mark.slow
 def test_sizes_are_those_of_accelerate(model):
-    for options in [
-        {},
-        {"dtype": torch.float16},
-        {"dtype": "float16"},
-        {"buffers_only": True},
-        {"dtype": CustomDtype.INT4},
-    ]:
+    dtypes = [{"dtype": dtype} for dtype in (torch.float16, "float16", CustomDtype.INT4)]
+    for options in [{}, *dtypes, {"buffers_only": True}]:
         assert ours.compute_module_sizes(model, **options) == theirs.compute_module_sizes(model, **options)
     special = {"linear1.weight": torch.float64, "head.bias": "int8"}
     given = {"dtype": torch.bfloat16, "special_dtypes": special}
@@ -147,12 +142,9 @@ def test_balanced_memory_is_that_of_accelerate(model):
             assert ours.get_balanced_memory(model, dict(budget), **options) == wanted, (budget, options)
 
 
-def test_memory_with_a_disk_can_be_balanced():
+def test_memory_is_read_and_ordered_as_accelerate_does_and_can_be_balanced_with_a_disk():
     wanted = theirs.get_balanced_memory(seeded(Small), {0: 1000, 1: 1000})  # with a disk it is a RuntimeError there
     assert ours.get_balanced_memory(seeded(Small), {0: 1000, 1: 1000, "disk": 10}) == {**wanted, "disk": 10}
-
-
-def test_memory_is_read_and_ordered_as_accelerate_does():
     budget = {"cpu": "1GiB", 1: "2.5MB", 0: 10, "disk": "1Gb"}
     assert list(ours.get_max_memory(budget).items()) == list(theirs.get_max_memory(dict(budget)).items())
     assert budget["cpu"] == "1GiB"  # the caller's own stays as it is
@@ -164,15 +156,11 @@ def test_memory_is_read_and_ordered_as_accelerate_does():
         ours.get_max_memory({0: "many"})
 
 
-@pytest.mark.parametrize("size", ["1MiB", "5.0GB", "3KB", "8Mb", "1.5gib", 12, "5", "GB", "-1GB", -1, "5XB", "five GB"])
-def test_a_size_is_the_number_that_accelerate_reads_or_an_error_under_both(size):
-    found = []
-    for package in (ours, theirs):
-        try:
-            found.append(package.convert_file_size_to_int(size))
-        except ValueError:
-            found.append("no size")
-    assert found[0] == found[1]
+def size_of(package, size):
+    try:
+        return package.convert_file_size_to_int(size)
+    except ValueError:
+        return "no size"
 
 
 def test_devices_are_the_same_where_they_are_for_accelerate():
@@ -182,7 +170,9 @@ def test_devices_are_the_same_where_they_are_for_accelerate():
         assert found == theirs.check_device_same(first, second), (first, second)
 
 
-def test_bytes_of_a_type_are_those_of_accelerate():
+def test_sizes_and_bytes_of_a_type_are_those_of_accelerate():
+    for size in ("1MiB", "5.0GB", "3KB", "8Mb", "1.5gib", 12, "5", "GB", "-1GB", -1, "5XB", "five GB"):
+        assert size_of(ours, size) == size_of(theirs, size), size
     # complex32 has 8 there, and 4 in memory
     for dtype in (torch.bool, torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn, *CustomDtype):
         assert ours.dtype_byte_size(dtype) == theirs.dtype_byte_size(dtype), dtype
@@ -212,19 +202,13 @@ def test_maps_of_an_empty_model_are_those_of_the_full_one():
     assert ours.infer_auto_device_map(model, budget) == theirs.infer_auto_device_map(gpt2(), budget)
 
 
-@pytest.mark.parametrize(
-    "device_map",
-    [
+def test_a_device_map_is_cleaned_as_accelerate_does():
+    for device_map in (
         {"a.b": 0, "a.c": 0, "d": 1},
         {"a.b": 0, "a.c": 1, "d.e.f": 1, "d.e.g": 1, "d.h": "cpu"},
-        {"a": 0, "b": 0, "b1": 0},
-        {"a.b": 0},
-        {"": "cpu"},
-        {},
-    ],
-)
-def test_a_device_map_is_cleaned_as_accelerate_does(device_map):
-    assert ours.clean_device_map(dict(device_map)) == theirs.clean_device_map(dict(device_map))
+        *({"a": 0, "b": 0, "b1": 0}, {"a.b": 0}, {"": "cpu"}, {}),
+    ):
+        assert ours.clean_device_map(dict(device_map)) == theirs.clean_device_map(dict(device_map)), device_map
 
 
 def test_a_map_that_leaves_modules_out_names_them_and_for_an_unknown_name_the_nearest():

@@ -157,19 +157,16 @@ def test_hooks_of_a_dispatched_model_stand_where_accelerate_puts_them(tmp_path):
     found = []
     for item in (accelerate, accelerate_nb):
         device_map = {"gain": "meta", "mask": "meta", "body.0": "cpu", "body.1": "disk", "head": "meta"}
-        model = seeded(Deep)
-        item.dispatch_model(
-            model, device_map, offload_dir=tmp_path / item.__name__, main_device="meta", skip_keys=["extra"]
-        )
+        model, options = seeded(Deep), {"main_device": "meta", "skip_keys": ["extra"]}
+        item.dispatch_model(model, device_map, offload_dir=tmp_path / item.__name__, **options)
         found.append({name: repr(getattr(module, "_hf_hook", None)) for name, module in model.named_modules()})
     assert found[0] == found[1]
 
 
 def test_a_deep_copy_of_a_dispatched_model_is_a_model_of_its_own(tmp_path):
     model, x = seeded(Deep), torch.ones(2, 8)
-    accelerate_nb.dispatch_model(
-        model, {"gain": "cpu", "mask": "cpu", "body": "disk", "head": "cpu"}, offload_dir=tmp_path
-    )
+    device_map = {"gain": "cpu", "mask": "cpu", "body": "disk", "head": "cpu"}
+    accelerate_nb.dispatch_model(model, device_map, offload_dir=tmp_path)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.head.bias += 1
@@ -186,9 +183,8 @@ def test_a_split_modules_own_tensors_are_minded(tmp_path):
     block = {f"body.0.{index}.{part}": "disk" for index in (0, 1) for part in ("scale", "shift", "up")}
     rest = {f"body.0.{index}.down": "cpu" for index in (0, 1)}
     torch.save(model.state_dict(), tmp_path / "w.bin")
-    loaded = accelerate_nb.load_checkpoint_and_dispatch(
-        empty(Deep), tmp_path / "w.bin", {**parts, **block, **rest}, offload_folder=tmp_path / "off"
-    )
+    load, device_map = accelerate_nb.load_checkpoint_and_dispatch, {**parts, **block, **rest}
+    loaded = load(empty(Deep), tmp_path / "w.bin", device_map, offload_folder=tmp_path / "off")
     assert loaded.body[0][0].scale.is_meta
     assert torch.equal(run(loaded, x), run(model, x))
 

@@ -13,7 +13,7 @@ BOTH = [pytest.param(accelerate, id="accelerate"), pytest.param(accelerate_nb, i
 
 @pytest.mark.parametrize("package", BOTH)
 @pytest.mark.parametrize("include", [None, False, True])
-def test_parameters_take_no_memory(package, include):
+def test_parameters_take_no_memory_nor_do_buffers_where_the_environment_says_so(package, include, monkeypatch):
     with package.init_empty_weights(include_buffers=include):
         model = Small()
         loose = torch.ones(2)
@@ -22,10 +22,6 @@ def test_parameters_take_no_memory(package, include):
     assert loose.is_meta == bool(include)
     assert model.linear1.weight.requires_grad
     assert not Small().linear1.weight.is_meta
-
-
-@pytest.mark.parametrize("package", BOTH)
-def test_the_environment_may_include_buffers(package, monkeypatch):
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     with package.init_empty_weights():
         assert Small().batchnorm.running_mean.is_meta
@@ -74,11 +70,13 @@ def test_marks_of_transformers_and_of_others_on_a_weight_stay(package):
     assert not module.weight.requires_grad
 
 
-def test_tied_weights_stay_tied():
+def test_tied_weights_stay_tied_and_a_large_model_is_made_at_once():
     with accelerate_nb.init_empty_weights():
         model, other = Tied(), gpt2()
+        large = nn.Sequential(*[nn.Linear(10_000, 10_000) for _ in range(100)])
     assert model.head.weight is model.embed.weight  # two parameters under Accelerate
     assert other.lm_head.weight.is_meta
+    assert sum(parameter.numel() for parameter in large.parameters()) > 10**10
 
 
 def test_a_device_may_be_a_name():
@@ -88,9 +86,3 @@ def test_a_device_may_be_a_name():
         assert nn.BatchNorm1d(2).running_mean.is_meta
     with pytest.raises(ValueError, match="no such device"), accelerate_nb.init_on_device("gpu"):
         pass
-
-
-def test_a_large_model_is_made_at_once():
-    with accelerate_nb.init_empty_weights():
-        model = nn.Sequential(*[nn.Linear(10_000, 10_000) for _ in range(100)])
-    assert sum(parameter.numel() for parameter in model.parameters()) > 10**10

@@ -34,9 +34,8 @@ def saved(tmp_path_factory):
             for size in ("10GB", "shards"):
                 for safe in (True, False):
                     path = folder / f"{package.__name__}-{name}-{size}-{safe}"
-                    accelerator.save_model(
-                        make(1), path, max_shard_size=size if size == "10GB" else SHARD[name], safe_serialization=safe
-                    )
+                    limit = size if size == "10GB" else SHARD[name]
+                    accelerator.save_model(make(1), path, max_shard_size=limit, safe_serialization=safe)
     return folder
 
 
@@ -109,39 +108,34 @@ def test_weights_are_converted_as_accelerate_does(package, dtype, saved):
 
 
 @pytest.mark.parametrize("package", BOTH)
-def test_some_modules_can_stay_in_float32(package, saved):
+def test_some_modules_can_stay_in_float32_and_a_checkpoint_is_loaded_in_place(package, saved):
+    model, options = seeded(Deep), {"dtype": "float16", "keep_in_fp32_modules": ["head"]}
+    package.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", {"": "cpu"}, **options)
+    assert (model.head.weight.dtype, model.gain.dtype) == (torch.float32, torch.float16)
+    # an optimizer that was made before still has the model's parameters
     model = seeded(Deep)
-    package.load_checkpoint_in_model(
-        model, saved / "accelerate-deep-10GB-True", {"": "cpu"}, dtype="float16", keep_in_fp32_modules=["head"]
-    )
-    assert model.head.weight.dtype == torch.float32
-    assert model.gain.dtype == torch.float16
+    parameter = model.head.weight
+    package.load_checkpoint_in_model(model, saved / "accelerate-deep-shards-True")
+    assert model.head.weight is parameter
 
 
 def test_weights_on_disk_have_the_type_that_was_requested(saved, tmp_path):
     for dtype, wanted in (("float16", torch.float16), (None, torch.float32)):
         path, folder = saved / "accelerate-deep-10GB-True", tmp_path / str(dtype)
-        model = accelerate_nb.load_checkpoint_and_dispatch(
-            empty(Deep), path, {"": "disk"}, offload_folder=folder, dtype=dtype
-        )
-        index = json.loads((tmp_path / str(dtype) / "index.json").read_text())
+        load = accelerate_nb.load_checkpoint_and_dispatch
+        model = load(empty(Deep), path, {"": "disk"}, offload_folder=folder, dtype=dtype)
+        index = json.loads((folder / "index.json").read_text())
         assert {entry["dtype"] for entry in index.values()} == {str(wanted).removeprefix("torch.")}
         assert model(torch.ones(1, 8).to(wanted)).dtype == wanted
 
 
-def test_a_type_is_taken_without_a_device_map_too(saved):
+def test_a_type_is_taken_without_a_device_map_too_and_shards_can_be_loaded_strictly(saved):
     model = seeded(Deep)  # Accelerate leaves the argument out
     ours.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", dtype=torch.float16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
-
-
-@pytest.mark.parametrize("package", BOTH)
-def test_a_checkpoint_is_loaded_in_place(package, saved):
-    """An optimizer that was made before still has the model's parameters."""
-    model = seeded(Deep)
-    parameter = model.head.weight
-    package.load_checkpoint_in_model(model, saved / "accelerate-deep-shards-True")
-    assert model.head.weight is parameter
+    model = seeded(Deep)  # Accelerate takes each shard for the whole checkpoint
+    ours.load_checkpoint_in_model(model, saved / "accelerate-deep-shards-True", strict=True)
+    assert differences(model, MAKE["deep"](1)) == []
 
 
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
@@ -166,12 +160,6 @@ def test_unexpected_names_are_reported(package, device_map, tmp_path, caplog):
     assert "other" in caplog.text
 
 
-def test_shards_can_be_loaded_strictly(saved):
-    model = seeded(Deep)  # Accelerate takes each shard for the whole checkpoint
-    ours.load_checkpoint_in_model(model, saved / "accelerate-deep-shards-True", strict=True)
-    assert differences(model, MAKE["deep"](1)) == []
-
-
 def test_weights_that_stay_empty_are_reported(tmp_path, caplog):
     save_file({"linear1.weight": torch.ones(4, 3)}, tmp_path / "w.safetensors")
     model = empty(Small)
@@ -184,13 +172,12 @@ def test_buffers_of_parts_on_disk_are_loaded(tmp_path):
     plain = seeded(Small)
     plain.batchnorm.running_mean += 3
     torch.save(plain.state_dict(), tmp_path / "w.bin")
-    model = accelerate_nb.load_checkpoint_and_dispatch(
-        empty(Small), tmp_path / "w.bin", {"": "disk"}, offload_folder=tmp_path / "off"
-    )
+    load, folder = accelerate_nb.load_checkpoint_and_dispatch, tmp_path / "off"
+    model = load(empty(Small), tmp_path / "w.bin", {"": "disk"}, offload_folder=folder)
     assert torch.equal(model(torch.ones(1, 3)), plain(torch.ones(1, 3)))  # Accelerate leaves them as they were made
 
 
-STATE = seeded(Small).state_dict()
+STATE, TOO_LARGE = seeded(Small).state_dict(), {"linear1.weight": torch.ones(9, 9)}
 IS_DAMAGED = r"w\.bin should hold a state dict written by torch\.save, but is damaged"
 IS_NO_SAFETENSORS = r"w\.safetensors should be a safetensors file, but is damaged"
 PICKLED_CODE = pickle.dumps(Evil(Path("executed")))
@@ -199,11 +186,7 @@ DAMAGES = {
     "cut": ("w.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_NO_SAFETENSORS),
     "text": ("w.safetensors", lambda path: path.write_text("<html>not found</html>"), IS_NO_SAFETENSORS),
     "foreign": ("w.safetensors", lambda path: save_file(STATE, path, {"format": "tf"}), "with the format 'tf'"),
-    "other": (
-        "w.safetensors",
-        lambda path: save_file({"linear1.weight": torch.ones(9, 9)}, path),
-        "doesn't fit this model",
-    ),
+    "other": ("w.safetensors", lambda path: save_file(TOO_LARGE, path), "doesn't fit this model"),
     "cut-bin": ("w.bin", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_DAMAGED),
     "empty-bin": ("w.bin", lambda path: path.write_bytes(b""), IS_DAMAGED),
     "text-bin": ("w.bin", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"), IS_DAMAGED),

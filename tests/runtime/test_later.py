@@ -19,14 +19,8 @@ from accelerate_nb.utils.deepspeed import get_active_deepspeed_plugin
 from tests.peers import Peer, under_both
 
 SETTINGS = [
-    "DeepSpeedPlugin",
-    "DeepSpeedSequenceParallelConfig",
-    "FullyShardedDataParallelPlugin",
-    "MegatronLMPlugin",
-    "ParallelismConfig",
-    "TorchContextParallelConfig",
-    "TorchTensorParallelConfig",
-    "TorchTensorParallelPlugin",
+    *("DeepSpeedPlugin", "DeepSpeedSequenceParallelConfig", "FullyShardedDataParallelPlugin", "MegatronLMPlugin"),
+    *("ParallelismConfig", "TorchContextParallelConfig", "TorchTensorParallelConfig", "TorchTensorParallelPlugin"),
 ]
 UNSUPPORTED = [
     *(ours.ensure_weights_retied, build_pipeline, pippy_forward),
@@ -91,15 +85,13 @@ NAMES = [
         {"sp_backend": "torch"},
     ],
 )
-def test_sizes_mean_the_same(sizes: dict[str, Any]) -> None:
+def test_sizes_mean_the_same_also_those_of_the_environment(
+    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
-
-
-def test_sizes_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "4")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2")
-    for sizes in ({}, {"tp_size": 2}):
-        assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
+    assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
 
 
 HANDLED: list[tuple[str, dict[str, str], dict[str, Any]]] = [
@@ -152,14 +144,8 @@ def meshes(peer: Peer) -> list[Any]:
     """The axes of meshes over four processes, this process's place along each, and the sizes of the joint ones."""
     seen: list[Any] = []
     state = peer.PartialState()
-    axes = (
-        {"dp_shard": 4},
-        {"dp_shard": 2, "tp": 2},
-        {"dp_replicate": 2, "dp_shard": 2},
-        {"dp_shard": 2, "cp": 2},
-        {"sp": 4},
-    )
-    for sizes in axes:
+    halves = [{"dp_shard": 2, other: 2} for other in ("tp", "dp_replicate", "cp")]
+    for sizes in ({"dp_shard": 4}, *halves, {"sp": 4}):
         mesh = peer.ParallelismConfig(**{f"{axis}_size": size for axis, size in sizes.items()}).build_device_mesh("cpu")
         if mesh is None:
             seen.append("no mesh")

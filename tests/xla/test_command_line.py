@@ -12,6 +12,8 @@ from textwrap import dedent
 import nbformat
 import pytest
 
+from tests.processes import python
+
 # What each core computes, and whether what a rank pickles is its own.
 SCRIPT = """
 import argparse
@@ -66,8 +68,7 @@ threading.Event().wait()
 @pytest.fixture
 def process_environment(tmp_path: Path) -> dict[str, str]:
     """An environment in which torch_xla computes on the CPU, and nothing of the person's is read."""
-    variables = {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    return {**os.environ, **variables}
+    return {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -79,14 +80,7 @@ def written(tmp_path: Path, text: str) -> str:
 def called(
     process_environment: dict[str, str], *words: str, devices: int = 1, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate_nb", *words],
-        env={**process_environment, "CPU_NUM_DEVICES": str(devices)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = python("-m", "accelerate_nb", *words, CPU_NUM_DEVICES=str(devices), **process_environment)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -109,12 +103,15 @@ def test_a_script_runs_on_every_core_as_itself(tmp_path, process_environment, de
 
 
 @pytest.mark.slow
-def test_a_function_that_is_named_is_called_on_every_core(tmp_path, process_environment):
+def test_a_function_that_is_named_is_called_on_every_core_and_one_that_is_not_there_is_an_error(
+    tmp_path, process_environment
+):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
-    words = ["launch", "--tpu", "--quiet", "--main_training_function", "main", path, "--lr", "0.5"]
-    assert lines(called(process_environment, *words, devices=2)) == [
-        f"{rank} 2 xla [1.0, 1.0] 0.5 True True train" for rank in range(2)
-    ]
+    words = ["launch", "--tpu", "--quiet", "--main_training_function"]
+    done = called(process_environment, *words, "main", path, "--lr", "0.5", devices=2)
+    assert lines(done) == [f"{rank} 2 xla [1.0, 1.0] 0.5 True True train" for rank in range(2)]
+    output = called(process_environment, *words, "mian", path, code=1)
+    assert "The function mian of train.py was to be called" in output.stderr + output.stdout
 
 
 @pytest.mark.slow
@@ -122,14 +119,6 @@ def test_a_script_of_accelerate_computes_as_it_is(tmp_path, process_environment)
     path = written(tmp_path, SCRIPT.format(package="accelerate"))
     done = called(process_environment, "launch", "--tpu", "--quiet", path, "--lr", "0.5")
     assert "0 1 xla [0.0, 0.0] 0.5 True True __main__" in lines(done)
-
-
-@pytest.mark.slow
-def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, process_environment):
-    path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
-    words = ["launch", "--tpu", "--main_training_function", "mian", path]
-    output = called(process_environment, *words, code=1)
-    assert "The function mian of train.py was to be called" in output.stderr + output.stdout
 
 
 @pytest.mark.slow
@@ -144,7 +133,7 @@ def test_an_error_is_reported_with_its_rank_and_line(tmp_path, process_environme
 def test_an_interrupt_ends_every_rank(tmp_path, process_environment):
     command = subprocess.Popen(
         [sys.executable, "-m", "accelerate_nb", "launch", "--tpu", "--quiet", written(tmp_path, WAITS)],
-        env={**process_environment, "CPU_NUM_DEVICES": "2"},
+        env={**os.environ, **process_environment, "CPU_NUM_DEVICES": "2"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -99,9 +99,8 @@ def trained_in_programs(world: Any) -> tuple[Any, int]:
 def trained_plainly() -> Any:
     accelerator = Accelerator(cpu=True)
     model, loader = network(), DataLoader(torch.cat(batches()), batch_size=4)
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), loader
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in loader:
         accelerator.backward(loss_of(model, batch))
         accelerator.clip_grad_norm_(model.parameters(), 1.0)

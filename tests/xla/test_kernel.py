@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from accelerate_nb.devices import xla
 from tests.devices.test_xla import COLAB, KAGGLE
 from tests.kernel.kernels import ROOT, kernel as started
+from tests.processes import python
 
 SETTINGS = 'config_file="", panel="off"'
 # In the way of a supervisor alone: a thread that begins while torch_xla is loaded, after which it can't fork.
@@ -38,14 +37,9 @@ def run(code, folder, **environment):
     """What a Python of its own prints as JSON; as a notebook's does, it starts its supervisor before it needs it."""
     (folder / "notebook.py").write_text(PLACE + code)
     variables = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "XDG_CACHE_HOME": str(folder), **environment}
-    done = subprocess.run(
-        [sys.executable, "notebook.py"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}, **variables},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PJRT_DEVICE", raising=False)
+        done = python("notebook.py", folder=folder, limit=180, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -139,16 +133,9 @@ print(json.dumps(found))
 
 
 def test_each_process_of_a_tpu_gets_its_chip_and_knows_the_others():
-    v3 = {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v3-8",
-        "TPU_WORKER_ID": "0",
-        "TPU_PROCESS_ADDRESSES": "local",
-    }
-    cases = [(KAGGLE, 3, 8), (v3, 1, 4), (COLAB, 0, 1)]
-    done = subprocess.run(
-        [sys.executable, "-c", TOPOLOGY, json.dumps(cases)], capture_output=True, text=True, timeout=120, check=False
-    )
+    v3 = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v3-8", "TPU_WORKER_ID": "0"}
+    cases = [(KAGGLE, 3, 8), ({**v3, "TPU_PROCESS_ADDRESSES": "local"}, 1, 4), (COLAB, 0, 1)]
+    done = python("-c", TOPOLOGY, json.dumps(cases))
     assert done.returncode == 0, done.stderr
     of_eight, of_four, alone = json.loads(done.stdout.splitlines()[-1])
     assert of_eight == {
@@ -159,21 +146,14 @@ def test_each_process_of_a_tpu_gets_its_chip_and_knows_the_others():
         "TPU_PROCESS_PORT": "8479",
         "TPU_VISIBLE_CHIPS": "3",
     }
-    assert (of_four["TPU_PROCESS_BOUNDS"], of_four["TPU_VISIBLE_CHIPS"], of_four["TPU_PROCESS_PORT"]) == (
-        "2,2,1",
-        "1",
-        "8477",
-    )
-    assert alone == {
-        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
-        "TPU_PROCESS_BOUNDS": "1,1,1",
-        "TPU_VISIBLE_CHIPS": "0",
-    }
+    names = ("TPU_PROCESS_BOUNDS", "TPU_VISIBLE_CHIPS", "TPU_PROCESS_PORT")
+    assert [of_four[name] for name in names] == ["2,2,1", "1", "8477"]
+    bounds = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+    assert alone == {**bounds, "TPU_VISIBLE_CHIPS": "0"}
 
 
-@pytest.fixture(scope="module")
-def torch_xla_itself():
-    """What a fresh Python says of torch_xla after importing it: the source of truth."""
+def test_the_bus_is_read_as_torch_xla_reads_it_and_a_worker_has_the_variables_that_it_sets(on_xla, monkeypatch):
+    # what a fresh Python says of torch_xla after importing it is the source of truth
     code = """
 import json, os
 before = dict(os.environ)
@@ -182,25 +162,12 @@ from torch_xla._internal import tpu
 added = {name: value for name, value in os.environ.items() if before.get(name) != value}
 print(json.dumps([added, tpu.num_available_chips(), tpu._TPU_PCI_DEVICE_IDS]))
 """
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=environment
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_the_bus_is_read_as_torch_xla_reads_it(torch_xla_itself):
-    _, chips, numbers = torch_xla_itself
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true")
+    done = python("-c", code, check=True, PJRT_DEVICE="CPU")
+    added, chips, numbers = json.loads(done.stdout.splitlines()[-1])
     assert len(xla.tpu_chips()) == chips
     # the last is no chip that anybody can have: "testing only"
     assert set(numbers) - set(xla._GENERATIONS) <= {"0x0056"}
-
-
-def test_a_worker_has_the_variables_that_torch_xla_sets_for_the_notebooks_environment(
-    on_xla, torch_xla_itself, monkeypatch
-):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true")
-    added, *_ = torch_xla_itself
     (found,) = on_xla(lambda: dict(os.environ))
     assert "--xla_cpu_multi_thread_eigen=true" in found["XLA_FLAGS"]
     assert {name: found.get(name) for name in added} == added

@@ -74,12 +74,8 @@ def loaders() -> dict[str, Any]:
 
 def nested(samples: list[Any]) -> dict[str, Any]:
     rows = torch.stack(samples)
-    return {
-        "pair": (rows, [rows.int(), {"deep": rows[:0]}]),
-        "names": ["a"] * len(rows),
-        "none": None,
-        "count": len(rows),
-    }
+    pair = rows, [rows.int(), {"deep": rows[:0]}]
+    return {"pair": pair, "names": ["a"] * len(rows), "none": None, "count": len(rows)}
 
 
 def shape(batch: Any) -> Any:
@@ -168,24 +164,17 @@ def test_a_loader_hands_out_its_batches_on_the_device_and_knows_where_it_stands(
     assert found[what] == expected
 
 
-def test_a_batch_that_is_sent_by_a_thread_holds_what_it_held(found):
+def test_a_batch_that_is_sent_by_a_thread_holds_what_it_held_and_is_the_one_that_the_loader_speaks_of(found):
     rows = [[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], [5.0]], [[6.0]]]
     for (batch, *_), numbers in zip(found["ahead"]["seen"], rows, strict=True):
         assert batch["pair"] == (("xla", numbers), [("xla", numbers), {"deep": ("xla", [])}])
         assert (batch["names"], batch["none"], batch["count"]) == (["a"] * len(numbers), None, len(numbers))
-
-
-def test_what_is_set_of_a_loader_holds_for_the_batch_at_hand(found):
     facts = [rest for _, *rest in found["ahead"]["seen"]]
     assert facts == [[False, 1, 1], [False, 1, 2], [False, 1, 3], [True, 1, 0]]
     assert found["ahead"]["resumed"] == [["a", "a"], ["a", "a"], ["a"]]
-
-
-def test_one_thread_sends_batches_and_none_is_left_after_an_epoch_a_break_an_error_or_a_forgotten_loop(found):
+    # one thread sends them, and none is left after an epoch, a break, an error or a forgotten loop
     assert found["ahead"]["threads"] == (1, 0)
     assert found["ahead"]["threads at last"] == 0
-
-
-def test_the_wrapper_of_accelerate_sends_batches_in_the_background(found):
+    # also of Accelerate's wrapper
     seen = [(("xla", [0.0, 1.0]), False, 1), (("xla", [2.0]), True, 1)]
     assert found["wrapped"] == {"length": 2, "seen": seen, "data": 3, "threads": 0}

@@ -1,16 +1,15 @@
 """Where memory is too small on an XLA device, what a profile shows of it, and where its random numbers begin."""
 
-import subprocess
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from accelerate_nb import Accelerator
 from accelerate_nb.rank.rng_state import current_random_states
 from accelerate_nb.utils import ProfileKwargs, find_executable_batch_size, release_memory, set_seed
+from tests.processes import python
 
 
 def much(traces: str) -> dict[str, Any]:
@@ -49,32 +48,14 @@ for seed in (int(text) for text in sys.argv[1:]):
 """
 
 
-@pytest.fixture
-def by_hand() -> Any:
-    def run(*seeds: int) -> list[list[list[float]]]:
-        output = subprocess.run(
-            [sys.executable, "-c", _BY_HAND, *map(str, seeds)],
-            env={"PJRT_DEVICE": "CPU", "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        return [
-            [[float(item) for item in part.strip("[]").split(",")] for part in line.split(";")]
-            for line in output.split("\n")
-            if line
-        ]
-
-    return run
-
-
-def test_a_function_on_an_xla_device(on_xla, by_hand, tmp_path: Path):
+def test_a_function_on_an_xla_device(on_xla, tmp_path: Path):
     torch.manual_seed(1234567)
     torch.rand(3)
     states = current_random_states(gpus=True)
     assert states.tpu is None
     (found,) = on_xla(much, str(tmp_path))
-    notebook, seeded = by_hand(1234567, 3)
+    lines = python("-c", _BY_HAND, "1234567", "3", check=True, PJRT_DEVICE="CPU").stdout.splitlines()
+    notebook, seeded = ([json.loads(part) for part in line.split(";")] for line in lines)
     # numbers begin with the notebook's seed, and with the one that is set
     assert found["drawn"] == notebook[0]
     assert [found["seeded"], found["again"]] == seeded

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from accelerate_nb import Accelerator
+from accelerate_nb import Accelerator, utils
 from accelerate_nb.local_sgd import LocalSGD
-from accelerate_nb.utils import (
-    broadcast,
-    broadcast_object_list,
-    copy_tensor_to_devices,
-    gather_object,
-    set_seed,
-    synchronize_rng_states,
-)
 from tests.ranks import run_on_ranks
 from tests.xla.weights import fixed
 
@@ -27,18 +19,8 @@ pytestmark = pytest.mark.slow
 Pair = namedtuple("Pair", ["first", "second"])
 
 DTYPES = [
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 ]
 
 
@@ -58,15 +40,10 @@ def nests(rank: int, device: torch.device) -> dict[str, Any]:
         "of 1.2 MB": drawn(rank, 300, 1000),
         **{str(dtype): drawn(rank, 5, dtype=dtype) for dtype in DTYPES},
     }
-    nest = {
-        "list": [drawn(rank, 3, 2), (drawn(rank, 3),)],
-        "pair": Pair(drawn(rank, 2), [drawn(rank, 2, 2)]),
-        "none": [],
-    }
+    pair = Pair(drawn(rank, 2), [drawn(rank, 2, 2)])
+    nest = {"list": [drawn(rank, 3, 2), (drawn(rank, 3),)], "pair": pair, "none": []}
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
-    from accelerate_nb.utils import send_to_device
-
-    return {**placed, "nest": send_to_device(nest, device), "on the CPU": drawn(rank, 3)}
+    return {**placed, "nest": utils.send_to_device(nest, device), "on the CPU": drawn(rank, 3)}
 
 
 def everything() -> dict[str, Any]:
@@ -94,7 +71,7 @@ def of_tensors(accelerator: Any, given: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, nest in given.items():
         found[f"gather, {name}"] = accelerator.gather(nest)
-        found[f"broadcast, {name}"] = broadcast(nest, from_process=1)
+        found[f"broadcast, {name}"] = utils.broadcast(nest, from_process=1)
         found[f"pad, {name}"] = accelerator.pad_across_processes(nest)
         found[f"metrics, {name}"] = accelerator.gather_for_metrics(nest)
         for reduction in ("sum", "mean", "max", "min"):
@@ -110,9 +87,9 @@ def of_objects(accelerator: Any) -> dict[str, Any]:
     if rank == 1:
         accelerator.set_trigger()
     return {
-        "objects": gather_object([rank, "text", {"a": Pair(rank, None)}]),
-        "many objects": gather_object(["x" * 30000 * (rank + 1)]),
-        "objects of one": broadcast_object_list([rank, None, "y" * 9000 * (rank + 1)], from_process=1),
+        "objects": utils.gather_object([rank, "text", {"a": Pair(rank, None)}]),
+        "many objects": utils.gather_object(["x" * 30000 * (rank + 1)]),
+        "objects of one": utils.broadcast_object_list([rank, None, "y" * 9000 * (rank + 1)], from_process=1),
         "objects as metrics": accelerator.gather_for_metrics([rank, "sample"]),
         "triggers": [accelerator.check_trigger(), accelerator.check_trigger()],
     }
@@ -125,8 +102,8 @@ def misfits(accelerator: Any) -> list[str]:
         lambda: accelerator.gather(torch.ones(2 + rank, device=device)),
         lambda: accelerator.gather([torch.ones(1, device=device)] * (1 + rank)),
         lambda: accelerator.reduce(torch.ones(5, device=device, dtype=torch.float16 if rank else torch.float32)),
-        lambda: broadcast(torch.ones(2, device=device), from_process=rank),
-        lambda: gather_object([1]) if rank else accelerator.gather(torch.ones(50000, device=device)),
+        lambda: utils.broadcast(torch.ones(2, device=device), from_process=rank),
+        lambda: utils.gather_object([1]) if rank else accelerator.gather(torch.ones(50000, device=device)),
         lambda: accelerator.gather("text"),
     ]
     messages = []
@@ -142,17 +119,21 @@ def uneven(accelerator: Any) -> dict[str, Any]:
     """What each rank asks something else of its device for."""
     rank, device = accelerator.process_index, accelerator.device
     before = accelerator.gather(torch.full((2,), float(rank)).to(device))
-    given = {
-        "first": torch.full((rank + 1, 2), float(rank)).to(device),
-        "second": [torch.full((2, 3 - rank), rank).to(device)],
-    }
+    second = torch.full((2, 3 - rank), rank).to(device)
+    given = {"first": torch.full((rank + 1, 2), float(rank)).to(device), "second": [second]}
     padded = [accelerator.pad_across_processes(given, dim=dim, pad_index=7, pad_first=dim == 0) for dim in (0, 1)]
     padded[0] = accelerator.pad_across_processes(padded[0], dim=1)
     joined = accelerator.gather(padded[0])
-    copied = copy_tensor_to_devices(torch.arange(4.0).to(device) if rank == 1 else None)
+    copied = utils.copy_tensor_to_devices(torch.arange(4.0).to(device) if rank == 1 else None)
     pending = torch.arange(3, device=device) * 2
     accelerator.wait_for_everyone()
-    return {"before": before, "padded": padded, "joined": joined, "copied": copied, "object": gather_object([pending])}
+    return {
+        "before": before,
+        "padded": padded,
+        "joined": joined,
+        "copied": copied,
+        "object": utils.gather_object([pending]),
+    }
 
 
 def gradient(accelerator: Any) -> list[float]:
@@ -194,11 +175,11 @@ def seeds(accelerator: Any) -> list[Any]:
     rng_type = "xla" if accelerator.device.type == "xla" else "torch"
     drawn: list[Any] = []
     for device_specific in (True, True, False):
-        set_seed(5, device_specific=device_specific)
+        utils.set_seed(5, device_specific=device_specific)
         accelerator.wait_for_everyone()
         drawn.append(torch.rand(2, device=accelerator.device))
-    set_seed(5, device_specific=True)
-    synchronize_rng_states([rng_type])
+    utils.set_seed(5, device_specific=True)
+    utils.synchronize_rng_states([rng_type])
     drawn.append(torch.rand(2, device=accelerator.device))
     accelerator.wait_for_everyone()
     return [item.tolist() for item in drawn]
@@ -229,27 +210,14 @@ def both(launched_on_xla: Callable[..., list[Any]]) -> tuple[list[Any], list[Any
 
 
 def test_every_operation_gives_what_gloo_gives(both: tuple[list[Any], list[Any]]) -> None:
-    ours, theirs = both
-    assert [our["device"] for our in ours] == ["xla:0", "xla:0"]
-    for rank in range(2):
-        different = {
-            name: (ours[rank]["found"].get(name), found)
-            for name, found in theirs[rank]["found"].items()
-            if ours[rank]["found"].get(name) != found
-        }
-        assert different == {}
-
-
-def test_calls_that_do_not_fit_together_are_an_error_on_all_ranks(both: tuple[list[Any], list[Any]]) -> None:
     for ours, theirs in zip(*both, strict=True):
-        assert ours["messages"] == theirs["messages"]
+        assert ours["device"] == "xla:0"
+        found = {name: (ours["found"].get(name), wanted) for name, wanted in theirs["found"].items()}
+        assert {name: pair for name, pair in found.items() if pair[0] != pair[1]} == {}
+        # also what ranks do together, and calls that do not fit together are an error on all
+        for what in ("uneven", "gradient", "dispatched", "averaged", "messages"):
+            assert ours[what] == theirs[what], what
         assert all("Error: " in our for our in ours["messages"])
-
-
-@pytest.mark.parametrize("what", ["uneven", "gradient", "dispatched", "averaged"])
-def test_what_ranks_do_together_gives_what_it_gives_on_gloo(both: tuple[list[Any], list[Any]], what: str) -> None:
-    for ours, theirs in zip(*both, strict=True):
-        assert ours[what] == theirs[what]
 
 
 def test_the_generators_of_devices_are_seeded_and_made_equal(both: tuple[list[Any], list[Any]]) -> None:

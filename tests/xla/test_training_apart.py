@@ -21,9 +21,8 @@ def gan(cpu: bool) -> list[list[float]]:
     maker, judge = fixed(nn.Linear(3, 4)), fixed(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     makes, judges = torch.optim.Adam(maker.parameters(), 0.05), torch.optim.SGD(judge.parameters(), 0.1)
     data = torch.randn(32, 7, generator=torch.Generator().manual_seed(1))
-    maker, judge, makes, judges, loader = accelerator.prepare(
-        maker, judge, makes, judges, DataLoader(data, batch_size=4)
-    )
+    loader = DataLoader(data, batch_size=4)
+    maker, judge, makes, judges, loader = accelerator.prepare(maker, judge, makes, judges, loader)
     cross_entropy = nn.functional.binary_cross_entropy_with_logits
     for batch in loader:
         real, noise = batch[:, :4], batch[:, 4:]
@@ -108,9 +107,8 @@ def accumulated(cpu: bool) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         seen += accelerator.gather_for_metrics(batch * SAMPLES).flatten().round().int().tolist()
-    weights = [
-        parameter.detach().cpu().flatten().tolist() for parameter in accelerator.unwrap_model(model).parameters()
-    ]
+    inner = accelerator.unwrap_model(model)
+    weights = [parameter.detach().cpu().flatten().tolist() for parameter in inner.parameters()]
     accelerator.end_training()
     return {"seen": seen, "steps": steps, "weights": weights}
 
@@ -143,25 +141,18 @@ def joined() -> str:
         accelerator.end_training()
 
 
-ALIKE = {"gan": gan, "branches": branches, "normalised": normalised, "accumulated": accumulated}
-
-
-def on_devices() -> dict[str, Any]:
-    found: dict[str, Any] = {name: train(False) for name, train in ALIKE.items()}
-    return found | {"unprepared": unprepared(), "joined": joined()}
-
-
-def on_cpus() -> dict[str, Any]:
-    return {name: train(True) for name, train in ALIKE.items()}
+def everything(cpu: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {train.__name__: train(cpu) for train in (gan, branches, normalised, accumulated)}
+    return found if cpu else found | {"unprepared": unprepared(), "joined": joined()}
 
 
 @pytest.fixture(scope="module")
 def runs(launched_on_xla, tmp_path_factory) -> tuple[list[Any], list[Any], str]:
     """The trainings on two processes with an XLA device each, and on two without; what the former said."""
     known = set(tmp_path_factory.getbasetemp().rglob("rank_*.log"))
-    found = launched_on_xla(on_devices, num_processes=2)
+    found = launched_on_xla(everything, False, num_processes=2)
     logs = set(tmp_path_factory.getbasetemp().rglob("rank_*.log")) - known
-    return found, run_on_ranks(on_cpus, 2), "".join(path.read_text() for path in logs)
+    return found, run_on_ranks(everything, 2, True), "".join(path.read_text() for path in logs)
 
 
 def alike(results: Any, references: Any) -> None:
@@ -197,12 +188,9 @@ def test_a_loader_that_divides_by_nothing_gives_each_sample_once(runs):
         alike(found[rank]["accumulated"]["weights"], expected[rank]["accumulated"]["weights"])
 
 
-def test_weights_of_no_prepared_model_are_averaged_and_reported(runs):
+def test_weights_of_no_prepared_model_are_averaged_and_reported_and_uneven_inputs_can_t_be_joined(runs):
     found, _, output = runs
     for rank in range(2):
         assert found[rank]["unprepared"] == pytest.approx([0.1, 0.1])
     assert output.count("The optimizer's weights are in no prepared model") == 2
-
-
-def test_uneven_inputs_can_t_be_joined_and_the_error_names_what_to_do(runs):
-    assert "Leave even_batches=True" in runs[0][0]["joined"]
+    assert "Leave even_batches=True" in found[0]["joined"]

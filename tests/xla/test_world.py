@@ -1,9 +1,6 @@
 """A rank that computes through torch_xla knows its place, however its process came to be, and shares its state with no other rank."""
 
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.runtime.world.registry import forget
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.outcome import failure_of
+from tests.processes import python
 
 pytestmark = pytest.mark.slow
 
@@ -69,12 +67,8 @@ def alone(accelerator: Any, *, leaves: bool) -> str:
     return "nothing"
 
 
-@pytest.fixture(scope="module")
-def found(launched_on_xla: Callable[..., list[Any]]) -> list[dict[str, Any]]:
-    return launched_on_xla(two_generations, num_processes=2)
-
-
-def test_each_process_is_a_rank_with_a_device(found: list[dict[str, Any]]) -> None:
+def test_each_process_is_a_rank_with_a_device_in_each_of_its_worlds(on_xla: Callable[..., list[Any]]) -> None:
+    found = on_xla(two_generations, num_processes=2)
     for rank, facts in enumerate(found):
         device_facts = "XLA", "xla", "xla:0", "xla"
         assert facts["place"] == (rank, 2, rank, 2, *device_facts, rank == 0, rank == 1)
@@ -82,40 +76,32 @@ def test_each_process_is_a_rank_with_a_device(found: list[dict[str, Any]]) -> No
         assert facts["share"] == [["a", "b"], ["c"]][rank]
         assert facts["only"] == [("main", None), (None, "second")][rank]
 
-
-def test_a_world_that_was_left_is_joined_anew(found: list[dict[str, Any]]) -> None:
+    # a world that was left is joined anew, and who waits for a rank that has gone finds a lost connection
     assert [item["again"] for item in found] == [item["place"] for item in found]
     assert all(item["fresh"] for item in found)
-
-
-def test_who_waits_for_a_rank_that_has_gone_finds_a_lost_connection(found: list[dict[str, Any]]) -> None:
     assert [item["lost"] for item in found] == ["lost", "left"]
 
 
-@pytest.mark.parametrize("given", [{}, OF_TORCHRUN], ids=["script", "torchrun"])
-def test_one_process_is_one_rank_on_its_device(given: dict[str, str]) -> None:
-    assert place_report(given).stdout.strip().endswith("(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)")
+BY_TORCH_XLA = "import torch_xla; from tests.xla import test_world; torch_xla.launch(test_world.prints_place)"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [({}, PLACE), (OF_TORCHRUN, PLACE), ({}, BY_TORCH_XLA)], ids=["script", "torchrun", "torch_xla"]
+)
+def test_one_process_is_one_rank_on_its_device(given: dict[str, str], code: str) -> None:
+    report = place_report(given, code)
+    assert "(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)" in report.stdout, report.stderr
 
 
 def test_devices_that_would_be_threads_of_one_process_are_an_error() -> None:
     assert "torch_xla drives 2 devices in this process" in place_report({"CPU_NUM_DEVICES": "2"}).stderr
 
 
-def test_a_process_of_torch_xla_s_own_launch_is_a_rank_on_its_device() -> None:
-    report = place_report(
-        {}, "import torch_xla; from tests.xla import test_world; torch_xla.launch(test_world.prints_place)"
-    )
-    assert "(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)" in report.stdout, report.stderr
-
-
 def prints_place(_index: int) -> None:
     print(rank_facts())
 
 
-def place_report(given: dict[str, str], code: str = PLACE) -> subprocess.CompletedProcess[str]:
-    """What a process says of its place."""
-    environment = {name: text for name, text in os.environ.items() if name not in (*OF_TORCHRUN, "MASTER_ADDR")}
-    environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **given}
-    command = [sys.executable, "-c", code]
-    root = Path(__file__).parents[2]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=root, check=False)
+def place_report(given: dict[str, str], code: str = PLACE) -> Any:
+    """What a process says of its place; `tests/conftest.py` has taken a launcher's variables away."""
+    variables = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **given}
+    return python("-c", code, folder=Path(__file__).parents[2], **variables)

@@ -4,13 +4,14 @@ import faulthandler
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.processes import python
 
 LIMIT = 100.0
 
@@ -22,14 +23,10 @@ def on_connected_devices(function: Callable[[Any], Any], folder: Path, devices: 
     There is no other backend on which devices exchange anything. An `Accelerator` is the process's, so the function takes what
     stands below one.
     """
-    environment = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "GLOO_SOCKET_IFNAME": "lo"}
-    found = folder / f"{function.__name__}.pickle"
-    command = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(found)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT + 20, cwd=root, check=False
-    )
+    variables = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "GLOO_SOCKET_IFNAME": "lo"}
+    found, root = folder / f"{function.__name__}.pickle", Path(__file__).parents[2]
+    words = ("-m", __name__, function.__module__, function.__name__, found)
+    done = python(*words, folder=root, limit=LIMIT + 20, **variables)
     if not found.exists():
         raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-6000:]}")
     results: list[Any] = pickle.loads(found.read_bytes())

@@ -1,8 +1,6 @@
 """A save in the background holds what was so when it was called, and tells of its failure at the next call."""
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import writer
 from accelerate_nb.runtime.checkpoints.host_copy import HostCopier
+from tests.processes import python
 from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.checkpoints.test_checkpoint import Training, resumed
 from tests.runtime.checkpoints.test_kills import fill, training
@@ -107,9 +106,7 @@ accelerator.save_state(sys.argv[1], blocking=False)
 
 @pytest.mark.slow
 def test_a_program_that_ends_waits_for_what_it_saves(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "saved")], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", PROGRAM, tmp_path / "saved", check=True)
     assert done.stderr == ""
     assert (tmp_path / "saved" / "checkpoint.json").exists()
 
@@ -129,9 +126,7 @@ threading.Thread.start = start
 def test_a_failure_that_nobody_waits_for_is_reported_at_the_programs_end(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PULLED_AWAY + PROGRAM, str(folder / "saved")], capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", PULLED_AWAY + PROGRAM, folder / "saved")
     assert "was not written" in done.stderr
     assert str(folder) in done.stderr
 
@@ -169,6 +164,11 @@ def test_copies_share_memory_as_their_originals_do_and_a_mapping_of_ones_own_is_
     assert copied["deep"][0][0].item() == 2.0
     assert type(copied["own"]) is Settings
     assert copied["own"].names == ["a"]
+    # memory for copies is used again
+    copier, value = HostCopier(), torch.randn(1000)
+    first = copier.copy(value).data_ptr()
+    copier.finish()
+    assert copier.copy(value).data_ptr() == first
 
 
 def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
@@ -177,13 +177,6 @@ def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
     accelerator.end_training()
     now, later = ({path.name: path.stat().st_size for path in folder.glob("*[!n]")} for folder in folders)
     assert now == later
-
-
-def test_memory_for_copies_is_used_again() -> None:
-    copier, value = HostCopier(), torch.randn(1000)
-    first = copier.copy(value).data_ptr()
-    copier.finish()
-    assert copier.copy(value).data_ptr() == first
 
 
 def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:

@@ -39,18 +39,14 @@ class Training:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        self.accelerator = Accelerator(
-            cpu=True, mixed_precision=precision, gradient_accumulation_steps=2, dataloader_config=config
-        )
+        settings: dict[str, Any] = {"mixed_precision": precision, "dataloader_config": config}
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
         model = net(dropout=0.3)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
-            model,
-            optimizer,
-            schedule,
-            DataLoader(samples(48), batch_size=4, shuffle=True) if loader is None else loader,
-        )
+        loader = DataLoader(samples(48), batch_size=4, shuffle=True) if loader is None else loader
+        prepared = self.accelerator.prepare(model, optimizer, schedule, loader)
+        self.model, self.optimizer, self.schedule, self.loader = prepared
         self.counter = Counter()
         self.accelerator.register_for_checkpointing(self.counter)
         self.losses: list[Any] = []
@@ -164,17 +160,6 @@ def test_numbered_checkpoints_are_kept_up_to_a_limit(tmp_path: Path, size: int) 
     assert run_on_ranks(numbered, size, str(tmp_path)) == [expected] * size
 
 
-def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
-    accelerator = Accelerator(cpu=True)
-    with pytest.raises(ConfigurationError, match="without a folder"):
-        accelerator.save_state()
-    with pytest.raises(ConfigurationError, match="automatic checkpoint naming is disabled"):
-        accelerator.load_state()
-    with pytest.raises(ConfigurationError, match="folder does not exist"):
-        accelerator.load_state(tmp_path / "nowhere")
-    accelerator.end_training()
-
-
 def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(net())
@@ -203,8 +188,14 @@ def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
     accelerator.end_training()
 
 
-def test_registered_objects_must_match(tmp_path: Path) -> None:
+def test_places_that_are_missing_are_named_and_registered_objects_must_match(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigurationError, match="without a folder"):
+        accelerator.save_state()
+    with pytest.raises(ConfigurationError, match="automatic checkpoint naming is disabled"):
+        accelerator.load_state()
+    with pytest.raises(ConfigurationError, match="folder does not exist"):
+        accelerator.load_state(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="Item at index 1"):
         accelerator.register_for_checkpointing(Counter(), object())
     accelerator.save_state(tmp_path / "saved")

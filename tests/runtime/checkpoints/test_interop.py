@@ -127,7 +127,8 @@ def test_a_scaler_that_accelerate_has_not_saved_begins_anew(tmp_path: Path) -> N
     assert under_both(fp16, 1, str(tmp_path / "saved")).ours == [True]
 
 
-def numbers(peer: Peer, folder: str, start: int) -> Any:
+def numbers_in_turn(peer: Peer, folder: str) -> Any:
+    start = 3 if peer.is_ours else 0
     training = Everything(peer, seed=start, project=folder)
     training.accelerator.project_configuration.iteration = start
     if start:
@@ -153,10 +154,6 @@ def test_numbered_checkpoints_are_counted_on_by_the_other_package(tmp_path: Path
     # and back: what Accelerate finds is what ours saved last
     again = under_both(numbers_the_others_last, 1, folder)
     assert again.theirs == again.ours
-
-
-def numbers_in_turn(peer: Peer, folder: str) -> Any:
-    return numbers(peer, folder, 3 if peer.is_ours else 0)
 
 
 def numbers_the_others_last(peer: Peer, folder: str) -> Any:

@@ -104,13 +104,12 @@ def test_torchs_own_format_holds_what_accelerates_merge_gives(written, tmp_path,
     assert same(ours, theirs)
 
 
-def test_weights_are_found_among_what_else_was_saved(written, tmp_path):
+def test_weights_are_found_among_what_else_was_saved_and_their_shards_in_a_whole_checkpoint(
+    written, checkpoint, tmp_path
+):
     merged = merge(written / "both", tmp_path)
     assert merged.left_out == ("optimizer", "step")
     Tied().load_state_dict(load_file(merged.path))
-
-
-def test_the_shards_are_found_in_a_whole_checkpoint(checkpoint, tmp_path):
     merged = merge(checkpoint, tmp_path / "merged")
     assert merged.shards == checkpoint / "pytorch_model_fsdp_0"
     assert (merged.tensors, merged.path) == (12, tmp_path / "merged" / "model.safetensors")

@@ -26,10 +26,7 @@ def test_a_file_of_any_length_is_written_as_given(tmp_path: Path) -> None:
             assert (tmp_path / "file").read_bytes() == content
             assert entry_of(tmp_path / "file") == entry
             assert entry.bytes == size
-
-
-def test_a_full_disk_is_reported_when_the_file_is_finished() -> None:
-    with ThreadPoolExecutor(1) as pool:
+        # a full disk is reported at the end
         file = DiskFile(Path("/dev/full"), 0, DirectWriter(1, pool))
         file.write(bytes(2 * BLOCK))
         with pytest.raises(OSError, match="No space left on device"):

@@ -67,15 +67,11 @@ def test_lines_and_levels_are_accelerates() -> None:
     assert both.ours[0][0].startswith("You must initialize the accelerate state")
 
 
-def test_a_level_is_the_loggers_own_and_not_everybodys() -> None:
-    before = logging.getLogger().level
-    assert get_logger("of_its_own", log_level="debug").logger.level == logging.DEBUG
-    assert logging.getLogger().level == before
-
-
-def test_a_line_names_the_place_that_it_was_written_at(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_level_is_the_loggers_own_and_a_line_names_its_place(caplog: pytest.LogCaptureFixture) -> None:
     PartialState(cpu=True)
+    before = logging.getLogger().level
     logger = get_logger("placed", log_level="info")
+    assert (logger.logger.level, logging.getLogger().level) == (logging.INFO, before)
 
     def helper() -> None:
         logger.info("mine")
@@ -83,7 +79,7 @@ def test_a_line_names_the_place_that_it_was_written_at(caplog: pytest.LogCapture
         logger.warning_once("mine")
 
     helper()
-    caller = "test_a_line_names_the_place_that_it_was_written_at" if COUNTS_CALLERS_ONLY else "helper"
+    caller = "test_a_level_is_the_loggers_own_and_a_line_names_its_place" if COUNTS_CALLERS_ONLY else "helper"
     assert [record.funcName for record in caplog.records] == ["helper", caller, "helper"]
 
 
@@ -146,15 +142,8 @@ def test_lines_in_order_come_in_the_order_of_ranks() -> None:
 def bars(peer: Peer) -> list[bool]:
     state = peer.PartialState(cpu=True)
     tqdm = peer.door("utils").tqdm
-    found = [
-        tqdm(range(2), **given).disable
-        for given in (
-            {},
-            {"main_process_only": False},
-            {"disable": True},
-            {"disable": True, "main_process_only": False},
-        )
-    ]
+    everywhere, disabled = {"main_process_only": False}, {"disable": True}
+    found = [tqdm(range(2), **given).disable for given in ({}, everywhere, disabled, everywhere | disabled)]
     with pytest.raises(ValueError, match="main_process_only"):
         tqdm(True, range(2))
     return [*found, state.is_local_main_process, list(tqdm(range(2))) == [0, 1]]

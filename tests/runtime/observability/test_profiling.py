@@ -45,15 +45,14 @@ def test_profiles_hold_what_accelerates_hold(size: int, tmp_path: Path) -> None:
     assert both.ours[0][2]
 
 
-def test_a_block_that_fails_writes_no_trace(tmp_path: Path) -> None:
+def test_a_block_that_fails_writes_no_trace_and_an_unknown_activity_is_an_error_that_lists_the_known_ones(
+    tmp_path: Path,
+) -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(KeyError), accelerator.profile(ProfileKwargs(output_trace_dir=str(tmp_path / "traces"))):
         raise KeyError
     assert not (tmp_path / "traces").exists()
     accelerator.end_training()
-
-
-def test_an_unknown_activity_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"Invalid profiler activity: 'gpu'.*'cpu', 'cuda'"):
         ProfileKwargs(activities=["gpu"]).build()
     ProfileKwargs(activities=["cpu", "cuda"]).build()

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.events.event_types import DeviceSample, MemoryUse, Metric, PrecisionChoice
 from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.runtime.observability import step_metrics
 from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.step_metrics import MemoryReporter, StepMetrics
@@ -50,8 +51,9 @@ def train(accelerator, model, optimizer, loader, clip=True, after_step=lambda: N
         after_step()
 
 
-def test_a_training_has_its_metrics_without_a_line_for_them(listener):
-    train(*prepared(Sentences()))
+def test_a_training_has_its_metrics_and_reports_its_precision_without_a_line_for_them(listener):
+    train(*prepared(Sentences(), mixed_precision="bf16"))
+    assert [event.name for event in listener.of(PrecisionChoice)] == ["bf16"]
     assert {metric.name for metric in listener.of(Metric)} == {
         *ALWAYS, "speed/samples_per_s", "speed/tokens_per_s", "optimizer/grad_norm", "memory/process_gib", "epoch"
     }  # fmt: skip
@@ -65,24 +67,14 @@ def test_a_training_has_its_metrics_without_a_line_for_them(listener):
     assert listener.values("speed/tokens_per_s")[0] == pytest.approx(5 * listener.values("speed/samples_per_s")[0])
 
 
-def test_a_training_reports_its_precision(listener):
-    Accelerator(cpu=True, mixed_precision="bf16")
-    assert [event.name for event in listener.of(PrecisionChoice)] == ["bf16"]
-
-
-def test_an_evaluation_between_two_steps_counts_for_nothing(listener):
+def test_an_evaluation_between_two_steps_counts_for_nothing_and_accumulated_batches_are_one_step(listener):
     accelerator, model, optimizer, loader = prepared(Sentences())
     evaluation = accelerator.prepare(DataLoader(Sentences(), batch_size=6))
     train(accelerator, model, optimizer, loader, after_step=lambda: list(evaluation))
-    times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
-    assert [round(seconds * rate) for seconds, rate in times] == [3] * 3
     assert listener.values("epoch") == [0.5, 0.75, 1.0]
-
-
-def test_accumulated_batches_are_one_step(listener):
     train(*prepared(Sentences(), gradient_accumulation_steps=2))
     times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
-    assert [round(seconds * rate) for seconds, rate in times] == [6]
+    assert [round(seconds * rate) for seconds, rate in times] == [3, 3, 3, 6]
 
 
 class Gauge:
@@ -126,13 +118,11 @@ def test_points_are_at_most_four_a_second(listener, monkeypatch):
     assert len(listener.values("speed/step_time_s")) == 1
 
 
-def test_copies_of_what_is_prepared_measure_nothing(listener):
+def test_copies_of_what_is_prepared_measure_nothing_and_neither_does_anything_where_nobody_watches(listener):
     _, _, optimizer, loader = prepared(Sentences())
     assert pickle.loads(pickle.dumps(loader)).step_metrics is None
     assert pickle.loads(pickle.dumps(optimizer))._after_step is None
-
-
-def test_nothing_is_measured_where_nobody_watches(monkeypatch):
+    connect(None)
     assert prepared(Sentences())[0].step_metrics is None
 
 

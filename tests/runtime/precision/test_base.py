@@ -53,12 +53,9 @@ def local(gradient: Any) -> torch.Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def test_an_overflow_in_one_ranks_shard_is_known_to_all() -> None:
+def test_an_overflow_in_one_ranks_shard_is_known_to_all_and_gradients_of_every_layout_are_unscaled_once() -> None:
     for found in run_on_ranks(steps, 2, True):
         assert [(skipped, scale) for skipped, scale, _ in found] == [(True, SCALE / 2)] * 6
-
-
-def test_gradients_of_every_layout_are_unscaled_once() -> None:
     for found in run_on_ranks(steps, 2, False):
         assert [(skipped, scale) for skipped, scale, _ in found] == [(False, SCALE)] * 6
         assert all(set(gradient) == {2.0} for _, _, gradients in found for gradient in gradients)

@@ -36,15 +36,8 @@ needs_torchao = pytest.mark.skipif(not is_torchao_available(), reason="torchao i
 
 def wide() -> nn.Sequential:
     """A network whose inner layers have sizes that 8-bit products need, but one."""
-    return nn.Sequential(
-        nn.Linear(16, 32),
-        nn.ReLU(),
-        nn.Linear(32, 32),
-        nn.ReLU(),
-        nn.Linear(32, 24),
-        nn.Linear(24, 32),
-        nn.Linear(32, 16),
-    )
+    first = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
+    return nn.Sequential(*first, nn.Linear(32, 24), nn.Linear(24, 32), nn.Linear(32, 16))
 
 
 def trained(peer: Peer, explicit: bool) -> list[Any]:
@@ -89,9 +82,8 @@ def test_torchao_trains_as_with_accelerate(size: int) -> None:
 @pytest.mark.slow
 @needs_torchao
 def test_converted_layers_learn_without_a_handler_too() -> None:
-    assert run_on_ranks(trained, 1, Peer("accelerate_nb"), False) == run_on_ranks(
-        trained, 1, Peer("accelerate_nb"), True
-    )
+    ours = Peer("accelerate_nb")
+    assert run_on_ranks(trained, 1, ours, False) == run_on_ranks(trained, 1, ours, True)
 
 
 @needs_torchao
@@ -137,14 +129,11 @@ def test_transformer_engine_is_named_where_it_is_missing(monkeypatch: pytest.Mon
         FP8RecipeKwargs(backend="TE")
 
 
-def test_ms_amp_is_named_where_it_is_requested() -> None:
+def test_ms_amp_is_named_where_it_is_requested_and_a_recipe_without_the_precision_is_an_error() -> None:
     with pytest.raises((ImportError, NotImplementedError), match="MS-AMP"):
         Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[MSAMPRecipeKwargs(opt_level="O1")])
     with pytest.raises(ConfigurationError, match="`opt_level` must be one of O1 or O2, but is 'O3'"):
         MSAMPRecipeKwargs(opt_level="O3")
-
-
-def test_a_recipe_without_the_precision_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="requires setting `mixed_precision='fp8'`: it is 'bf16'"):
         Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[MSAMPRecipeKwargs()])
 

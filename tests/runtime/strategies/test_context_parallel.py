@@ -300,12 +300,9 @@ def uncut() -> list[Any]:
     return [batch.tolist() for (batch,) in loader]
 
 
-def test_a_block_cuts_buffers_as_accelerate_does() -> None:
+def test_a_block_cuts_buffers_as_accelerate_does_and_without_parts_changes_nothing() -> None:
     run_on_ranks(in_a_block, 2)
     assert run_on_ranks(uncut, 2) == [[[[*range(8)]], [[*range(8, 16)]]]] * 2
-
-
-def test_without_parts_a_block_changes_nothing() -> None:
     accelerator = Accelerator(cpu=True)
     tokens = torch.arange(8)
     with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[0]):

@@ -24,29 +24,21 @@ from tests.ranks import run_on_ranks
 from tests.runtime.loops import net, samples
 
 
-def models_in_turn(count: int) -> int:
-    for _ in range(count):
+def holds_its_group() -> bool:
+    for _ in range(20):
         model = DDP(current_world()).wrap_model(nn.Linear(4, 4))
         for _ in range(3):
             model(torch.ones(2, 4)).sum().backward()
         dist.destroy_process_group()
         del model  # the last to know of a group that has ended
-    return count
-
-
-def test_a_model_may_outlive_its_process_group() -> None:
-    assert run_on_ranks(models_in_turn, 2, 20, limit=30) == [20, 20]
-
-
-def holds_its_group() -> bool:
     model = DDP(current_world()).wrap_model(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     forget()
     return model.reducer is not None or model.logger is not None
 
 
-def test_a_model_lets_go_of_its_process_group_before_that_ends() -> None:
-    assert run_on_ranks(holds_its_group, 2) == [False, False]
+def test_a_model_may_outlive_its_process_group_or_lets_go_of_it_before_that_ends() -> None:
+    assert run_on_ranks(holds_its_group, 2, limit=30) == [False, False]
 
 
 LOW_RANK = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2, "min_compression_rate": 0.5}
@@ -85,14 +77,9 @@ def packed(peer: Peer) -> list[list[float]]:
     utils = peer.door("utils")
     for options in PACKING:
         torch.manual_seed(0)
-        names = {
-            name: utils.DDPCommunicationHookType(options[name])
-            for name in ("comm_hook", "comm_wrapper")
-            if name in options
-        }
-        handler = utils.DistributedDataParallelKwargs(
-            **{**options, **names}, bucket_cap_mb=1, gradient_as_bucket_view=True
-        )
+        hook_type, buckets = utils.DDPCommunicationHookType, {"bucket_cap_mb": 1, "gradient_as_bucket_view": True}
+        given = {name: hook_type(value) if isinstance(value, str) else value for name, value in options.items()}
+        handler = utils.DistributedDataParallelKwargs(**given, **buckets)
         accelerator = peer.Accelerator(cpu=True, kwargs_handlers=[handler])
         found.append(steps(accelerator.prepare(net()), accelerator.process_index, 2))
     return found
@@ -124,7 +111,7 @@ class Registered:
         self.state, self.name = state, hook.__name__
 
 
-def test_what_cannot_run_here_packs_with_torchs_own_hooks() -> None:
+def test_what_cannot_run_here_packs_with_torchs_own_hooks_and_an_unknown_packing_is_an_error() -> None:
     model = Registered()
     DistributedDataParallelKwargs(comm_hook="batched_power_sgd", comm_state_option=LOW_RANK).register_comm_hook(model)
     assert (model.name, model.state.matrix_approximation_rank) == ("batched_powerSGD_hook", 1)
@@ -132,15 +119,10 @@ def test_what_cannot_run_here_packs_with_torchs_own_hooks() -> None:
     assert model.name == "bf16_compress_hook"
     DistributedDataParallelKwargs(comm_hook="power_sgd", comm_wrapper="bf16").register_comm_hook(model)
     assert model.name == "bf16_compress_wrapper_hook"
-
-
-def test_an_unknown_packing_is_an_error_that_lists_the_known_ones() -> None:
-    handler = DistributedDataParallelKwargs(comm_hook="int4")
     with pytest.raises(ConfigurationError, match=r"comm_hook='int4' is not known.*'power_sgd'"):
-        handler.register_comm_hook(nn.Linear(1, 1))
-    handler = DistributedDataParallelKwargs(comm_hook="fp16", comm_wrapper="power_sgd")
+        DistributedDataParallelKwargs(comm_hook="int4").register_comm_hook(model)
     with pytest.raises(ConfigurationError, match="comm_wrapper='power_sgd' is not known"):
-        handler.register_comm_hook(nn.Linear(1, 1))
+        DistributedDataParallelKwargs(comm_hook="fp16", comm_wrapper="power_sgd").register_comm_hook(model)
 
 
 def handled(peer: Peer) -> list[Any]:

@@ -33,6 +33,7 @@ ZERO3: dict[str, Any] = {
     },
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
 }
+STAGE1: dict[str, Any] = {"zero_optimization": {"stage": 1}}
 TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({}, {}),
     *(({"zero_stage": stage}, {}) for stage in range(4)),
@@ -48,12 +49,10 @@ TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"hf_ds_config": ZERO3}, {}),
     ({"hf_ds_config": ZERO3, "zero_stage": 2, "gradient_clipping": 2.0, "offload_optimizer_device": "cpu"}, {}),
     ({"hf_ds_config": {"zero_optimization": {"stage": 1}}}, {}),
-    (
-        {"hf_ds_config": {"zero_optimization": {"stage": 1}}},
-        {"ACCELERATE_CONFIG_DS_FIELDS": "zero_stage,zero3_init_flag"},
-    ),
+    ({"hf_ds_config": STAGE1}, {"ACCELERATE_CONFIG_DS_FIELDS": "zero_stage,zero3_init_flag"}),
     ({"hf_ds_config": {"train_batch_size": 4}}, {}),
     ({"hf_ds_config": "no_such_file.json"}, {}),
+    ({"hf_ds_config": "zero3.json"}, {}),
     ({"hf_ds_config": json.dumps(ZERO3)}, {}),
     ({"hf_ds_config": base64.urlsafe_b64encode(json.dumps(ZERO3).encode()).decode()}, {}),
     ({}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false"}),
@@ -86,28 +85,24 @@ def plugin_of(package: Any, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", range(len(TABLE)))
-def test_a_plugin_is_accelerates_key_by_key(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_accelerates_key_by_key_also_of_a_file(
+    row: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     settings, environment = TABLE[row]
+    monkeypatch.chdir(tmp_path)
+    Path("zero3.json").write_text(json.dumps(ZERO3), encoding="utf-8")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert plugin_of(ours, settings) == plugin_of(theirs, settings)
-
-
-def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "ds_config.json"
-    path.write_text(json.dumps(ZERO3), encoding="utf-8")
-    assert plugin_of(ours, {"hf_ds_config": str(path)}) == plugin_of(theirs, {"hf_ds_config": str(path)})
 
 
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16", "fp8"])
 @pytest.mark.parametrize(
     "config",
     [
-        {"zero_optimization": {"stage": 1}},
+        STAGE1,
         ZERO3,
-        {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}},
-        {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
-        {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}},
+        *({**STAGE1, name: {"enabled": on}} for name, on in (("fp16", True), ("bf16", True), ("bf16", False))),
     ],
 )
 def test_a_precision_is_written_as_accelerate_writes_it(config: dict[str, Any], precision: str) -> None:
@@ -167,16 +162,12 @@ def test_a_configuration_is_read_by_dotted_keys_as_in_accelerate() -> None:
         HfDeepSpeedConfig(ZERO3).del_config_sub_tree("no.such.key", must_exist=True)
 
 
-def test_a_plugin_is_selected_by_the_state_alone() -> None:
+def test_a_plugin_is_selected_by_the_state_alone_and_refused_beside_another_strategy_by_name() -> None:
     plugin = ours.DeepSpeedPlugin()
     with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
         plugin.select()
     with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
         plugin.selected = True
-
-
-def test_deepspeed_beside_another_strategy_is_refused_by_name() -> None:
-    plugin = ours.DeepSpeedPlugin()
     with pytest.raises(ConfigurationError, match="DeepSpeed was requested with an fsdp_plugin"):
         Accelerator(cpu=True, deepspeed_plugin=plugin, fsdp_plugin=ours.FullyShardedDataParallelPlugin(fsdp_version=2))
     with pytest.raises(ConfigurationError, match="DeepSpeed was requested with strategy='ddp'"):

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,15 @@ def quantised(**places: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        ({"a": "cpu"}, "CPU or disk offload"),
-        ({"a": 1, "b": "disk"}, "CPU or disk offload"),
-        ({"a": 0}, "on a different device"),
-        ({"a": torch.device("cuda", 0)}, "on a different device"),
-    ],
-)
-def test_quantised_weights_in_the_wrong_place_are_refused(places: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_quantised_weights_in_the_wrong_place_are_refused_and_those_on_the_process_s_device_taken() -> None:
+    for offloaded in ({"a": "cpu"}, {"a": 1, "b": "disk"}):
+        with pytest.raises(ConfigurationError, match="CPU or disk offload"):
+            check_quantised(quantised(**offloaded), GPU)
+    for other in ({"a": 0}, {"a": torch.device("cuda", 0)}):
+        with pytest.raises(ConfigurationError, match="on a different device"):
+            check_quantised(quantised(**other), GPU)
+    for places in ({}, {"a": 1}, {"a": "cuda:1"}, {"a": GPU}, {"a": 0, "b": 1}):
         check_quantised(quantised(**places), GPU)
-
-
-@pytest.mark.parametrize("places", [{}, {"a": 1}, {"a": "cuda:1"}, {"a": GPU}, {"a": 0, "b": 1}])
-def test_quantised_weights_on_the_process_s_device_are_taken(places: dict[str, Any]) -> None:
-    check_quantised(quantised(**places), GPU)
     check_quantised(nn.Linear(1, 1), GPU)
 
 
@@ -48,18 +41,13 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
 
 
-def empty() -> nn.Module:
+def test_a_model_without_weights_is_refused() -> None:
     with init_empty_weights():
-        return two_layers()
-
-
-@pytest.mark.parametrize("is_trained", [True, False])
-def test_a_model_without_weights_is_refused(is_trained: bool) -> None:
-    for model in (empty(), nn.Linear(1, 1, device="meta")):
-        with pytest.raises(
-            ConfigurationError, match=r"without weights: .*weight, .*bias.* on the meta device.*Load them first"
-        ):
-            Accelerator(cpu=True).prepare_model(model, evaluation_mode=not is_trained)
+        empty = two_layers()
+    message = r"without weights: .*weight, .*bias.* on the meta device.*Load them first"
+    for model, evaluated in product((empty, nn.Linear(1, 1, device="meta")), (False, True)):
+        with pytest.raises(ConfigurationError, match=message):
+            Accelerator(cpu=True).prepare_model(model, evaluation_mode=evaluated)
 
 
 @pytest.mark.parametrize(

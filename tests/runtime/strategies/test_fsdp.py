@@ -31,9 +31,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def sharding(accumulation: int = 1, precision: str = "no", **settings: Any) -> Accelerator:
     """An accelerator that shards; `settings` are those of its plugin."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
-    return Accelerator(
-        cpu=True, fsdp_plugin=plugin, gradient_accumulation_steps=accumulation, mixed_precision=precision
-    )
+    how = {"gradient_accumulation_steps": accumulation, "mixed_precision": precision}
+    return Accelerator(cpu=True, fsdp_plugin=plugin, **how)
 
 
 def batches(count: int = STEPS) -> list[Tensor]:
@@ -524,12 +523,9 @@ def compiles() -> None:
     for regional in (False, True):
         reference = Net()
         by_hand(reference)
-        accelerator = Accelerator(
-            cpu=True,
-            fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
-            dynamo_plugin=TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional),
-        )
-        model = Net()
+        dynamo = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional)
+        plugin, model = FullyShardedDataParallelPlugin(fsdp_version=2), Net()
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, dynamo_plugin=dynamo)
         model, optimizer = accelerator.prepare(model, sgd(model))
         train(accelerator, model, optimizer)
         bare = accelerator.unwrap_model(model, keep_torch_compile=False)

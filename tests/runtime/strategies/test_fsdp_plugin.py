@@ -141,13 +141,10 @@ def test_the_variables_mean_the_same(
     assert attributes(FullyShardedDataParallelPlugin, given) == expected
 
 
-@pytest.mark.parametrize("is_efficient", [True, False])
-def test_transformers_learns_who_loads_weights(is_efficient: bool) -> None:
-    FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=is_efficient)
-    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == str(is_efficient)
-
-
-def test_efficient_loading_is_switched_as_in_accelerate() -> None:
+def test_transformers_learns_who_loads_weights_and_that_is_switched_as_in_accelerate() -> None:
+    for is_efficient in (True, False):
+        FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=is_efficient)
+        assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == str(is_efficient)
     names = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
     seen: list[Any] = []
     for package in (ours, theirs):
@@ -173,7 +170,9 @@ class Model(Net):
         {"auto_wrap_policy": "no_wrap"},
     ],
 )
-def test_a_policy_is_completed_for_a_model_as_in_accelerate(given: dict[str, Any]) -> None:
+def test_a_policy_is_completed_for_a_model_as_in_accelerate_and_a_class_that_it_lacks_is_named(
+    given: dict[str, Any],
+) -> None:
     described = []
     for package in (ours, theirs):
         plugin = package.FullyShardedDataParallelPlugin(fsdp_version=2, **given)
@@ -181,27 +180,21 @@ def test_a_policy_is_completed_for_a_model_as_in_accelerate(given: dict[str, Any
         policy = plugin.auto_wrap_policy
         described.append(policy and (policy.func, policy.keywords))
     assert described[0] == described[1]
-
-
-def test_a_class_that_the_model_lacks_is_named_with_the_nearest() -> None:
-    plugin = FullyShardedDataParallelPlugin(
-        auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Blok"]
-    )
+    by_class = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Blok"]}
     with pytest.raises(ConfigurationError, match=r"The layer class Blok .* Did you mean Block\?"):
-        plugin.set_auto_wrap_policy(Model())
+        FullyShardedDataParallelPlugin(**by_class).set_auto_wrap_policy(Model())
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp32", BF16])
 @pytest.mark.parametrize("override", [False, True])
 @pytest.mark.parametrize("policy", [None, MixedPrecisionPolicy(param_dtype=FP32)])
 def test_a_precision_becomes_the_same_policy(name: Any, override: bool, policy: Any) -> None:
-    plugins = [
-        package.FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)
-        for package in (ours, theirs)
-    ]
-    for plugin in plugins:
+    found = []
+    for package in (ours, theirs):
+        plugin = package.FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)
         plugin.set_mixed_precision(name, override=override)
-    assert plugins[0].mixed_precision_policy == plugins[1].mixed_precision_policy
+        found.append(plugin.mixed_precision_policy)
+    assert found[0] == found[1]
 
 
 def test_offloaded_weights_are_pinned_only_for_a_gpu() -> None:
@@ -250,20 +243,12 @@ def test_the_variables_of_version_1_have_their_equals(
     assert FullyShardedDataParallelPlugin().reshard_after_forward is reshards
 
 
-def test_a_plugin_of_version_1_keeps_its_checkpoints_whole() -> None:
+def test_a_plugin_of_version_1_keeps_its_checkpoints_whole_and_its_precision_has_its_equal() -> None:
     assert FullyShardedDataParallelPlugin().state_dict_type is StateDictType.FULL_STATE_DICT
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        MixedPrecision(param_dtype=BF16, reduce_dtype=FP32, buffer_dtype=BF16),
-        {"param_dtype": BF16, "reduce_dtype": FP32, "buffer_dtype": BF16},
-    ],
-)
-def test_a_precision_of_version_1_has_its_equal(policy: Any) -> None:
-    plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
-    assert plugin.mixed_precision_policy == MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
+    dtypes = {"param_dtype": BF16, "reduce_dtype": FP32, "buffer_dtype": BF16}
+    for policy in (MixedPrecision(**dtypes), dtypes):
+        plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
+        assert plugin.mixed_precision_policy == MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32)
 
 
 def test_arguments_without_effect_are_named_in_one_warning() -> None:
@@ -305,7 +290,6 @@ def test_a_wrong_value_is_named_with_what_to_do(given: dict[str, Any], message: 
 
 
 def test_a_plugin_can_go_to_another_process() -> None:
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="size_based_wrap", mixed_precision_policy="bf16"
-    )
+    given = {"auto_wrap_policy": "size_based_wrap", "mixed_precision_policy": "bf16"}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **given)
     assert vars(pickle.loads(pickle.dumps(plugin))) == vars(plugin)

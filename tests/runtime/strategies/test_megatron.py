@@ -47,26 +47,20 @@ def arguments(package: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return dict(plugin.megatron_lm_default_args)
 
 
-def test_sequences_are_whole_by_default() -> None:
-    assert ours.MegatronLMPlugin().context_parallel_size == 1
-
-
-@pytest.mark.parametrize("wrong", [{"tp_degree": 0}, {"sequence_parallelism": True}, {"num_micro_batches": -1}])
-def test_settings_that_can_not_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        ours.MegatronLMPlugin(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        ({"strategy": "fsdp"}, "strategy='fsdp'"),
-        ({"fsdp_plugin": ours.FullyShardedDataParallelPlugin(fsdp_version=2)}, "an fsdp_plugin"),
-    ],
-)
-def test_megatron_beside_another_strategy_is_refused(other: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"Megatron was requested with {text}"):
-        Accelerator(cpu=True, megatron_lm_plugin=ours.MegatronLMPlugin(), **other)
+def test_sequences_are_whole_by_default_and_settings_that_can_not_be_are_refused() -> None:
+    plugin = ours.MegatronLMPlugin()
+    assert plugin.context_parallel_size == 1
+    for name, value in (("tp_degree", 0), ("sequence_parallelism", True), ("num_micro_batches", -1)):
+        with pytest.raises(ConfigurationError, match=name):
+            ours.MegatronLMPlugin(**{name: value})
+    with pytest.raises(ConfigurationError, match="Megatron was requested with strategy='fsdp'"):
+        Accelerator(cpu=True, megatron_lm_plugin=plugin, strategy="fsdp")
+    fsdp = ours.FullyShardedDataParallelPlugin(fsdp_version=2)
+    with pytest.raises(ConfigurationError, match="Megatron was requested with an fsdp_plugin"):
+        Accelerator(cpu=True, megatron_lm_plugin=plugin, fsdp_plugin=fsdp)
+    for kind in ("megatron-bert", "t5", "code_llama"):
+        with pytest.raises(ConfigurationError, match=kind):
+            plugin.set_network_size_args(SimpleNamespace(config=SimpleNamespace(model_type=kind)))
 
 
 @pytest.mark.skipif(is_installed("megatron", "megatron-core"), reason="megatron-core is installed")
@@ -76,32 +70,17 @@ def test_a_missing_package_names_its_extra(requested: dict[str, Any]) -> None:
         Accelerator(cpu=True, **requested)
 
 
-@pytest.mark.parametrize("kind", ["megatron-bert", "t5", "code_llama"])
-def test_a_type_that_no_engine_builds_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=kind):
-        ours.MegatronLMPlugin().set_network_size_args(SimpleNamespace(config=SimpleNamespace(model_type=kind)))
+UNREAD = {"hidden_dropout": 0.1, "train_iters": 100, "custom_loss_function": print, "optimizer_cpu_offload": True}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"hidden_dropout": 0.1}, {"train_iters": 100}, {"custom_loss_function": print}, {"optimizer_cpu_offload": True}],
-)
-def test_a_setting_that_nothing_reads_is_named(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(NotYetError, match=rf"MegatronLMPlugin\({name}=\.\.\.\) was requested"):
+def test_a_setting_that_nothing_reads_is_named_and_those_that_a_step_reads_are_let_through() -> None:
+    for name, value in UNREAD.items():
+        with pytest.raises(NotYetError, match=rf"MegatronLMPlugin\({name}=\.\.\.\) was requested"):
+            refuse_unused(ours.MegatronLMPlugin(**{name: value}))
+    steps = {"num_micro_batches": 4, "gradient_clipping": 0.5, "sequence_parallelism": True}
+    read = {"use_distributed_optimizer": True, "hidden_dropout": 0.0, "recompute_granularity": "full"}
+    for settings in ({}, {"tp_degree": 2, "pp_degree": 2, **steps}, read):
         refuse_unused(ours.MegatronLMPlugin(**settings))
-
-
-def test_those_that_a_step_reads_are_let_through() -> None:
-    refuse_unused(ours.MegatronLMPlugin())
-    refuse_unused(
-        ours.MegatronLMPlugin(
-            tp_degree=2, pp_degree=2, num_micro_batches=4, gradient_clipping=0.5, sequence_parallelism=True
-        )
-    )
-    refuse_unused(
-        ours.MegatronLMPlugin(use_distributed_optimizer=True, hidden_dropout=0.0, recompute_granularity="full")
-    )
     refuse_unused(ours.MegatronLMPlugin(hidden_dropout=0.1, train_iters=10), by_engine=True)
 
 

@@ -42,16 +42,13 @@ def test_neither_a_value_nor_a_step_on_a_device_is_waited_for_where_nobody_liste
     Accelerator(cpu=True).log({"loss": pending}, step=pending)
 
 
-def test_what_is_missing_is_named():
+def test_what_is_missing_is_named_and_what_is_underneath_may_be_known_only_once_started():
+    assert NotStartedYet().main_process_only
     with pytest.raises(IncompleteTrackerError, match=r"attributes: `name`, `requires_logging_directory`\. "):
         Nameless()
     with pytest.raises(NotImplementedError, match=r"`name`, `requires_logging_directory`, `tracker`\. "):
         GeneralTracker()
     assert issubclass(IncompleteTrackerError, AccelerateNbError)
-
-
-def test_a_tracker_may_know_what_is_underneath_only_once_started():
-    assert NotStartedYet().main_process_only
 
 
 def test_a_blank_tracker_does_nothing():
@@ -80,10 +77,8 @@ class Everywhere(Counter):
 def count(peer):
     peer.Accelerator()  # Accelerate's processes are connected by it, on a machine without a GPU
     decorator = peer.door("tracking").on_main_process
-    classes = [
-        type("Again", (item,), {"count": decorator(item.count.__wrapped__)}) for item in (Counter, Main, Everywhere)
-    ]
-    return [item().count(1, 2, more=3) for item in classes]
+    again = {"count": decorator(Counter.count.__wrapped__)}
+    return [type("Again", (item,), again)().count(1, 2, more=3) for item in (Counter, Main, Everywhere)]
 
 
 def test_a_method_runs_on_the_main_process_unless_its_tracker_declares_otherwise():
@@ -115,36 +110,20 @@ class Level(IntEnum):
         ([1], [1]),
     ],
 )
-def test_one_element_is_a_number(value, number):
+def test_one_element_is_a_number_and_what_has_no_one_value_stays_as_it_is(value, number):
     found = plain({"a": {"b": value}})["a"]["b"]
     assert (found, type(found)) == (number, type(number))
-
-
-def test_what_has_no_one_value_stays_as_it_is():
-    for value in (torch.ones(2), torch.ones(1, device="meta"), np.ones(2)):
-        assert plain(value) is value
+    for several in (torch.ones(2), torch.ones(1, device="meta"), np.ones(2)):
+        assert plain(several) is several
 
 
 def test_settings_are_what_any_format_can_hold():
-    given = {
-        "path": Path("a"),
-        "kind": Kind.ONE,
-        "level": Level.HIGH,
-        "none": None,
-        "yes": True,
-        3: (1, torch.tensor(2), {"dtype": torch.float16}),
-        "numpy": np.float64(0.5),
-    }
-    found = settings(given)
-    assert found == {
-        "path": "a",
-        "kind": "one",
-        "level": 3,
-        "none": None,
-        "yes": True,
-        "3": [1, 2, {"dtype": "torch.float16"}],
-        "numpy": 0.5,
-    }
+    nest = (1, torch.tensor(2), {"dtype": torch.float16})
+    given = {"path": Path("a"), "kind": Kind.ONE, "level": Level.HIGH, "none": None, 3: nest, "numpy": np.float64(0.5)}
+    found = settings({"yes": True, **given})
+    plain_nest = [1, 2, {"dtype": "torch.float16"}]
+    expected = {"path": "a", "kind": "one", "level": 3, "none": None, "3": plain_nest, "numpy": 0.5}
+    assert found == {"yes": True, **expected}
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
@@ -176,15 +155,9 @@ def test_numbers_of_every_kind_are_shown(listener):
     shown = view.rank(0)
     values = {name: metric.value for name, metric in shown.metrics.items()}
     assert math.isnan(values.pop("nan"))
+    nested = {"inner/train": 1.0, "inner/eval/loss": 2.0}
     assert values == {
-        "tensor": 0.25,
-        "numpy": 3.0,
-        "inner/train": 1.0,
-        "inner/eval/loss": 2.0,
-        "yes": 1.0,
-        "infinite": -math.inf,
-        "huge": math.inf,
-        "odd": 1.0,
-    }
+        "tensor": 0.25, "numpy": 3.0, **nested, "yes": 1.0, "infinite": -math.inf, "huge": math.inf, "odd": 1.0
+    }  # fmt: skip
     assert [(metric.step, metric.value) for metric in shown.series["tensor"]] == [(4, 0.5), (5, 0.25)]
     assert shown.metrics["odd"].step is None

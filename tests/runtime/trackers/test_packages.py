@@ -90,12 +90,10 @@ def read_tensorboard(base):
 
 
 def log_to_tensorboard(accelerator):
-    accelerator.log(
-        {"note": "a text", "tensor": torch.tensor(2.5), "numpy": np.float32(0.5), "int": np.int64(4)}, step=3
-    )
-    accelerator.log(
-        {"both": {"train": 1.0, "eval": torch.tensor(2.0)}}, step=4, log_kwargs={"tensorboard": {"walltime": 5}}
-    )
+    numbers = {"tensor": torch.tensor(2.5), "numpy": np.float32(0.5), "int": np.int64(4)}
+    accelerator.log({"note": "a text", **numbers}, step=3)
+    both, kwargs = {"train": 1.0, "eval": torch.tensor(2.0)}, {"tensorboard": {"walltime": 5}}
+    accelerator.log({"both": both}, step=4, log_kwargs=kwargs)
     accelerator.log({"loss": float("nan"), "largest": float("inf"), "counted": 7})
     pictures = np.zeros((2, 3, 4, 5), dtype=np.uint8)
     if accelerator.is_main_process:
@@ -122,15 +120,13 @@ def test_settings_and_values_of_any_kind_stop_nothing(tmp_path):
     accelerator = Accelerator(log_with="tensorboard", project_dir=tmp_path, cpu=True)
     settings = {"path": Path("a"), "none": None, "sizes": (1, 2), "inner": {"dtype": torch.float16, 1: torch.tensor(3)}}
     accelerator.init_trackers("digits", settings)
-    accelerator.log(
-        {"list": [1, 2], "none": None, "chart": {"a": 1, "b": "text", "c": {"d": 2}}, "one": torch.ones(1)}, step=0
-    )
+    chart = {"a": 1, "b": "text", "c": {"d": 2}}
+    accelerator.log({"list": [1, 2], "none": None, "chart": chart, "one": torch.ones(1)}, step=0)
     accelerator.get_tracker("tensorboard").log_images({"pictures": [Image.new("L", (5, 4))] * 2}, step=0)
     accelerator.end_training()
     found = read_tensorboard(tmp_path)
-    assert found["settings"] == [
-        {"path": "a", "none": None, "sizes": [1, 2], "inner": {"dtype": "torch.float16", "1": 3}}
-    ]
+    inner = {"dtype": "torch.float16", "1": 3}
+    assert found["settings"] == [{"path": "a", "none": None, "sizes": [1, 2], "inner": inner}]
     assert found["hparams _hparams_/session_start_info"]["inner/dtype"] == 'string_value: "torch.float16"'
     assert found[" one"] == [(0, 1.0)]
     assert found["chart_c/d chart"] == [(0, 2.0)]
@@ -313,12 +309,8 @@ def test_variables_of_mlflow_go_before_arguments(monkeypatch):
     for name, value in {"EXPERIMENT_NAME": "other", "RUN_ID": "7", "TAGS": '{"a": "b"}', "NESTED_RUN": "yes"}.items():
         monkeypatch.setenv(f"MLFLOW_{name}", value)
     tracker = MLflowTracker("digits", run_id="1", tags={"c": "d"})
-    assert (tracker.experiment_name, tracker.run_id, tracker.tags, tracker.nested_run) == (
-        "other",
-        "7",
-        {"a": "b"},
-        True,
-    )
+    found = tracker.experiment_name, tracker.run_id, tracker.tags, tracker.nested_run
+    assert found == ("other", "7", {"a": "b"}, True)
     monkeypatch.setenv("MLFLOW_NESTED_RUN", "perhaps")
     with pytest.raises(ConfigurationError, match="MLFLOW_NESTED_RUN is 'perhaps'"):
         MLflowTracker("digits")
@@ -381,14 +373,8 @@ def test_the_files_of_dvclive_hold_what_accelerates_hold(tmp_path):
     init = {"dvclive": {"dir": "live", "save_dvc_exp": False, "dvcyaml": None}}
     theirs, ours = records("dvclive", tmp_path, read_dvclive, init, log_to_dvclive)
     assert ours[1].pop("tensor") == [(7, "2.5")]  # Accelerate leaves tensors out
-    assert theirs == ours
-    assert ours == (
-        SETTINGS,
-        {
-            **{name: [(step, str(value)) for step, value in course] for name, course in COURSES.items()},
-            "note": [(3, "a text")],
-        },
-    )
+    courses = {name: [(step, str(value)) for step, value in course] for name, course in COURSES.items()}
+    assert theirs == ours == (SETTINGS, {**courses, "note": [(3, "a text")]})
 
 
 def read_swanlab(folder):
@@ -419,11 +405,8 @@ def test_the_file_of_swanlab_holds_what_accelerates_holds(tmp_path):
     # what Accelerate's call for wandb leaves in SwanLab's settings, and its own sign
     assert theirs[0].pop("allow_val_change") is True
     theirs[0].pop("FRAMEWORK")
-    assert theirs == ours
-    assert ours == (
-        SETTINGS,
-        {**COURSES, "tensor": [(3, 2.5)], "both/train": [(3, 1.0)], "both/eval": [(3, 2)]},
-    )
+    more = {"tensor": [(3, 2.5)], "both/train": [(3, 1.0)], "both/eval": [(3, 2)]}
+    assert theirs == ours == (SETTINGS, {**COURSES, **more})
 
 
 def read_trackio(folder):

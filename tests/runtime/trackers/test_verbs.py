@@ -48,10 +48,6 @@ class OurDiary(Diary, GeneralTracker):
     """A diary for this package."""
 
 
-class DiaryOfAll(OurDiary):
-    main_process_only = False
-
-
 def keep_diaries(peer):
     base = peer.door("tracking").GeneralTracker
     first = type("First", (Diary, base), {})("first")
@@ -123,7 +119,7 @@ def test_a_tracker_that_can_not_start_is_not_ended():
     assert second.entries == [("start",)]
 
 
-def test_a_second_run_ends_the_first_and_each_ends_once():
+def test_a_second_run_ends_the_first_and_each_ends_once_also_one_that_was_added_by_hand():
     diary = OurDiary()
     accelerator = Accelerator(log_with=diary, cpu=True)
     accelerator.init_trackers("first")
@@ -132,9 +128,6 @@ def test_a_second_run_ends_the_first_and_each_ends_once():
     accelerator.end_training()
     accelerator.end_training()
     assert [entry[0] for entry in diary.entries] == ["start", "finish", "start", "log", "finish"]
-
-
-def test_a_tracker_that_was_added_by_hand_receives_values_and_is_ended():
     accelerator, diary = Accelerator(cpu=True), OurDiary()
     accelerator.trackers.append(diary)
     accelerator.log({"loss": 1})
@@ -153,19 +146,14 @@ def test_values_that_no_tracker_was_begun_for_are_reported_once():
         Accelerator(cpu=True).log({"loss": 1})  # nobody asked for a tracker
 
 
-def test_an_unknown_tracker_lists_those_there_are():
-    accelerator = Accelerator(log_with=OurDiary(), cpu=True)
-    accelerator.init_trackers("digits")
-    with pytest.raises(ConfigurationError, match=r"wandb is not an available tracker.* has diary, panel"):
-        accelerator.get_tracker("wandb")
-    assert accelerator.get_tracker("panel", unwrap=True) is accelerator.panel
-
-
-def test_trackers_receive_values_in_the_order_in_which_they_were_named():
+def test_an_unknown_tracker_lists_those_there_are_and_values_come_in_their_order():
     first, second = OurDiary("first"), OurDiary("second")
     second.entries = first.entries
     accelerator = Accelerator(log_with=[first, second], cpu=True)
     accelerator.init_trackers("digits")
+    with pytest.raises(ConfigurationError, match=r"wandb is not an available tracker.* has first, second, panel"):
+        accelerator.get_tracker("wandb")
+    assert accelerator.get_tracker("panel", unwrap=True) is accelerator.panel
     accelerator.log({"loss": 1}, log_kwargs={"first": {"place": 1}, "second": {"place": 2}})
     accelerator.end_training()
     assert [entry[3]["place"] for entry in first.entries if entry[0] == "log"] == [1, 2]

@@ -39,9 +39,8 @@ class Blocks(nn.Module):
 def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[Any]:
     torch.manual_seed(0)
     plugin = peer.door("utils").TorchDynamoPlugin(backend="eager", use_regional_compilation=regional)
-    accelerator = peer.Accelerator(
-        cpu=True, mixed_precision=precision, gradient_accumulation_steps=2, dynamo_plugin=plugin
-    )
+    settings = {"mixed_precision": precision, "gradient_accumulation_steps": 2, "dynamo_plugin": plugin}
+    accelerator = peer.Accelerator(cpu=True, **settings)
     model = Blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     prepared, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(samples(24), batch_size=4))
@@ -63,8 +62,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
             for parameter in model.parameters():
                 parameter.zero_()
         accelerator.load_state(folder)
-        same = all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
-        assert same
+        assert all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
         assert bare is model
         assert list(accelerator.get_state_dict(prepared)) == saved
         names = list(prepared.state_dict())
@@ -151,10 +149,7 @@ def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
     assert extract_model_from_parallel(twin) is twin
     assert extract_model_from_parallel(twin, keep_torch_compile=False) is model
     assert extract_model_from_parallel(twin, recursive=True, keep_torch_compile=False) is model
-
-
-def test_blocks_can_be_compiled_where_they_are() -> None:
-    model = Blocks().eval()
+    # and where they are
     before = model(torch.ones(2, 8))
     assert compile.compile_regions_in_place(model, backend="eager") is model
     assert torch.equal(model(torch.ones(2, 8)), before)
@@ -178,17 +173,14 @@ def test_a_model_that_came_compiled_is_not_compiled_again() -> None:
     accelerator.end_training()
 
 
-def test_compiling_is_requested_once() -> None:
+def test_compiling_is_requested_once_by_a_backend_that_torch_has() -> None:
     with pytest.raises(ConfigurationError, match="Pass one of them"):
         Accelerator(cpu=True, dynamo_backend="eager", dynamo_plugin=compile.TorchDynamoPlugin())
     with pytest.raises(ConfigurationError, match="'fast' is not known"):
         Accelerator(cpu=True, dynamo_backend="fast")
-
-
-@pytest.mark.parametrize("gone", ["aot_torchxla_trace_once", "TORCHXLA_TRACE_ONCE"])
-def test_a_backend_that_torch_has_no_more_names_the_one_that_it_has(gone: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{gone.lower()}.*Choose 'openxla'"):
-        Accelerator(cpu=True, dynamo_backend=gone)
+    for gone in ("aot_torchxla_trace_once", "TORCHXLA_TRACE_ONCE"):
+        with pytest.raises(ConfigurationError, match=f"{gone.lower()}.*Choose 'openxla'"):
+            Accelerator(cpu=True, dynamo_backend=gone)
 
 
 def plugin_settings(peer: Peer) -> list[Any]:

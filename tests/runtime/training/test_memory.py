@@ -29,16 +29,13 @@ def test_a_batch_shrinks_until_it_fits() -> None:
     assert tried == [16, 14, 12, 10]
     assert train("again") == "again 10"
     assert tried[4] == 16  # a call begins anew: what was too large for one model may fit another
-
-
-def test_an_own_way_to_shrink_is_taken() -> None:
     sizes = iter([5, 3])
 
     @find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: next(sizes))
-    def train(batch_size: int) -> int:
+    def in_its_own_way(batch_size: int) -> int:
         return batch_size if batch_size == 3 else too_large()
 
-    assert train() == 3
+    assert in_its_own_way() == 3
 
 
 def test_the_next_attempt_of_a_run_begins_with_a_size_that_was_not_too_large(
@@ -66,16 +63,11 @@ def test_the_next_attempt_of_a_run_begins_with_a_size_that_was_not_too_large(
     assert tried[6:] == [12]
 
 
-def test_nothing_that_fits_is_an_error() -> None:
-    @find_executable_batch_size(starting_batch_size=2)
-    def train(batch_size: int) -> Any:
-        too_large()
-
+def test_nothing_that_fits_is_an_error_and_another_error_stays_what_it_is() -> None:
+    nothing = find_executable_batch_size(lambda batch_size: too_large(), starting_batch_size=2)
     with pytest.raises(StateError, match="No executable batch size found, reached zero"):
-        train()
+        nothing()
 
-
-def test_another_error_stays_what_it_is() -> None:
     @find_executable_batch_size
     def train(batch_size: int) -> Any:
         raise KeyError(batch_size)
@@ -103,23 +95,17 @@ def test_all_processes_take_the_size_that_fits_on_each() -> None:
     assert run_on_ranks(fits_elsewhere, 2) == [[10, 9, 8]] * 2
 
 
-def test_released_objects_become_nothing() -> None:
+def test_released_objects_become_nothing_and_errors_of_memory_are_known() -> None:
     assert release_memory(torch.ones(2), []) == [None, None]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("anything"),
-        RuntimeError("MPS backend out of memory (MPS"),
+    assert should_reduce_batch_size(torch.OutOfMemoryError("anything"))
+    for message in (
+        "MPS backend out of memory (MPS",
         # XLA's
-        RuntimeError("Bad StatusOr access: RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.59G."),
-        RuntimeError("Compile permanent error. Ran out of memory in memory space hbm. Used 21.1G of 15.48G hbm."),
-        RuntimeError("Out of memory allocating 4503599627370496 bytes."),
-    ],
-)
-def test_errors_of_memory_are_known(error: Exception) -> None:
-    assert should_reduce_batch_size(error)
+        "Bad StatusOr access: RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.59G.",
+        "Compile permanent error. Ran out of memory in memory space hbm. Used 21.1G of 15.48G hbm.",
+        "Out of memory allocating 4503599627370496 bytes.",
+    ):
+        assert should_reduce_batch_size(RuntimeError(message))
 
 
 def too_large_while_another_gathers() -> Any:

@@ -104,59 +104,35 @@ def test_after_the_end_a_new_accelerator_begins_anew(size: int) -> None:
     assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "no", 1, size, float(size)]] * size
 
 
-def states_of_one_process() -> list[bool]:
+def state_resets() -> None:
+    with pytest.raises(StateError, match="before there was an Accelerator"):
+        AcceleratorState()
     first = PartialState(cpu=True)
     first.noted = "by the first"  # type: ignore[attr-defined]  # people keep things there
-    seen = [PartialState().__dict__ is first.__dict__, PartialState().noted == "by the first"]  # type: ignore[attr-defined]  # the same
+    assert PartialState().__dict__ is first.__dict__
+    assert PartialState().noted == "by the first"  # type: ignore[attr-defined]  # the same
     first._reset_state()
-    try:
+    with pytest.raises(AttributeError, match=r"`PartialState._reset_state\(\)` was called"):
         first.num_processes  # noqa: B018 - what is tested
-    except AttributeError as error:
-        seen.append("`PartialState._reset_state()` was called" in str(error))
-    return seen
-
-
-def test_the_first_state_shares_with_the_next_ones_and_is_reset_with_them() -> None:
-    assert run_on_ranks(states_of_one_process, 1) == [[True, True, True]]
-
-
-def state_resets() -> list[str]:
-    messages = []
-    try:
-        AcceleratorState()
-    except StateError as error:
-        messages.append(str(error))
-    accelerator = Accelerator()
-    state = accelerator.state
+    state = Accelerator().state
     AcceleratorState._reset_state(True)
-    try:
+    with pytest.raises(AttributeError, match=r"`AcceleratorState._reset_state\(\)` was called"):
         state.mixed_precision  # noqa: B018 - what is tested
-    except AttributeError as error:
-        messages.append(str(error))
-    return messages
 
 
-def test_a_state_without_an_accelerator_reports_what_to_do() -> None:
-    ((early, late),) = run_on_ranks(state_resets, 1)
-    assert "before there was an Accelerator" in early
-    assert "`AcceleratorState._reset_state()` was called" in late
+def test_the_first_state_shares_with_the_next_ones_and_one_without_an_accelerator_reports_what_to_do() -> None:
+    run_on_ranks(state_resets, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_is_refused_at_once_and_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"mixed_precision": "bf15"}, "'no', 'fp8', 'fp16', 'bf16'"),
         ({"fsdp_plugin": object()}, "must be a FullyShardedDataParallelPlugin"),
         ({"kwargs_handlers": [object()]}, "Unsupported kwargs handler passed"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Accelerator(**options)
-
-
-def test_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ]
+    for options, message in refused:
+        with pytest.raises(ConfigurationError, match=message):
+            Accelerator(**options)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "yes")

@@ -240,25 +240,14 @@ def plain_loop() -> None:
     accelerator.backward(model(torch.ones(4, 6)).sum())
 
 
-def uneven_batch() -> None:
-    accelerator = Accelerator(cpu=True, **staged())
-    model = accelerator.prepare(eight_layers())
-    accelerator.train_step(model, torch.ones(3, 6), loss_fn=nn.functional.mse_loss, targets=torch.ones(3, 6))
+def one_step(samples: int, **settings: Any) -> None:
+    accelerator = Accelerator(cpu=True, **staged(**settings))
+    model, batch = accelerator.prepare(eight_layers()), torch.ones(samples, 6)
+    accelerator.train_step(model, batch, loss_fn=nn.functional.mse_loss, targets=batch)
 
 
 def plugin_alone() -> None:
     Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), **staged())
-
-
-def too_few_parts() -> None:
-    accelerator = Accelerator(cpu=True, **staged(schedule="DualPipeV", num_microbatches=2))
-    model = accelerator.prepare(eight_layers())
-    accelerator.train_step(model, torch.ones(4, 6), loss_fn=nn.functional.mse_loss, targets=torch.ones(4, 6))
-
-
-def unknown_schedule() -> None:
-    accelerator = Accelerator(cpu=True, **staged(schedule="1f2b"))
-    accelerator.prepare(eight_layers())
 
 
 REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
@@ -274,10 +263,18 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
     ),
     "number": (partial(forward_of, Peek()), StateError, "A number of a tensor was requested"),
     "loop": (plain_loop, StateError, "called in a training loop.*accelerator.train_step"),
-    "uneven": (uneven_batch, DataError, "A batch of 3 samples was passed to a pipeline that cuts it in 2 equal parts"),
-    "parts": (too_few_parts, ConfigurationError, "'DualPipeV' was requested for 4 stages and 2 parts of a batch"),
+    "uneven": (
+        partial(one_step, 3),
+        DataError,
+        "A batch of 3 samples was passed to a pipeline that cuts it in 2 equal parts",
+    ),
+    "parts": (
+        partial(one_step, 4, schedule="DualPipeV", num_microbatches=2),
+        ConfigurationError,
+        "'DualPipeV' was requested for 4 stages and 2 parts of a batch",
+    ),
     "plugin": (plugin_alone, ConfigurationError, "Beside pp it shards along dp_shard"),
-    "schedule": (unknown_schedule, ConfigurationError, "'1f2b' was requested .* 1F1B"),
+    "schedule": (partial(one_step, 4, schedule="1f2b"), ConfigurationError, "'1f2b' was requested .* 1F1B"),
 }
 
 

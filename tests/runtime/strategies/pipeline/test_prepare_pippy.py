@@ -42,10 +42,13 @@ def test_the_output_is_that_of_the_model(gather_output: bool, num_chunks: int | 
     assert first["begins"] == last["begins"] == ["model.layers.1"]
 
 
-def test_one_process_has_the_model_itself() -> None:
+def test_one_process_has_the_model_itself_and_the_size_of_a_batch_is_that_of_the_first_tensor() -> None:
     model = torch.nn.Linear(2, 2)
     batch = torch.ones(1, 2)
     assert torch.equal(prepare_pippy(model, example_args=(batch,))(batch), model(batch))
+    assert find_pippy_batch_size((None, [torch.ones(3, 2)]), {"other": torch.ones(5)}) == 3
+    assert find_pippy_batch_size(None, {"other": torch.ones(5)}) == 5
+    assert find_pippy_batch_size((), {}) is None
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -53,9 +56,3 @@ def test_a_device_map_spreads_a_model_as_accelerate_does(processes: int) -> None
     inference = pytest.importorskip("accelerate.inference")
     model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(6)])
     assert generate_device_map(model, processes) == inference.generate_device_map(model, processes)
-
-
-def test_the_size_of_a_batch_is_that_of_the_first_tensor() -> None:
-    assert find_pippy_batch_size((None, [torch.ones(3, 2)]), {"other": torch.ones(5)}) == 3
-    assert find_pippy_batch_size(None, {"other": torch.ones(5)}) == 5
-    assert find_pippy_batch_size((), {}) is None

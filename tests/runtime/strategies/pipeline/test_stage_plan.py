@@ -42,9 +42,7 @@ def stages(model: nn.Module, count: int, *args: Any) -> list[int]:
 def test_layers_are_blocks_and_what_stands_beside_them() -> None:
     assert [name for name, _ in layers_of(Model())] == NAMES
     assert [name for name, _ in layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))] == ["0", "2"]
-
-
-def test_modules_of_a_class_that_is_named_stay_whole() -> None:
+    # modules of a class that is named stay whole
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.LayerNorm(2))
     assert [name for name, _ in layers_of(model, ["Sequential"])] == ["0", "1"]
 
@@ -61,19 +59,13 @@ def test_the_largest_stage_is_as_small_as_any_cut_makes_it(costs: list[int], cou
     assert largest(found) == min(map(largest, combinations(range(1, len(costs)), count - 1)))
 
 
-def test_stages_have_about_equally_many_weights() -> None:
+def test_stages_have_about_equally_many_weights_or_operations_or_begin_at_names() -> None:
     # 40 in the embedding, 20 in each block, 8 in the norm, 40 in the head
     assert stages(Model(), 2) == [0, 0, 0, 1, 1, 1, 1]
-
-
-def test_stages_take_about_equally_many_operations_for_example_inputs() -> None:
     # of 2 numbers a block takes 64 operations and the head 160, and looking up a row takes none
     example = torch.zeros(2, dtype=torch.long)
     assert stages(Model(), 2, "auto", (example,)) == [0, 0, 0, 0, 1, 1, 1]
     assert stages(Model(), 2, "auto", {"numbers": example}) == [0, 0, 0, 0, 1, 1, 1]
-
-
-def test_stages_begin_at_modules_by_names() -> None:
     assert stages(Model(), 3, ["body.blocks.3", "head"]) == [0, 0, 0, 0, 1, 1, 2]
     assert stages(Model(), 2, ["body"]) == [0, 1, 1, 1, 1, 1, 1]
 
@@ -97,8 +89,6 @@ def test_weights_that_several_stages_have_are_found() -> None:
 def test_stages_that_can_not_be_are_refused(count: int, begins: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         plan_stages(Model(), count, begins)
-
-
-def test_example_inputs_that_do_not_fit_are_refused() -> None:
+    # also example inputs that do not fit
     with pytest.raises(ConfigurationError, match=r"operations of Model could not be counted .* name the split_points"):
         plan_stages(Model(), 2, "auto", (torch.zeros(2), 3))
