@@ -122,7 +122,6 @@ class Saver:
         self, agreement: SingleProcessCommit, paths: CheckpointPaths, files: list[FileToWrite], threads: int
     ) -> None:
         """Write this process's files; returns when the checkpoint is committed on all."""
-        complaint: str | None = "It was interrupted."
         written: dict[str, manifest.ManifestEntry] = {}
 
         def commit() -> None:
@@ -139,12 +138,14 @@ class Saver:
         try:
             own = [file for file in files if not isinstance(file, LastFile)]
             written = write_files(own, paths.draft, threads=threads)
-            complaint = None
         except CheckpointError as error:
-            complaint = f"{error} What was there before is unchanged."
+            agreement.finish(f"{error} What was there before is unchanged.", commit)  # raises it, on all
             raise
-        finally:
-            agreement.finish(complaint, commit)
+        except BaseException:
+            with suppress(CheckpointError):  # the others receive the reason; here it stays an interrupt
+                agreement.finish("It was interrupted.", commit)
+            raise
+        agreement.finish(None, commit)
         # there is still a draft: this machine's disk is its own. By now it may be that of the main process's next save
         is_first_of_another = self.world.is_local_main and not self.world.is_main
         if is_first_of_another and written and all((paths.draft / name).exists() for name in written):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import saver
+from accelerate_nb.runtime.checkpoints import saver, writer
 from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
 from tests.ranks import RanksFailed, rank_variables, run_on_ranks
@@ -129,7 +129,7 @@ def test_a_rank_that_comes_to_a_save_when_it_is_over_goes_on_and_takes_part_in_t
 LIMIT = 240.0
 SCRIPT = """
 import os, signal, sys
-from accelerate_nb.runtime.checkpoints import saver
+from accelerate_nb.runtime.checkpoints import saver, writer
 import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
@@ -238,6 +238,33 @@ class StoreOfARun(NamedTuple):
 
     store: Any
     rank: int = 0
+
+
+def is_interrupted(folder: str, who: int) -> tuple[str, str]:
+    accelerator, model = training(folder, False)
+    accelerator.save_state(f"{folder}/last")
+    fill(model, 2.0)
+    sync = writer.sync
+
+    def interrupts(path: Path) -> None:
+        writer.sync = sync
+        raise KeyboardInterrupt
+
+    if accelerator.process_index == who:
+        writer.sync = interrupts
+    with pytest.raises((CheckpointError, KeyboardInterrupt)) as stopped:
+        accelerator.save_state(f"{folder}/last")
+    accelerator.save_state(f"{folder}/last")
+    return stopped.type.__name__, str(stopped.value)
+
+
+@pytest.mark.parametrize(("size", "who"), [(1, 0), (2, 0), (2, 1)])
+def test_an_interrupt_of_a_save_stays_one_and_the_others_are_not_left_waiting(
+    tmp_path: Path, size: int, who: int
+) -> None:
+    for rank, (name, message) in enumerate(run_on_ranks(is_interrupted, size, str(tmp_path), who)):
+        assert name == ("KeyboardInterrupt" if rank == who else "CheckpointError")
+        assert ("another process failed. It was interrupted." in message) == (rank != who)
 
 
 def test_what_another_process_writes_into_the_store_of_saves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
