@@ -13,7 +13,7 @@ BOTH = [pytest.param(accelerate, id="accelerate"), pytest.param(accelerate_nb, i
 
 @pytest.mark.parametrize("package", BOTH)
 @pytest.mark.parametrize("include", [None, False, True])
-def test_parameters_take_no_memory_nor_do_buffers_where_the_environment_says_so(package, include, monkeypatch):
+def test_parameters_take_no_memory_nor_do_buffers_where_the_environment_has_it(package, include, monkeypatch):
     with package.init_empty_weights(include_buffers=include):
         model = Small()
         loose = torch.ones(2)
