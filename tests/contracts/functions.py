@@ -153,9 +153,8 @@ def writes_into(tensor, array):
 
 
 def logs():
-    logging.basicConfig(
-        force=True, format="%(levelname)s: %(message)s"
-    )  # a forked worker has inherited pytest's handlers
+    # a forked worker has inherited pytest's handlers
+    logging.basicConfig(force=True, format="%(levelname)s: %(message)s")
     logging.getLogger("training").warning("careful")
     return rank()
 

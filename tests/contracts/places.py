@@ -16,11 +16,7 @@ from accelerate_nb.launching.session import Session
 
 @dataclass(frozen=True)
 class Engine:
-    """
-    A way to start workers.
-
-    `size` is how many it runs in these tests, `isolated` whether they are in processes of their own.
-    """
+    """A way to start `size` workers; `isolated` are those in processes of their own."""
 
     name: str
     settings: dict[str, Any]
@@ -30,14 +26,8 @@ class Engine:
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
         """Start the function; nothing is read from this machine's configuration."""
-        options = {
-            "num_processes": self.size,
-            "folder": str(self.folder),
-            "cpu": True,
-            "results": "all",
-            **self.settings,
-        }
-        return launch(function, args, kwargs, config_file="", **{**options, **settings})
+        options = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "results": "all"}
+        return launch(function, args, kwargs, config_file="", **{**options, **self.settings, **settings})
 
     def run(self, function: Any, *args: Any, **settings: Any) -> Any:
         """Start the function and wait for it."""
@@ -61,14 +51,8 @@ class SessionExecutor:
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Run:
         """Ask for a call."""
         if self.session is None or not self.session.alive:
-            options = {
-                "num_processes": self.size,
-                "folder": str(self.folder),
-                "cpu": True,
-                "stop_grace_period": 0.5,
-                **self.settings,
-            }
-            self.session = Session.start(resolve(options, {}))
+            options = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "stop_grace_period": 0.5}
+            self.session = Session.start(resolve({**options, **self.settings}, {}))
         return self.session.call(function, args, kwargs, timeout=timeout)
 
     def run(self, function: Any, *args: Any, **settings: Any) -> Any:

@@ -76,20 +76,16 @@ def test_workers_know_their_place_by_torchruns_variables(isolated, facts_run):
     ports = set()
     for rank, found in enumerate(facts_run[0].results):
         environment = found["environment"]
-        size = str(isolated.size)
+        size = isolated.size
         # where there are several nodes, each has one of the ranks
         nodes = isolated.settings.get("num_nodes", 1)
-        for name in ("RANK", "ROLE_RANK"):
-            assert environment[name] == str(rank)
-        for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE"):
-            assert environment[name] == size
-        assert environment["LOCAL_RANK"] == str(rank if nodes == 1 else 0)
-        assert environment["LOCAL_WORLD_SIZE"] == str(isolated.size // nodes)
-        assert environment["GROUP_RANK"] == str(0 if nodes == 1 else rank)
-        assert environment["GROUP_WORLD_SIZE"] == str(nodes)
-        assert environment["MASTER_ADDR"] == "127.0.0.1"
-        assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-        assert (environment["TORCHELASTIC_RESTART_COUNT"], environment["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        local_rank, node = (rank, 0) if nodes == 1 else (0, rank)
+        expected = {"RANK": rank, "ROLE_RANK": rank, "WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
+        expected |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": isolated.size // nodes}
+        expected |= {"GROUP_RANK": node, "GROUP_WORLD_SIZE": nodes, "MASTER_ADDR": "127.0.0.1"}
+        expected |= {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+        expected |= {"TORCHELASTIC_USE_AGENT_STORE": True}
+        assert {name: environment[name] for name in expected} == {name: str(value) for name, value in expected.items()}
         ports.add((environment["MASTER_PORT"], environment["TORCHELASTIC_RUN_ID"]))
     assert len(ports) == 1
 
@@ -260,15 +256,12 @@ def open_descriptors():
 # ----------------------------------------------------------------------------------------------------- what goes on behind
 
 
-def test_a_checkpoint_that_is_being_written_is_finished_first(engine, tmp_path):
+def test_a_checkpoint_that_is_being_written_is_finished_first_and_one_that_fails_fails_the_run(engine, tmp_path):
     folder = tmp_path / "checkpoint"
     run = engine.launch(functions.saves_in_the_background, (str(folder), False))
     run.wait(60)
     assert run.results[0] == []  # nothing was there yet when the function returned
     assert (folder / "model.safetensors").exists()
-
-
-def test_a_checkpoint_that_fails_after_the_function_has_returned_fails_the_run(engine, tmp_path):
     run = engine.launch(functions.saves_in_the_background, (str(tmp_path / "checkpoint"), True))
     with pytest.raises(CheckpointError, match="no such folder"):
         run.wait(60)

@@ -1,15 +1,14 @@
 """A script for Hugging Face Accelerate gives the same numbers here: with its import changed, and as it is."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
+
+from tests.processes import TORCHRUN, python
 
 SCRIPT = """
     import argparse
@@ -66,8 +65,7 @@ SCRIPT = """
         main()
 """
 CHANGED = SCRIPT.replace("from accelerate", "from accelerate_nb")
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-OURS = ["accelerate_nb", "launch", "--cpu", "--num_processes", "2"]
+OURS = ("-m", "accelerate_nb", "launch", "--cpu", "--num_processes", "2")
 WAYS = {
     "changed, accelerate-nb launch": (CHANGED, OURS),
     "changed, torchrun": (CHANGED, TORCHRUN),
@@ -75,13 +73,13 @@ WAYS = {
 }
 
 
-def numbers(source: str, launcher: list[str], folder: Path) -> Any:
+def numbers(source: str, launcher: tuple[str, ...], folder: Path) -> Any:
     """What the script found on two processes."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(dedent(source), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HOME": str(folder)}
-    words = [sys.executable, "-m", *launcher, "train.py", "--lr", "0.05", "--output", "found.json"]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HOME": str(folder)}
+    words = (*launcher, "train.py", "--lr", "0.05", "--output", "found.json")
+    done = python(*words, folder=folder, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "found.json").read_text(encoding="utf-8"))
 

@@ -39,9 +39,7 @@ SETTINGS = {
     "stream": Setting(stream=True),
     "the rest dropped": Setting(arguments={"dataloader_drop_last": True}),
     "losses alone, read by a worker": Setting(arguments={"prediction_loss_only": True, "dataloader_num_workers": 1}),
-    "metrics batch by batch": Setting(
-        arguments={"batch_eval_metrics": True, "include_for_metrics": ["loss", "inputs"]}
-    ),
+    "metrics batch by batch": Setting({"batch_eval_metrics": True, "include_for_metrics": ["loss", "inputs"]}),
     "brought to the host step by step": Setting(arguments={"eval_accumulation_steps": 2}),
 }
 

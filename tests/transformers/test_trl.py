@@ -47,8 +47,7 @@ def history(folder: str, is_sharded: bool) -> tuple[list[float], str]:
 @pytest.mark.slow
 def test_supervised_fine_tuning_has_the_same_losses_with_copies_and_shards(tmp_path) -> None:
     copied, sharded = (
-        run_on_ranks(under_alias, 2, history, str(tmp_path / str(is_sharded)), is_sharded)
-        for is_sharded in (False, True)
+        run_on_ranks(under_alias, 2, history, str(tmp_path / str(shards)), shards) for shards in (False, True)
     )
     assert [item[1].split(".")[-1] for item in copied] == ["ddp", "ddp"]
     assert "fsdp" in sharded[0][1]
