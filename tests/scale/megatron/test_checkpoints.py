@@ -1,7 +1,10 @@
 """Trainings by Megatron go on from their checkpoints, also in other degrees, on CPUs behind a shim."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -125,6 +128,53 @@ def test_a_checkpoint_is_loaded_in_other_degrees(
     without_stop = run_on_ranks(whole, 2, settings, {}, tmp_path / "checkpoint", limit=LIMIT)[0]
     in_others = run_on_ranks(resumed, 2, others, {}, tmp_path / "checkpoint", limit=LIMIT)[0]
     assert_equal(in_others, without_stop, ROUNDING_OF_OTHER_DEGREES)
+
+
+@contextmanager
+def in_former_layout() -> Iterator[None]:
+    """Folders as earlier versions wrote them: each single number is a tensor among the shards, by its weight's name."""
+    from accelerate_nb.runtime.strategies.megatron import checkpoint
+
+    folder_files, files_of_parts = checkpoint._folder_files, checkpoint.files_of_parts
+
+    def with_numbers(world: Any, name: str, tree: Any, common: dict[str, Any]) -> Any:
+        numbers = {
+            f"optimizer.state.{key}.{weight}": torch.tensor(value)
+            for weight, values in common.pop("numbers", {}).items()
+            for key, value in values.items()
+        }
+        with mock.patch.object(
+            checkpoint, "files_of_parts", lambda *place: files_of_parts(*place[:2], {**place[2], **numbers})
+        ):
+            return folder_files(world, name, tree, common)
+
+    with mock.patch.object(checkpoint, "_folder_files", with_numbers):
+        yield
+
+
+def steps_again(is_former: bool, folder: Path) -> list[float]:
+    """How many steps each weight has made on this process, by a checkpoint."""
+    training = Training(WIDTHS)
+    training.train(0, 1)
+    optimizer = training.accelerator.strategy.step_of(training.optimizer).inner.optimizer
+    weights = list(optimizer.state)
+    for number, weight in enumerate(weights):
+        optimizer.state[weight]["step"].fill_(300 + number)
+    with in_former_layout() if is_former else nullcontext():
+        training.accelerator.save_state(str(folder))
+    training.train(1, 2)
+    training.accelerator.load_state(str(folder))
+    steps = [optimizer.state[weight]["step"].item() for weight in weights]
+    training.end()
+    return steps
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_former", [False, True], ids=["as now", "as earlier versions wrote it"])
+def test_each_weight_has_its_own_numbers_again(is_former: bool, tmp_path: Path) -> None:
+    for found in run_on_ranks(steps_again, 2, is_former, tmp_path / "checkpoint", limit=LIMIT):
+        assert found
+        assert found == [300 + number for number in range(len(found))]
 
 
 def copies_of_16_bits(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -253,8 +253,9 @@ def _kept(inner: Any) -> dict[int, tuple[Tensor, slice]]:
 
 def _remembered(inner: Any, weight: Tensor, main: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
     """What an optimizer remembers of what it updates of a weight: tensors of that shape, and single numbers."""
-    tensors, numbers = {} if weight.dtype == torch.float32 else {_COPY: main}, {}
-    for name, value in inner.optimizer.state.get(main, {}).items():
+    tensors, numbers = {}, {}
+    copy = {} if weight.dtype == torch.float32 else {_COPY: main}
+    for name, value in {**inner.optimizer.state.get(main, {}), **copy}.items():
         if isinstance(value, Tensor) and value.dim() == 0:
             numbers[name] = value.item()
         elif isinstance(value, Tensor) and value.shape == main.shape:
@@ -274,16 +275,21 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
     own = [
         _remembered(inner, weight, kept[id(weight)][0]) if id(weight) in kept else ({}, {}) for weight, _ in learning
     ]
-    facts = _of_all([(set(tensors), numbers) for tensors, numbers in own])
-    # Megatron gives every weight a gradient in each step, so that numbers, such as AdamW's steps, are the same for all
+    facts = _of_all(
+        [(place.key, set(tensors), numbers) for (_, place), (tensors, numbers) in zip(learning, own, strict=True)]
+    )
+    # by a weight's name in the whole model; of copies that have parts of the states each knows some weights
+    numbers_of: dict[str, dict[str, float]] = {}
+    for weight_name, _, numbers in facts:
+        numbers_of.setdefault(weight_name, {}).update(numbers)
     common = {
         "param_groups": [
             {name: value for name, value in group.items() if name != "params"} for group in inner.optimizer.param_groups
         ],
-        "numbers": dict(chain.from_iterable(numbers.items() for _, numbers in facts)),
+        "numbers": numbers_of,
         "grad_scaler": None if step.loss_scaler is None else step.loss_scaler.state_dict(),
     }
-    names = set[str]().union(*(found for found, _ in facts))
+    names = set[str]().union(*(found for _, found, _ in facts))
     tree: dict[Any, Any] = {}
     for (weight, place), (tensors, _) in zip(learning, own, strict=True):
         whole = {
@@ -307,49 +313,74 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
 def _loaded_optimizer(folder: Path, index: int, step: MegatronStep) -> LoadedFile:
     path, expected = folder / f"{file_names.OPTIMIZER_NAME}_{index}", f"the state of optimizer {index}"
     shards = _list_folder(path, expected)
-    # such as `exp_avg`
-    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in shards.tensors if name.startswith(_PREFIX)})
-    tree: dict[int, dict[str, Any]] = {}
-    for weight, place in _learning(step):
-        values = {key: make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}") for key in keys}
-        # weights of 32 bits have no copy
-        tree[len(tree)] = {
-            key: value
-            for key, value in values.items()
-            if all(piece.key in shards.tensors for piece in _sharded(load_preprocess({key: value})[0]))
-        }
     common = read(path / COMMON, f"the settings of optimizer {index}")
     if len(common["param_groups"]) != (count := len(step.inner.optimizer.param_groups)):
         raise CheckpointError(
             f"{path / COMMON} holds the settings of {len(common['param_groups'])} groups of weights, and optimizer {index} has {count}. "
             "Make the same optimizer as when the checkpoint was saved."
         )
-    return LoadedFile(path, expected, {**common, "states": _read_tree(shards, tree)}, partial(_receive, step))
+    numbers_of: dict[str, dict[str, Any]] = common.get("numbers", {})
+    found = {name: item for name, item in shards.tensors.items() if name.startswith(_PREFIX)}
+    if "numbers" not in common:
+        # a folder of an earlier version, where each number is a tensor among the shards
+        single = [name for name, item in found.items() if item.dim() == 0]
+        for name, value in shards.load(single).items():
+            key, _, weight_name = name.removeprefix(_PREFIX).partition(".")
+            numbers_of.setdefault(weight_name, {})[key] = value.item()
+    # such as `exp_avg`
+    kept = {name for name, item in found.items() if item.dim() > 0}
+    keys = sorted({name.removeprefix(_PREFIX).partition(".")[0] for name in kept})
+    learning = _learning(step)
+    tree: dict[int, dict[str, Any]] = {}
+    for weight, place in learning:
+        values = {key: make_sharded_optimizer_tensor(place, weight.detach().float(), f"{_PREFIX}{key}") for key in keys}
+        # weights of 32 bits have no copy
+        tree[len(tree)] = {
+            key: value
+            for key, value in values.items()
+            if all(piece.key in kept for piece in _sharded(load_preprocess({key: value})[0]))
+        }
+    tensors = _read_tree(shards, tree)
+    states = [
+        {
+            **tensors.get(number, {}),
+            **{
+                # whatever torch's default is: AdamW counts its steps in 32 bits
+                key: torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+                for key, value in numbers_of.get(place.key, {}).items()
+            },
+        }
+        for number, (_, place) in enumerate(learning)
+    ]
+    weights = [weight for weight, _ in learning]
+    return LoadedFile(path, expected, {**common, "states": states}, partial(_receive, step, weights))
 
 
-def _receive(step: MegatronStep, content: dict[str, Any]) -> None:
+def _receive(step: MegatronStep, weights: Sequence[Tensor], content: dict[str, Any]) -> None:
     inner, states = step.inner, content["states"]
     optimizer, kept = inner.optimizer, _kept(inner)
     # as torch counts the tensors that it updates
     counted = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     indices = {id(main): index for index, main in enumerate(counted)}
     state: dict[int, dict[str, Tensor]] = {}
-    for number, (weight, _) in enumerate(_learning(step)):
+    for weight, values in zip(weights, states, strict=True):
         if id(weight) not in kept:
             continue
         main, part = kept[id(weight)]
-        own = {name: value.flatten()[part].clone().view(main.shape) for name, value in states.get(number, {}).items()}
+        own = {
+            name: value if value.dim() == 0 else value.flatten()[part].clone().view(main.shape)
+            for name, value in values.items()
+        }
         if (copy := own.pop(_COPY, None)) is not None:
             main.data.copy_(copy)
-        if own or content["numbers"]:
-            numbers = {name: torch.tensor(value) for name, value in content["numbers"].items()}
-            state[indices[id(main)]] = {**own, **numbers}
+        if own:
+            state[indices[id(main)]] = own
     groups = [
         {**saved, "params": [indices[id(main)] for main in group["params"]]}
         for saved, group in zip(content["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    if not any(_COPY in values for values in states.values()):
+    if not any(_COPY in values for values in states):
         inner.reload_model_params()
     if step.loss_scaler is not None and content["grad_scaler"] is not None:
         step.loss_scaler.load_state_dict(content["grad_scaler"])
