@@ -47,13 +47,14 @@ def load(world: World) -> ModuleType:
             f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
         )
     _prepare_builds()
-    # its handler has a level of its own
     level = logging.getLevelName(os.environ.get("ACCELERATE_LOG_LEVEL", "").upper())
     logger = logging.getLogger("DeepSpeed")
+    # its handler has a level of its own
     speakers: list[Any] = [logger, *logger.handlers]
     for speaker in speakers:
         speaker.setLevel(level if isinstance(level, int) else logging.WARNING)
-    logger.addFilter(lambda record: not any(text in str(record.msg) for text in _NO_NEWS))
+    # a named function, of which a logger takes one, however many worlds load the package
+    logger.addFilter(_is_news)
     # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
     # it is for inference alone, and would be compiled inside of the launch
@@ -100,6 +101,10 @@ def _is_open(path: Path) -> bool:
             if os.readlink(descriptor) == target:
                 return True
     return False
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(text in str(record.msg) for text in _NO_NEWS)
 
 
 def _forget_groups() -> None:
