@@ -1,5 +1,6 @@
 """The settings of Megatron-LM mean what Accelerate's do; masks of its engine, and the choice of its next token."""
 
+from argparse import ArgumentParser
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from accelerate_nb.errors import MissingExtraError, NotYetError
 from accelerate_nb.runtime.compat.packages import is_installed
 from accelerate_nb.runtime.strategies.megatron.engine import choose
 from accelerate_nb.runtime.strategies.megatron.plugin import refuse_unused
-from accelerate_nb.runtime.strategies.megatron.train_steps import left_to_right
+from accelerate_nb.runtime.strategies.megatron.train_steps import get_args, initialize, left_to_right
 
 END = 9
 
@@ -45,6 +46,47 @@ def arguments(package: Any, settings: dict[str, Any]) -> dict[str, Any]:
     sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 32, "return_dict": True}
     plugin.set_network_size_args(SimpleNamespace(config=SimpleNamespace(model_type="gpt2", **sizes)))
     return dict(plugin.megatron_lm_default_args)
+
+
+LLAMA = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        ({"seq_length": 4, "decoder_seq_length": 6}, {"max_sequence_length": 12}),
+        ({"decoder_seq_length": 6}, {"max_sequence_length": 12}),
+        ({"decoder_seq_length": 6}, {}),
+        ({}, {}),
+    ],
+)
+def test_a_llama_has_the_length_of_sequences_of_accelerate(settings: dict[str, Any], config: dict[str, Any]) -> None:
+    lengths = []
+    for package in (ours, theirs):
+        plugin = package.MegatronLMPlugin(**settings)
+        described = SimpleNamespace(model_type="llama", vocab_size=32, return_dict=True, **LLAMA, **config)
+        plugin.set_network_size_args(SimpleNamespace(config=described))
+        lengths.append(plugin.megatron_lm_default_args["seq_length"])
+    assert lengths[0] == lengths[1]
+
+
+def with_other_defaults(parser: ArgumentParser) -> ArgumentParser:
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--split", default="1,1,1")
+    return parser
+
+
+def test_arguments_of_a_person_go_before_the_defaults() -> None:
+    precision, mesh = SimpleNamespace(dtype=torch.float32), SimpleNamespace(tp=1, pp=1, cp=1)
+    accelerator = SimpleNamespace(
+        process_index=0,
+        num_processes=1,
+        world=SimpleNamespace(mesh=mesh),
+        strategy=SimpleNamespace(precision=precision),
+    )
+    initialize(accelerator, with_other_defaults, {"orig_vocab_size": 8, "split": "2,1,1"})
+    assert (get_args().seed, get_args().split) == (7, "2,1,1")
+    Accelerator(cpu=True).end_training()
 
 
 def test_sequences_are_whole_by_default_and_settings_that_can_not_be_are_refused() -> None:

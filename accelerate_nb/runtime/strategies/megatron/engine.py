@@ -216,6 +216,7 @@ def choose(logits: Tensor, *, temperature: float | None, top_k: int | None, top_
         return logits.argmax(dim=-1)
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+    # top_p: among the likeliest that have so much of the probability together (Holtzman et al., https://arxiv.org/abs/1904.09751)
     warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(1.0 if temperature is None else float(temperature))])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))

@@ -1,9 +1,8 @@
 """The settings of Megatron-LM, in Accelerate's words."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -90,7 +89,13 @@ class MegatronLMPlugin(megatron.MegatronOptions):
 
     def __post_init__(self) -> None:
         megatron.OPTIONS.complete(self, os.environ)
-        for name in (*_READ_BY_STEPS[:4], "num_micro_batches"):
+        for name in (
+            "tp_degree",
+            "pp_degree",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "num_micro_batches",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)} was requested, but it is 1 at least. Leave it out for 1."
@@ -186,14 +191,35 @@ def refuse_unused(plugin: MegatronLMPlugin, *, by_engine: bool = False) -> None:
         )
 
 
-def _parse(names: Sequence[str], tokenizer: str, megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
-    """Read the sizes of a model of transformers, which its configuration has under these names: layers, width, heads, positions."""
-    plugin, config = megatron_lm_plugin, model.config
+def _length(plugin: Any, batch_data: Any, longest: int) -> int:
+    """The length of sequences: the plugin's, a batch's, or the longest that the model takes."""
     if plugin.seq_length is not None and plugin.decoder_seq_length is not None:
         warn_user("Both `seq_length` and `decoder_seq_length` are set. Using `decoder_seq_length`. Pass one of them.")
-    sizes = [getattr(config, name) for name in names]
-    given = plugin.decoder_seq_length or plugin.seq_length or getattr(config, "max_sequence_length", None)
-    plugin.seq_length = int(given or (sizes[-1] if batch_data is None else batch_data["input_ids"].shape[1]))
+    given = plugin.decoder_seq_length or plugin.seq_length
+    return int(given or (longest if batch_data is None else batch_data["input_ids"].shape[1]))
+
+
+def parse_gpt2_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
+    """Read the sizes of a GPT-2."""
+    config = model.config
+    megatron_lm_plugin.seq_length = _length(megatron_lm_plugin, batch_data, config.n_positions)
+    sizes = (config.n_layer, config.n_embd, config.n_head, config.n_positions)
+    _take_sizes(megatron_lm_plugin, config, sizes, "GPT2BPETokenizer")
+
+
+def parse_llama_config(megatron_lm_plugin: Any, model: Any, batch_data: Any) -> None:
+    """Read the sizes of a Llama."""
+    config = model.config
+    longest = config.max_position_embeddings
+    if megatron_lm_plugin.seq_length is None:
+        own = getattr(config, "max_sequence_length", None)
+        megatron_lm_plugin.seq_length = own or _length(megatron_lm_plugin, batch_data, longest)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, longest)
+    _take_sizes(megatron_lm_plugin, config, sizes, "Llama2Tokenizer")
+
+
+def _take_sizes(plugin: Any, config: Any, sizes: tuple[int, int, int, int], tokenizer: str) -> None:
+    names = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     plugin.megatron_lm_default_args.update(
         seq_length=plugin.seq_length,
         return_logits=plugin.return_logits,
@@ -202,14 +228,9 @@ def _parse(names: Sequence[str], tokenizer: str, megatron_lm_plugin: Any, model:
         pretraining_flag=True,
         orig_vocab_size=config.vocab_size,
         model_return_dict=config.return_dict,
-        **dict(
-            zip(("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"), sizes, strict=True)
-        ),
+        **dict(zip(names, sizes, strict=True)),
     )
 
 
-parse_gpt2_config = partial(_parse, ("n_layer", "n_embd", "n_head", "n_positions"), "GPT2BPETokenizer")
-_OF_LLAMA = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-parse_llama_config = partial(_parse, _OF_LLAMA, "Llama2Tokenizer")
 # Hugging Face's name: what reads the sizes of a model, by its type.
 MODEL_CONFIGS_TO_MEGATRON_PARSERS = MappingProxyType({"gpt2": parse_gpt2_config, "llama": parse_llama_config})

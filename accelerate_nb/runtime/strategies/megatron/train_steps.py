@@ -83,10 +83,10 @@ def initialize(
 
     `extra_args_provider` adds arguments of its own, with their defaults, to a parser. The groups of processes are the `Accelerator`'s.
     """
-    arguments = Namespace(**_DEFAULTS)
+    extra = {}
     if extra_args_provider is not None:
-        extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([], arguments)
-    vars(arguments).update(args_defaults or {})
+        extra = vars(extra_args_provider(ArgumentParser(allow_abbrev=False)).parse_known_args([])[0])
+    arguments = Namespace(**{**_DEFAULTS, **extra, **(args_defaults or {})})
     mesh = accelerator.world.mesh
     arguments.tensor_model_parallel_size = mesh.tp
     arguments.pipeline_model_parallel_size = mesh.pp
