@@ -186,8 +186,6 @@ class Conductor:
         self._profile_lock, self._profile_count = threading.Lock(), 0
         nodes.on_stop_elsewhere(self.request_stop)
 
-    # ------------------------------------------------------------------------------------------------------ reading
-
     @property
     def is_going_on(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -214,8 +212,6 @@ class Conductor:
         if (worker_group := self._worker_group) is None or self.over.is_set():
             return ""
         return snapshot_text(worker_group.snapshot(), self.run_context.sources)
-
-    # ------------------------------------------------------------------------------------------------------- acting
 
     def start(self) -> None:
         """Begin, in a thread of the run's own; a run of this very process is over when this returns."""
@@ -265,8 +261,6 @@ class Conductor:
         """Restart the idle watchdog, since workers got a new task; it warns after so many seconds, with 0 never."""
         if (worker_group := self._worker_group) is not None:
             worker_group.restart_watchdog(timeout)
-
-    # ------------------------------------------------------------------------------------------------------ inside
 
     def _on_run_event(self, event: Event) -> None:
         self._knobs.take(event)

@@ -221,8 +221,6 @@ class GroupRunner:
             sorted(returned),
         )
 
-    # ------------------------------------------------------------------------------------------------------- steps
-
     def _start(self) -> None:
         for rank in range(self._plan.size):
             self._run_context.take(event_types.StateChange(rank, "starting", time.time()))
@@ -268,8 +266,6 @@ class GroupRunner:
     def _close_files(self) -> None:
         for descriptor in (*self._outcomes.values(), *self._replies.values()):
             os.close(descriptor)
-
-    # ----------------------------------------------------------------------------------------------------- messages
 
     def _take(self, report: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if isinstance(report, messages.RankOutput):
@@ -321,8 +317,6 @@ class GroupRunner:
                         agent.carry_out(message)
             else:
                 self._run_context.take(decision)
-
-    # ----------------------------------------------------------------------------------------------------- judging
 
     def _rank_result(self, rank: int) -> RankResult:
         file = self._outcomes.get(rank)

@@ -138,8 +138,6 @@ class Run:
         self._is_followed = False
         self._warned: set[str] = set()
 
-    # ------------------------------------------------------------------------------------------------------ reading
-
     @property
     def done(self) -> bool:
         """Whether every worker has ended."""
@@ -213,8 +211,6 @@ class Run:
 
     def _ipython_display_(self) -> None:
         self._front_end.show(self)
-
-    # ------------------------------------------------------------------------------------------------------- acting
 
     def start(self) -> Run:
         """Begin, in the background, and return this run; one of this very process is over then, one that was attached to is followed."""
@@ -317,8 +313,6 @@ class Run:
         >>> run.profile(steps=10, ranks=[0])
         """
         self._control.profile(steps, ranks)
-
-    # ------------------------------------------------------------------------------------------------------ inside
 
     def _interrupt(self, interrupts: int) -> bool:
         """Act on an interrupt of a wait, which has had so many; whether the wait ends at once, since the run goes on without it."""

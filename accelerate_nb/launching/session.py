@@ -138,8 +138,6 @@ class CellControl:
             raise StateError("A profile was requested, and no cell runs. Profile ranks while a cell trains.")
         self._session.conductor.profile(steps, self.facts.ranks if ranks is None else ranks)
 
-    # ------------------------------------------------------------------------------------------- what the session does
-
     def after(self, seconds: float, do: Callable[[CellControl], None]) -> None:
         """Have something done after a while, unless the cell is done before."""
         timer = threading.Timer(seconds, do, (self,))
@@ -374,8 +372,6 @@ class Session:
         # a next session may need its port
         self.conductor.over.wait(5)
 
-    # ------------------------------------------------------------------------------------------------------ receiving
-
     def _on_event(self, event: Event) -> None:
         """In the run's thread: a rank is ready, or has replied; or the run is over."""
         if isinstance(event, TaskDone) and event.rank in self.ranks:
@@ -396,8 +392,6 @@ class Session:
             for cell in cells:
                 text = f"{cell.facts.name} was still running when the session was ended. Start another session."
                 cell.finish(self.error or LaunchError(text))
-
-    # ---------------------------------------------------------------------------------------------------------- tasks
 
     def _begin(
         self,
@@ -547,8 +541,6 @@ class Session:
         if cell.is_interrupted and all(failure.ended_by_us or failure.lost_connection for failure in failures):
             return KeyboardInterrupt(f"{cell.facts.name} was interrupted; the session goes on, with its variables")
         return worker_error(rank_results, self.folder)
-
-    # ------------------------------------------------------------------------------------- what happens after a while
 
     def _be_late(self, cell: CellControl) -> None:
         cell.stacks_at_end = self.conductor.stacks()

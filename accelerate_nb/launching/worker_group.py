@@ -70,8 +70,6 @@ class WorkerGroup:
         # the end of the phase, on the clock of `advance`
         self._until = float("inf")
 
-    # ----------------------------------------------------------------------------------------------------- reading
-
     @property
     def all_reported(self) -> bool:
         return len(self.reported) == self.size
@@ -86,13 +84,9 @@ class WorkerGroup:
         is_stopping = self.requested_stop is not None or self.negotiation is not None
         return self.phase != "running" or is_stopping or self._failed_at is not None
 
-    # ---------------------------------------------------------------------------------------------------- requesting
-
     def stop(self, how: Stop) -> None:
         """Request the end, from any thread; a stronger request from before stays."""
         self.requested_stop = stronger(self.requested_stop, how)
-
-    # ------------------------------------------------------------------------------------------------------ receiving
 
     def take(self, report: messages.Message, now: float) -> Sequence[Decision]:
         """Take an agent's report; a report that came before changes nothing."""
@@ -173,8 +167,6 @@ class WorkerGroup:
     def _fail(self, now: float) -> None:
         if self._failed_at is None:
             self._failed_at = now
-
-    # ------------------------------------------------------------------------------------------------------- deciding
 
     def advance(self, now: float) -> Sequence[Decision]:
         """Decide what is due now; to be called some times a second."""

@@ -288,8 +288,6 @@ class RemoteConductor:
         if saved.is_over:
             self._end(saved)
 
-    # ------------------------------------------------------------------------------------------------------ reading
-
     @property
     def error(self) -> BaseException | None:
         self._read_outcome()
@@ -315,8 +313,6 @@ class RemoteConductor:
         reply = self._request(messages.QueryStacks(), _STACKS_TIMEOUT)
         return reply.text if isinstance(reply, messages.StacksReply) else ""
 
-    # ------------------------------------------------------------------------------------------------------- acting
-
     def start(self) -> None:
         if not self.over.is_set() and self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="accelerate_nb attach", daemon=True)
@@ -333,8 +329,6 @@ class RemoteConductor:
 
     def profile(self, steps: int = 10, ranks: Iterable[int] | None = None) -> None:
         self._request(messages.RequestProfile(steps, checked_ranks(self.view, steps, ranks)))
-
-    # ------------------------------------------------------------------------------------------------------- inside
 
     def _request(self, message: messages.Message, timeout: float = 5.0) -> messages.Message:
         if self._client is None:

@@ -46,9 +46,6 @@ _BETWEEN_TRIES = 2.0
 _LONGEST_TRY = 24 * 3600.0
 
 
-# ------------------------------------------------------------------------------------------- the process that launches
-
-
 def launch_detached(
     function: Callable[..., Any], args: Sequence[Any], config: RunConfig, folder: Path | None = None
 ) -> RemoteConductor:
@@ -136,9 +133,6 @@ def _wait_until_ready(near: socket.socket, run_request: RunRequest) -> None:
         f"{run_request.name} was to be run by a process that outlives this one, but that process {reason}. It printed:\n{log}\n"
         "Leave detach out to run it from here."
     )
-
-
-# ------------------------------------------------------------------------------------------------------- the run host
 
 
 @contextmanager
