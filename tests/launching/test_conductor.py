@@ -87,7 +87,7 @@ class ScriptedNode:
 
     def carry_out(self, message: messages.Message, descriptors: Sequence[int] = ()) -> None:
         match message:
-            case messages.ToRank(rank, messages.HoldAtStep()):
+            case messages.ToRank(rank, messages.HoldAtStep()) if rank not in DEAF:
                 self.event(rank, HeldAt(rank, STOP, 7, 0.01))
             case messages.ToRank(rank, messages.StopAt()):
                 self.state("stopping", rank, "after step 8")
@@ -116,7 +116,7 @@ class ScriptedNode:
         pass
 
 
-# the ranks that follow no interrupt, and end late
+# the ranks that come to no step, follow no interrupt, and end late
 DEAF: set[int] = set()
 
 
