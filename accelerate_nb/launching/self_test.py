@@ -90,3 +90,13 @@ class SelfTest(FrontEnd):
     def _take(self, check: CheckResult) -> None:
         self._checks[check.name] = check
         self._on_check(check)
+
+
+def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> list[CheckResult]:
+    """
+    Try a configuration with real workers, and return what each check found; `on_check` is called with them while they are made.
+
+    >>> [check.state for check in run(resolve({"num_processes": 2}, os.environ))]
+    ['passed', 'passed', 'passed', 'passed', 'passed', 'passed', 'passed']
+    """
+    return SelfTest(config, on_check).run()
