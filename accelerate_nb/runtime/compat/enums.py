@@ -110,6 +110,11 @@ class DynamoBackend(Kind):
     HPU_BACKEND = "HPU_BACKEND"
     NEURON = "NEURON"
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether torch 2.9 and later don't have it: they know one backend for XLA devices, by another name."""
+        return self in (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE)
+
 
 class FP8BackendType(str, enum.Enum):
     """The package that computes in 8-bit floats."""

@@ -79,8 +79,7 @@ def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin
             f"they are {plugin} and {named(backend)!r}. Pass one of them."
         )
     found = plugin or TorchDynamoPlugin(backend=backend)
-    # torch 2.9 and later know one backend for XLA devices, by another name
-    if found.backend in (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE):
+    if DynamoBackend(found.backend).is_gone:
         raise ConfigurationError(
             f"The dynamo backend {named(found.backend).lower()!r} was requested, but torch does not have it any more. Choose "
             "'openxla' on XLA devices, or 'no': what is computed there is compiled in any case."
