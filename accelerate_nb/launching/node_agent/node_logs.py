@@ -254,7 +254,8 @@ def open_logs(name: str, ranks: Iterable[int], environment: Mapping[str, str]) -
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return {}, -1
-    return {rank: RankLog(folder / f"rank_{rank}.log") for rank in ranks}, _locked(folder, is_exclusive=False)
+    lock = _locked(folder, is_exclusive=False)
+    return {rank: RankLog(folder / f"rank_{rank}.log") for rank in ranks}, lock
 
 
 def _locked(folder: Path, *, is_exclusive: bool) -> int:
