@@ -2,7 +2,7 @@
 
 import atexit
 import os
-import select
+import selectors
 import socket
 import tempfile
 import time
@@ -97,7 +97,10 @@ class MachineListener:
 
     def wait(self, timeout: float) -> list[JoiningMachine]:
         """The machines that have joined, once something has come; closes and raises `LaunchError` after too many wrong tokens."""
-        readable = select.select([self._socket, *self._newcomers], (), (), timeout)[0]
+        with selectors.DefaultSelector() as selector:
+            for sock in (self._socket, *self._newcomers):
+                selector.register(sock, selectors.EVENT_READ)
+            readable = {key.fileobj for key, _ in selector.select(timeout)}
         if self._socket in readable:
             with suppress(BlockingIOError, ConnectionError):
                 sock = self._socket.accept()[0]

@@ -21,6 +21,7 @@ from accelerate_nb.launching.nodes.joined_machines import JoiningMachine, Machin
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.handshake import prove_token
 from accelerate_nb.transport.messages import KillGroup, RequestMembership
+from tests.processes import FD_SETSIZE, many_descriptors
 
 pytestmark = pytest.mark.timeout(30)
 GREETING = b"\x93ANBJ\x01" + bytes(32)
@@ -112,6 +113,15 @@ def test_only_who_has_the_token_joins_whatever_strangers_send_meanwhile(
             stranger.recv(1)
         stranger.close()
     sock.close()
+
+
+def test_a_machine_joins_a_process_that_holds_many_files(listener: MachineListener) -> None:
+    with many_descriptors() as moved:
+        listener._socket = moved(listener._socket)
+        assert listener._socket.fileno() >= FD_SETSIZE
+        sock, (machine,) = joins(listener, "far")
+        with sock, closing(machine.channel):
+            assert machine.name == "far"
 
 
 def test_more_than_a_proof_is_no_proof(listener: MachineListener) -> None:
