@@ -26,7 +26,7 @@ from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.group_runner import GroupRunner, Outcomes, RunContext
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.placement import LaunchPlan, NodeRoster, Placement
-from accelerate_nb.launching.resource_monitor import sampled
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from accelerate_nb.launching.run import LaunchFacts
 from accelerate_nb.launching.step_requests import KnobChanges, checked_ranks
 from accelerate_nb.launching.worker_group import Stop, stronger
@@ -272,7 +272,9 @@ class Conductor:
             self._take_nodes()
             self.run_context.take(StateChange(None, "running", time.time(), self.facts.why))
             kind, environment = self._placement.kind, {**os.environ, **self._placement.shows}
-            with sampled(self.view, lambda: self.ranks_here, kind, environment, [self.facts.folder, Path.cwd()]):
+            with monitor_resources(
+                self.view, lambda: self.ranks_here, kind, environment, [self.facts.folder, Path.cwd()]
+            ):
                 self.rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
@@ -316,7 +318,7 @@ class Conductor:
                 except LaunchError as reason:
                     delay, why_given_up = None, str(reason)
             if delay is None:
-                self.error, self._why_given_up = explained(error, attempts, why_given_up), why_given_up
+                self.error, self._why_given_up = with_attempts(error, attempts, why_given_up), why_given_up
                 return rank_results
             texts = (changed,) if changed and group.lost_ranks else (attempt.reason, changed)
             next_size = sum(self._nodes.roster.sizes) or len(rank_results)
@@ -470,7 +472,7 @@ def decide(attempts: Sequence[FailedAttempt], max_restarts: int, restart_delay: 
     return min(restart_delay * 2.0 ** min(len(attempts) - 1, 60), LONGEST_DELAY), ""
 
 
-def explained(error: BaseException, attempts: Sequence[FailedAttempt], why_given_up: str) -> BaseException:
+def with_attempts(error: BaseException, attempts: Sequence[FailedAttempt], why_given_up: str) -> BaseException:
     """The error of a run with a paragraph on why it was not started again, with every attempt, where there is a reason."""
     if not why_given_up:
         return error

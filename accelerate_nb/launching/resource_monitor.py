@@ -24,7 +24,7 @@ _BETWEEN_AT_REST = 5.0
 
 
 @contextmanager
-def sampled(
+def monitor_resources(
     view: RunState, ranks: Callable[[], range], kind: str, environment: Mapping[str, str], folders: list[Path]
 ) -> Iterator[None]:
     """A block in which what a view knows of the machine and its `ranks`, on devices of a kind, is as of about a second ago."""

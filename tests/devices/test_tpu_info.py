@@ -10,7 +10,7 @@ from accelerate_nb.devices import tpu_info
 from accelerate_nb.devices.tpu_info import TpuGauge, cores
 from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.resource_monitor import sampled
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import run_report
 from accelerate_nb.reports.summary import RunFacts
@@ -126,7 +126,7 @@ def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_pat
     chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
     view = RunState(2)
     environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
-    with sampled(view, lambda: range(2), "xla", environment, [tmp_path]):
+    with monitor_resources(view, lambda: range(2), "xla", environment, [tmp_path]):
         until(lambda: view.rank(1).devices)
     (message,) = MessageFeed(view).backlog(FACTS)
     assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]

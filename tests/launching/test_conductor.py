@@ -18,7 +18,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.event_types import Event, Failure, HeldAt, State, StateChange
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.failures.hang_report import StackSnapshot
-from accelerate_nb.launching.conductor import Conductor, FailedAttempt, Launch, Nodes, decide, explained
+from accelerate_nb.launching.conductor import Conductor, FailedAttempt, Launch, Nodes, decide, with_attempts
 from accelerate_nb.launching.group_runner import GroupRunner, RunContext
 from accelerate_nb.launching.node_agent.agent import AgentLoop, Report
 from accelerate_nb.launching.planning.placement import LaunchPlan, Placement
@@ -300,12 +300,12 @@ def test_ranks_start_again_after_a_failure_that_may_heal(
 def test_the_error_of_a_run_that_is_given_up_lists_all_attempts() -> None:
     attempts = [FailedAttempt("rank 0 failed", seconds=1.25), FailedAttempt("rank 1 failed", seconds=60)]
     lost = LaunchError("Lost.")
-    assert explained(lost, attempts, "") is lost
-    assert str(explained(lost, attempts, "max_restarts=1 is used up")).splitlines() == [
+    assert with_attempts(lost, attempts, "") is lost
+    assert str(with_attempts(lost, attempts, "max_restarts=1 is used up")).splitlines() == [
         "Lost.",
         "",
         "It was not started again: max_restarts=1 is used up.",
         "attempt 0 (1.2 s): rank 0 failed",
         "attempt 1 (60.0 s): rank 1 failed",
     ]
-    assert str(explained(lost, attempts[:1], "so")).endswith("\nIt was not started again: so.")
+    assert str(with_attempts(lost, attempts[:1], "so")).endswith("\nIt was not started again: so.")

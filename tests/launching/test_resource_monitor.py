@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate_nb import launch
 from accelerate_nb.events.event_types import StateChange
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.resource_monitor import sampled
+from accelerate_nb.launching.resource_monitor import monitor_resources
 from tests.waiting import until
 
 SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
@@ -47,7 +47,7 @@ def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
 def test_a_rank_in_this_process_is_this_process_once_it_has_begun(tmp_path):
     view = RunState(2)
     view.apply(StateChange(0, "running", time.time()))
-    with sampled(view, lambda: range(2), "cpu", {}, [tmp_path]):
+    with monitor_resources(view, lambda: range(2), "cpu", {}, [tmp_path]):
         until(lambda: view.rank(0).devices)
     assert view.rank(0).devices["cpu"].memory_used > 1 << 20
     assert view.rank(1).devices == {}
@@ -58,7 +58,7 @@ def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp
     view = RunState(2)
     for rank in range(2):
         view.apply(StateChange(rank, "running", time.time(), str(os.getpid())))
-    with sampled(view, lambda: range(2), "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
+    with monitor_resources(view, lambda: range(2), "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
         until(lambda: view.rank(1).devices)
     assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
 
@@ -66,10 +66,10 @@ def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp
 def test_a_run_of_a_moment_is_not_looked_at_and_a_device_that_cannot_be_queried_is_not_known(tmp_path):
     view = RunState(1)
     view.apply(StateChange(0, "running", time.time()))
-    with sampled(view, lambda: range(1), "mps", {}, [tmp_path]):
+    with monitor_resources(view, lambda: range(1), "mps", {}, [tmp_path]):
         pass
     assert view.host is None
     assert samplers() == []
-    with sampled(view, lambda: range(1), "mps", {}, [tmp_path]):
+    with monitor_resources(view, lambda: range(1), "mps", {}, [tmp_path]):
         until(lambda: view.host)
     assert view.rank(0).devices == {}

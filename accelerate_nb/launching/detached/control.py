@@ -143,7 +143,7 @@ class ControlServer:
         self.sock.listen(64)
 
     @contextmanager
-    def serving(self, run: RunControl) -> Iterator[None]:
+    def serve(self, run: RunControl) -> Iterator[None]:
         """A block in which clients are answered; the socket is closed and removed after it."""
 
         def accept() -> None:

@@ -153,7 +153,7 @@ def hosted(request: RunRequest) -> Iterator[tuple[Conductor, list[int]]]:
         "stop_grace_period": request.config.launching.stop_grace_period,
     }
     run = conductor_of(replace(request, facts=facts), outcomes=SavedOutcomes)
-    with end_on_signals(run) as signals, control.serving(run):
+    with end_on_signals(run) as signals, control.serve(run):
         run.update_status()
         threading.Thread(target=_keep_status, args=(run, locks), name="accelerate_nb status", daemon=True).start()
         yield run, signals

@@ -149,10 +149,10 @@ def hosts(settings: RendezvousSettings) -> bool:
         return settings.node_rank == 0
     if settings.is_host is not None:
         return settings.is_host
-    return bool(_addresses_here(settings))
+    return bool(_local_addresses(settings))
 
 
-def _addresses_here(settings: RendezvousSettings) -> list[str]:
+def _local_addresses(settings: RendezvousSettings) -> list[str]:
     """The addresses of the endpoint's host that this machine has, which has all of 127.0.0.0/8."""
     here = {"127.0.1.1"}.union(*node_network.interface_addresses().values())
     return [address for address in node_network.resolved_host(settings.host) if address in here]
@@ -163,7 +163,7 @@ def listen(settings: RendezvousSettings) -> socket.socket | None:
     # on the interface that has its address, or on all where none has: behind a translation of addresses
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
     takes_loopback, is_loopback = node_network.is_loopback(settings.host), node_network.is_loopback
-    address = next((item for item in _addresses_here(settings) if takes_loopback or not is_loopback(item)), "")
+    address = next((item for item in _local_addresses(settings) if takes_loopback or not is_loopback(item)), "")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, settings.port), family=family, backlog=4096)

@@ -33,7 +33,7 @@ def storage(tensor: Tensor) -> int:
     return number_of(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()
 
 
-def memory(tensor: Tensor) -> tuple[Any, ...]:
+def memory_range(tensor: Tensor) -> tuple[Any, ...]:
     """The numbers that the tensor shows; equal for two tensors that are one."""
     return tensor.device, address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 

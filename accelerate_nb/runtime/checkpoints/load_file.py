@@ -17,7 +17,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.host_copy import is_apart, memory
+from accelerate_nb.runtime.checkpoints.host_copy import is_apart, memory_range
 from accelerate_nb.runtime.training.repoint import original_name
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
@@ -116,10 +116,12 @@ def with_aliases(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[st
     is_inside = all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state)
     inner = {name.removeprefix(prefix) if is_inside else name: tensor for name, tensor in loaded.items()}
     fitted = {original_name(name): tensor for name, tensor in inner.items()}
-    first = {memory(tensor): name for name, tensor in state.items() if name in fitted and isinstance(tensor, Tensor)}
+    first = {
+        memory_range(tensor): name for name, tensor in state.items() if name in fitted and isinstance(tensor, Tensor)
+    }
     for name, tensor in state.items():
-        if name not in fitted and isinstance(tensor, Tensor) and memory(tensor) in first:
-            fitted[name] = fitted[first[memory(tensor)]]
+        if name not in fitted and isinstance(tensor, Tensor) and memory_range(tensor) in first:
+            fitted[name] = fitted[first[memory_range(tensor)]]
     return fitted
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names as names
-from accelerate_nb.runtime.checkpoints.host_copy import brought, memory, storage
+from accelerate_nb.runtime.checkpoints.host_copy import brought, memory_range, storage
 from accelerate_nb.runtime.checkpoints.load_file import shared_setting
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of, folded, sums_of
 
@@ -197,10 +197,10 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
     removed: set[str] = set()
     for name, tensor in state.items():
-        if memory(tensor) in seen and tensor.numel():
+        if memory_range(tensor) in seen and tensor.numel():
             removed.add(name)
             continue
-        seen.add(memory(tensor))
+        seen.add(memory_range(tensor))
         whole = storage(tensor)
         kept[name] = tensor.clone().contiguous() if whole in storages else tensor.contiguous()
         storages.add(whole)

@@ -251,7 +251,7 @@ def _kept(inner: Any) -> dict[int, tuple[Tensor, slice]]:
     return {**own, **{id(weight): (copy, slice(None)) for weight, copy in zip(weights, copies, strict=True)}}
 
 
-def _remembered(inner: Any, weight: Tensor, main: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
+def _optimizer_state(inner: Any, weight: Tensor, main: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
     """What an optimizer remembers of what it updates of a weight: tensors of that shape, and single numbers."""
     tensors, numbers = {}, {}
     copy = {} if weight.dtype == torch.float32 else {_COPY: main}
@@ -273,7 +273,8 @@ def _optimizer_files(world: World, name: str, step: MegatronStep) -> list[FileTo
     inner, kept = step.inner, _kept(step.inner)
     learning = _learning(step)
     own = [
-        _remembered(inner, weight, kept[id(weight)][0]) if id(weight) in kept else ({}, {}) for weight, _ in learning
+        _optimizer_state(inner, weight, kept[id(weight)][0]) if id(weight) in kept else ({}, {})
+        for weight, _ in learning
     ]
     facts = _of_all(
         [(place.key, set(tensors), numbers) for (_, place), (tensors, numbers) in zip(learning, own, strict=True)]
