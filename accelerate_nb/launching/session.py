@@ -294,7 +294,7 @@ class Session:
         front_end: FrontEnd | None = None,
         outlives_wait: bool = False,
     ) -> Run:
-        """Run the text of a cell on all ranks, or on some; returns at once, and raises what `begin` does."""
+        """Run the text of a cell on all ranks, or on some; returns at once; raises `PayloadError`, `ConfigurationError` or `LaunchError`."""
         # tracebacks name its lines as `Cell In[number], line N`, where line `first_line` is the first one (2 below a
         # magic), and keep them under `filename`; by default the session counts
         __tracebackhide__ = True  # IPython shows the person's own frames alone
