@@ -181,8 +181,11 @@ def test_an_output_goes_where_the_input_was_and_skipped_keys_stay(package):
 
 
 def test_a_hook_describes_itself():
-    first, second = (repr(package.AlignDevicesHook("cpu", offload=True, skip_keys="x")) for package in (ours, theirs))
-    assert first == second
+    for package in (ours, theirs):
+        assert repr(package.AlignDevicesHook("cpu", offload=True, skip_keys="x")) == (
+            "AlignDevicesHook(execution_device=cpu, offload=True, io_same_device=False, offload_buffers=False, "
+            "place_submodules=False, skip_keys='x')"
+        )
 
 
 def test_hooks_of_blocks_stand_where_accelerate_puts_them():

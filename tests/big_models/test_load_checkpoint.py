@@ -178,21 +178,23 @@ def test_buffers_of_parts_on_disk_are_loaded(tmp_path):
 
 
 STATE, TOO_LARGE = seeded(Small).state_dict(), {"linear1.weight": torch.ones(9, 9)}
+NESTED = {"state_dict": STATE, "epoch": 3}
 IS_DAMAGED = r"w\.bin should hold a state dict written by torch\.save, but is damaged"
+IS_FOREIGN = r"w\.safetensors was saved with the format 'tf'"
 IS_NO_SAFETENSORS = r"w\.safetensors should be a safetensors file, but is damaged"
 PICKLED_CODE = pickle.dumps(Evil(Path("executed")))
 # Each damage: the file, what is done to it, and the error.
 DAMAGES = {
     "cut": ("w.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_NO_SAFETENSORS),
     "text": ("w.safetensors", lambda path: path.write_text("<html>not found</html>"), IS_NO_SAFETENSORS),
-    "foreign": ("w.safetensors", lambda path: save_file(STATE, path, {"format": "tf"}), "with the format 'tf'"),
+    "foreign": ("w.safetensors", lambda path: save_file(STATE, path, {"format": "tf"}), IS_FOREIGN),
     "other": ("w.safetensors", lambda path: save_file(TOO_LARGE, path), "doesn't fit this model"),
     "cut-bin": ("w.bin", lambda path: path.write_bytes(path.read_bytes()[:-40]), IS_DAMAGED),
     "empty-bin": ("w.bin", lambda path: path.write_bytes(b""), IS_DAMAGED),
     "text-bin": ("w.bin", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"), IS_DAMAGED),
     "code": ("w.bin", lambda path: torch.save({"linear1.weight": Evil(Path("executed"))}, path), "could run code"),
     "code-pickle": ("w.bin", lambda path: path.write_bytes(PICKLED_CODE), "could run code"),
-    "nested": ("w.bin", lambda path: torch.save({"state_dict": STATE}, path), r"holds a mapping of \['state_dict'\]"),
+    "nested": ("w.bin", lambda path: torch.save(NESTED, path), r"holds a mapping of \['state_dict', 'epoch'\]"),
     "list": ("w.bin", lambda path: torch.save([torch.ones(1)], path), "holds a list"),
 }
 
