@@ -129,7 +129,7 @@ def test_a_rank_that_comes_to_a_save_when_it_is_over_goes_on_and_takes_part_in_t
 LIMIT = 240.0
 SCRIPT = """
 import os, signal, sys
-from accelerate_nb.runtime.checkpoints import saver, writer
+from accelerate_nb.runtime.checkpoints import saver
 import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear_and_on
     output = runs_with_a_rank_that(how, tmp_path)
     assert ("Rank 1 has died before it wrote its files" in output) == (how != "ends") == bool(output)
     assert (tmp_path / "first" / "checkpoint.json").exists()
-    assert (tmp_path / "second" / "checkpoint.json").exists() == (how == "ends")
+    assert (tmp_path / "second").exists() == (tmp_path / "second" / "checkpoint.json").exists() == (how == "ends")
 
 
 def dies_and_is_named(folder: str, who: int) -> str | None:

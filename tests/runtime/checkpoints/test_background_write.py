@@ -134,8 +134,8 @@ def test_a_failure_that_nobody_waits_for_is_reported_at_the_programs_end(tmp_pat
 class Settings(Mapping[str, Any]):
     """A mapping that is not made of its items."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self, width: int, names: list[str]) -> None:
+        self.width, self.names = width, names
 
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
@@ -144,13 +144,13 @@ class Settings(Mapping[str, Any]):
         return iter(vars(self))
 
     def __len__(self) -> int:
-        return 1
+        return len(vars(self))
 
 
 def test_copies_share_memory_as_their_originals_do_and_a_mapping_of_ones_own_is_copied_whole() -> None:
     whole = torch.arange(12.0)
     state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
-    own = Settings(["a"])
+    own = Settings(3, ["a"])
     copier = HostCopier()
     copied = copier.copy({**state, "own": own})
     copier.finish()
@@ -163,7 +163,7 @@ def test_copies_share_memory_as_their_originals_do_and_a_mapping_of_ones_own_is_
     assert copied["low"].data_ptr() == copied["tied"].data_ptr()
     assert copied["deep"][0][0].item() == 2.0
     assert type(copied["own"]) is Settings
-    assert copied["own"].names == ["a"]
+    assert dict(copied["own"]) == {"width": 3, "names": ["a"]}
     # memory for copies is used again
     copier, value = HostCopier(), torch.randn(1000)
     first = copier.copy(value).data_ptr()

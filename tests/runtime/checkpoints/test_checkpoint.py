@@ -97,6 +97,22 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, size: int, when:
         assert weights_after == weights
 
 
+def skips(folder: str, batches: int) -> tuple[Any, Any]:
+    training = Training()
+    training.accelerator.load_state(folder)
+    for inputs, targets in training.accelerator.skip_first_batches(training.loader, batches):
+        training.step(inputs, targets)
+    training.epochs(1)
+    return training.losses, flat(training.model)
+
+
+def test_skipping_by_hand_after_loading_counts_from_the_epochs_beginning(tmp_path: Path) -> None:
+    straight = run_on_ranks(
+        straight_on, 1, str(tmp_path / "saved"), 15, "no"
+    )  # in the second epoch, after 3 of 12 batches
+    assert run_on_ranks(skips, 1, str(tmp_path / "saved"), 3) == straight
+
+
 def saves(folder: str, precision: str = "no") -> list[str]:
     Training(precision).accelerator.save_state(folder)
     return sorted(path.name for path in Path(folder).iterdir())
