@@ -95,6 +95,7 @@ def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch_or_the_loop_and_u
         assert len(names_of_threads()) == 1
         if is_left:
             knot[0].close()
+            assert names_of_threads() == []
         del knot
         gc.collect()
         assert names_of_threads() == []
