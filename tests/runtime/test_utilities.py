@@ -443,7 +443,8 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     spread[1].hf_device_map = {"a": 0, "b": "cpu"}
     seen["map"] += [accelerator.verify_device_map(spread)]
     accelerator.step = 5
-    seen["cleared"] = [accelerator.clear(*prepared), accelerator.step, accelerator._models, accelerator._dataloaders]
+    seen["cleared"] = [accelerator.clear(*prepared), accelerator.step]
+    seen["cleared"] += [accelerator._models, accelerator._schedulers, accelerator._dataloaders]
     seen["copied"] = copy.deepcopy(accelerator) is accelerator
     state = accelerator.state
     seen["state"] = [state.fork_launched, state.is_fsdp2, answer(state.get_deepspeed_plugin, "a")]

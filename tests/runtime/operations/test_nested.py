@@ -85,13 +85,14 @@ def test_inputs_are_padded_with_zeros_to_the_next_multiple(rows: int, processes:
 class Encoding(UserDict):
     """A mapping that holds more than its items, as those of tokenizers do."""
 
-    n_sequences = 0
+    def __init__(self, items: Any = (), *, n_sequences: int) -> None:
+        super().__init__(items)
+        self.n_sequences = n_sequences
 
 
 def test_mappings_keep_their_type_and_what_else_they_hold() -> None:
     half = torch.ones(1, dtype=torch.float16)
-    mappings = Encoding(a=half), defaultdict(list, a=half), OrderedDict(a=half)
-    mappings[0].n_sequences = 2
+    mappings = Encoding({"a": half}, n_sequences=2), defaultdict(list, a=half), OrderedDict(a=half)
     for mapping in mappings:
         converted = ours.convert_to_fp32(mapping)
         for result in (converted, ours.send_to_device(mapping, "cpu"), ours.concatenate([mapping, mapping])):
@@ -119,7 +120,11 @@ def test_keys_can_stay_where_they_are_and_what_knows_how_to_move_moves_itself() 
         (lambda: ours.find_batch_size({"a": "text"}), TypeError, "in a str"),
         (lambda: ours.find_batch_size(torch.tensor(1)), ValueError, "without dimensions"),
         (lambda: ours.concatenate(["a", "b"]), TypeError, "there is a str"),
-        (lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True), TypeError, r"int \(1\) at \[0\]"),
+        (
+            lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True),
+            TypeError,
+            r"neg was given an int \(1\) at \[0\]",
+        ),
     ],
 )
 def test_what_cannot_be_worked_on_is_an_error(call: Any, error: type, message: str) -> None:

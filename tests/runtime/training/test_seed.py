@@ -55,4 +55,12 @@ def test_seeds_and_shared_states_are_accelerates() -> None:
     assert both.ours == both.theirs
     (shared, first, *_, is_deterministic), (also_shared, second, *_) = both.ours
     assert shared == also_shared == first != second
+    zero, one, ten, eleven = (
+        torch.rand(1, generator=torch.Generator().manual_seed(seed)).item() for seed in (0, 1, 10, 11)
+    )
+    assert [ranks[2:5] for ranks in both.ours] == [
+        [[zero, ten], [zero, ten], [zero, ten]],
+        [[one, ten], [zero, eleven], [zero, ten]],
+    ]
+    assert [ranks[5] for ranks in both.ours] == [zero, zero]
     assert is_deterministic

@@ -11,6 +11,7 @@ from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.state import AcceleratorState, GradientState
 from tests.ranks import ONE_OR_TWO, run_on_ranks
+from tests.runtime.data.loaders import plain
 
 
 def who_runs() -> list[str]:
@@ -33,7 +34,7 @@ def split(inputs: Any, padded: bool) -> Any:
     given = repr(inputs)
     with PartialState().split_between_processes(inputs, apply_padding=padded) as mine:
         assert repr(inputs) == given
-        return mine.tolist() if isinstance(mine, torch.Tensor) else mine
+        return plain(mine) if "tensor" in given else mine
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def split(inputs: Any, padded: bool) -> Any:
         (["a", "b", "c"], True, [["a", "b"], ["c", "c"]]),
         (("a", "b", "c"), True, [("a", "b"), ("c", "c")]),
         (torch.arange(3), True, [[0, 1], [2, 2]]),
+        ({"x": torch.arange(3)}, True, [{"x": [0, 1]}, {"x": [2, 2]}]),
         ({"x": [1, 2, 3], "y": "abc"}, False, [{"x": [1, 2], "y": "abc"}, {"x": [3], "y": "abc"}]),
         (["a"], False, [["a"], []]),
         (["a"], True, [["a"], ["a"]]),

@@ -250,6 +250,10 @@ def plugin_alone() -> None:
     Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), **staged())
 
 
+def unknown_schedule() -> None:
+    Accelerator(cpu=True, **staged(schedule="1f2b")).prepare(eight_layers())
+
+
 REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
     "skip": (
         partial(forward_of, Skip(reversed_calls=False), "third"),
@@ -274,7 +278,7 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
         "'DualPipeV' was requested for 4 stages and 2 parts of a batch",
     ),
     "plugin": (plugin_alone, ConfigurationError, "Beside pp it shards along dp_shard"),
-    "schedule": (partial(one_step, 4, schedule="1f2b"), ConfigurationError, "'1f2b' was requested .* 1F1B"),
+    "schedule": (unknown_schedule, ConfigurationError, "'1f2b' was requested .* 1F1B"),
 }
 
 
