@@ -1,7 +1,9 @@
 """Objects are prepared in any order and number, once."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +70,10 @@ def test_preparing_twice_is_preparing_once_and_freed_memory_is_forgotten(acceler
     assert accelerator.free_memory(*once) == [None] * 4
     assert accelerator.step == 0
     assert [getattr(accelerator, name) for name in lists] == [[]] * 4
+    model = weakref.ref(once[0])
+    del once, again
+    gc.collect()
+    assert model() is None
 
 
 class Autocast(nn.Module):

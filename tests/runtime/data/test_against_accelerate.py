@@ -159,9 +159,8 @@ KINDS = ["plain", *SHUFFLED, "sampler of batches"]
 def cases(world_size: int) -> list[Case]:
     """The table: everything that both can read on so many processes."""
     splits = FLAGS if world_size == 2 else [False]  # a batch of two can't be cut in three
-    kinds = (
-        KINDS if world_size > 1 else KINDS[:-1]
-    )  # theirs gives nothing of a single sampler of batches where it isn't even
+    # on one process theirs reads nothing of a sampler of batches that is not even
+    kinds = KINDS if world_size > 1 else ["plain", *SHUFFLED]
     found = [Case(kind, *rest, dispatch=False) for kind, *rest in product(kinds, LENGTHS, [2], FLAGS, FLAGS, splits)]
     streams = product(["stream", "stream with a length", "stream, shuffled"], LENGTHS, [2], FLAGS, [True], splits)
     found += [Case(*stream, dispatch=False) for stream in streams]
