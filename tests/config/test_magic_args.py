@@ -1,7 +1,10 @@
 """The flags of `%%accelerate` are the settings, read as a person writes them."""
 
+import shlex
+
 import pytest
 
+from accelerate_nb.config import formats
 from accelerate_nb.config.magic_args import (
     CellOptions,
     LogsOptions,
@@ -20,6 +23,7 @@ from accelerate_nb.config.rank_lists import named
 from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, NotYetError
+from tests.config.test_formats import ALL
 
 
 def test_the_arguments_of_a_call_are_evaluated_with_the_names_around_it():
@@ -57,6 +61,9 @@ def test_what_is_requested_of_the_cell_is_distinguished_from_the_settings():
 def test_settings_of_a_session_are_flags_and_those_of_one_function_are_none():
     of_functions = {setting.name for setting in all_settings()} - {setting.name for setting in session_flags()}
     assert of_functions == {"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"}
+    for name in {flag.name for flag in session_flags()}:
+        words = formats.flags({name: ALL[name]})
+        assert read_cell_line(shlex.join(words)) == (CellOptions(), {name: ALL[name]})
     nodes = resolve(read_cell_line("--num-nodes 1:2 --hosts a,b")[1], {}).launching
     assert (nodes.min_nodes, nodes.num_nodes) == (1, 2)
     assert resolve(read_cell_line("-n 2 --gradient-accumulation-steps 3 --cpu")[1], {}).launching.num_processes == 2

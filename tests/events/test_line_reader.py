@@ -105,7 +105,7 @@ def test_a_very_long_line_is_cut_where_it_is_shown_and_kept_whole():
     assert text == "x" * LONGEST_SHOWN + " … (100,000 bytes)"
     # never inside a letter; bytes that are no text are shown as escapes
     assert "\\x" not in shown("ä".encode() * LONGEST_SHOWN + b"!") + shown(b"!" + "ä".encode() * LONGEST_SHOWN)
-    assert shown(b"a\xffb") == r"a\xffb"
+    assert shown("ä".encode() + b"\xffb") == r"ä\xffb"
 
 
 def test_a_progress_bar_is_given_each_time_it_moves_and_once_as_a_line():

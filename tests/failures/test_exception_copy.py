@@ -85,6 +85,7 @@ def test_an_exception_made_anew_is_the_same(error):
     # and after its way to another process
     (arrived,) = load(dump([error]))
     assert (type(arrived), arrived.args, str(arrived)) == (type(error), error.args, str(error))
+    assert exception_copy.exception_values(arrived) == exception_copy.exception_values(error)
 
 
 def test_what_c_keeps_is_held_too():

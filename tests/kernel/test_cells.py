@@ -121,6 +121,7 @@ def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
     assert two.value("[one.tolist() for one in weights]") == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
     error = two.run("%accelerate pull no_such_name").failure
     assert error.name == "NameError"
+    assert "no_such_name" in error.traceback
     assert "There are: " in error.traceback
     assert len(error.traceback.splitlines()) == 1
 

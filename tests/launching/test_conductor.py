@@ -273,7 +273,7 @@ NOT_HEALED = "a restart does not heal a"
         ([FailedAttempt("lost", seconds=301)] * 5, 9, (8.0, "")),
         *(
             ([FailedAttempt("", names)], 1, (0.5, ""))
-            for names in (("ConnectionResetError", "OSError"), ("SIGKILL",), ())
+            for names in (("ConnectionResetError", "OSError"), ("OutOfMemoryError",), ("SIGKILL",), ())
         ),
         # what a person ended, or was not to be restarted, needs no explanation
         ([FailedAttempt("", was_stopped=True)], 3, (None, "")),
@@ -295,6 +295,8 @@ def test_ranks_start_again_after_a_failure_that_may_heal(
     attempts: list[FailedAttempt], max_restarts: int, decision: tuple[float | None, str]
 ) -> None:
     assert decide(attempts, max_restarts, 0.5) == decision
+    # without a pause there is none that doubles
+    assert decide(attempts, max_restarts, 0.0) == (decision[0] and 0.0, decision[1])
 
 
 def test_the_error_of_a_run_that_is_given_up_lists_all_attempts() -> None:

@@ -161,10 +161,15 @@ def raises_at_once(_: str) -> None:
     raise ConnectionResetError
 
 
+USED_UP = r"max_restarts=1 is used up\." + "".join(
+    rf"\nattempt {number} \(.*s\): rank 0 stopped with ConnectionResetError: failure {number}" for number in (0, 1)
+)
+
+
 @pytest.mark.parametrize(
     ("function", "args", "max_restarts", "restarts", "reason"),
     [
-        (steps_then_fails, (), 1, 1, r"max_restarts=1 is used up\.\nattempt 0 .*: failure 0\nattempt 1 .*: failure 1"),
+        (steps_then_fails, (), 1, 1, USED_UP),
         (raises_at_once, (), 100, 4, "5 attempts in a row ended before their first optimizer step"),
         (
             steps_then_fails,
@@ -179,7 +184,8 @@ def test_a_run_that_is_given_up_reports_why_with_all_attempts(
     again: Any, function: Any, args: tuple[Any, ...], max_restarts: int, restarts: int, reason: str
 ) -> None:
     run = again(function, *args, num_processes=1, max_restarts=max_restarts)
-    with pytest.raises((ConnectionResetError, ModuleNotFoundError), match=f"It was not started again: {reason}"):
+    error = type(args[0]) if args else ConnectionResetError
+    with pytest.raises(error, match=f"It was not started again: {reason}"):
         run.wait()
     assert len(run.view.restarts) == restarts
 

@@ -98,7 +98,8 @@ NAMELESS = DRAWN.removeprefix("epoch 1: ")
 )
 def test_a_bar_is_shown_once(events, shown):
     paper = StatusPaper()
-    paper.feed(*events)
+    for event in events:
+        paper.feed(event)
     assert paper.open == shown
 
 

@@ -144,6 +144,10 @@ def test_a_cause_of_which_only_the_message_travels_names_what_was_left():
     assert (type(found), found.args) == (Holding, ("holding something",))
     assert found.__notes__[0] == "in shard 3"
     assert "cannot pickle '_thread.lock' object" in found.__notes__[1]
+    # where its arguments can't, its text does
+    found = arrived(ValueError("with", threading.Lock()))
+    assert type(found) is ValueError
+    assert str(found).startswith("('with', <unlocked _thread.lock")
 
 
 def test_a_cause_whose_class_is_not_found_on_arrival_leaves_the_rest_alone(monkeypatch):

@@ -1059,6 +1059,12 @@ def test_a_logarithmic_scale_leaves_out_what_has_no_logarithm(page: Any, show: A
     assert _ink(page, "bad") == 0
 
 
+def test_points_beside_a_gap_are_drawn_and_a_chart_without_a_number_is_hidden(page: Any, show: Any) -> None:
+    show([start(1)], metrics=[["split", 0, _points(3, "nan", 1)], ["void", 0, _points("nan")]])
+    assert _ink(page, "split") > 20
+    expect(_chart(page, "void").locator(".anb-plot")).to_be_hidden()
+
+
 def test_a_number_over_ranks_names_its_kind_and_is_of_one_step(page: Any, show: Any) -> None:
     show([start(2)])
     loss = [["loss", 0, [[0, 1.0], [1, 2.0], [2, 9.0]]], ["loss", 1, [[0, 2.0], [1, 4.0]]]]

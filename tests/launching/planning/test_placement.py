@@ -187,7 +187,8 @@ def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_awa
     ],
 )
 def test_the_reason_is_given(settings, devices, can_fork, why):
-    assert choose(LaunchingConfig(**settings), devices, can_fork).why == why
+    choice = choose(LaunchingConfig(**settings), devices, can_fork)
+    assert (choice.start, choice.why) == ("supervisor" if can_fork else "spawn", why)
 
 
 # Before a launch takes an accelerator that a detached run holds, it names the run.

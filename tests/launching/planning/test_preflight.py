@@ -79,6 +79,7 @@ def test_what_works_and_is_slow_is_advice(settings, devices, name, better, on_ot
     outlook = ready(settings, devices)
     assert outlook.possible
     assert [(objection.name, objection.grave) for objection in outlook.objections] == [(name, False)]
+    assert all(value in outlook.objections[0].text for value in better.values())
     assert not ready({**settings, **better}, on_others).objections
 
 

@@ -92,10 +92,12 @@ def test_a_missing_libaio_reports_what_to_install(tmp_path: Path, monkeypatch: p
     deepspeed(deepspeed_config=TO_A_DISK)
 
 
-def test_sequences_are_split_by_deepspeed_alone() -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_sequences_are_split_by_deepspeed_alone(strategy: str) -> None:
     two, config = Placement("supervisor", 2, True, ""), {"parallelism_config": {"sp_size": 2}}
-    with pytest.raises(LaunchError, match=r"{sp_size: 2} was requested with strategy='fsdp', but DeepSpeed alone"):
-        check_training(resolve({"strategy": "fsdp", **config}, {}), two)
+    message = f"{{sp_size: 2}} was requested with strategy='{strategy}', but DeepSpeed alone"
+    with pytest.raises(LaunchError, match=message):
+        check_training(resolve({"strategy": strategy, **config}, {}), two)
     # the code of a rank may have a plugin
     check_training(resolve(config, {}), two)
 
