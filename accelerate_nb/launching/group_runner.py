@@ -173,7 +173,6 @@ class GroupRunner:
         """Run the workers to their end; returns every rank's result, in the order of ranks."""
         self._run_context.wake = self._loop.wake
         with closing(self._loop), ExitStack() as agents:
-            agents.callback(self._close_files)
             for agent in self._agents:
                 agents.callback(agent.close)
             try:
@@ -185,6 +184,8 @@ class GroupRunner:
             finally:
                 self._run_context.wake = lambda: None
                 self._run_context.record.flush()
+                for descriptor in (*self._outcomes.values(), *self._replies.values()):
+                    os.close(descriptor)
 
     def stop(self, how: Stop) -> None:
         self.group.stop(how)
@@ -210,11 +211,7 @@ class GroupRunner:
         returned.update(self._run_context.returned_from_task())
         running = set(self._agent_of) - self.group.reported.keys() - returned
         with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
-            found = [
-                *threads.map(
-                    lambda agent: agent.snapshot([rank for rank in agent.ranks if rank in running]), self._agents
-                )
-            ]
+            found = list(threads.map(lambda agent: agent.snapshot(sorted(running & {*agent.ranks})), self._agents))
         return StackSnapshot(
             {rank: text for snapshot in found for rank, text in snapshot.replies.items()},
             {rank: entries for snapshot in found for rank, entries in snapshot.collectives.items()},
@@ -262,10 +259,6 @@ class GroupRunner:
         """End what waits for ranks that have returned: the task of a session, or the group."""
         if not self._run_context.end_task(snapshot):
             self.timed_out, self.group.is_deadlocked = snapshot, True
-
-    def _close_files(self) -> None:
-        for descriptor in (*self._outcomes.values(), *self._replies.values()):
-            os.close(descriptor)
 
     def _take(self, report: messages.Message, descriptors: Sequence[int] = ()) -> None:
         if isinstance(report, messages.RankOutput):

@@ -185,7 +185,11 @@ class Session:
     def start(cls, config: RunConfig) -> Session:
         """Start the workers, and return when they are ready; raises `LaunchError` or `WorkerError`."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        check_not_launched()
+        if already_launched(os.environ):
+            raise LaunchError(
+                f"A session was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
+                "started already. Use %%accelerate in a notebook of its own; a script has no cells to run one after the other."
+            )
         if config.launching.engine == "inline":
             raise LaunchError(
                 "engine='inline' was requested, but a session's workers are processes of their own. Leave engine out."
@@ -560,13 +564,3 @@ class Session:
             if not cell.over.is_set():
                 self.error = error
                 self.request_stop("kill")
-
-
-def check_not_launched() -> None:
-    """Raise a `LaunchError` in a process that a launcher started."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    if already_launched(os.environ):
-        raise LaunchError(
-            f"A session was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
-            "started already. Use %%accelerate in a notebook of its own; a script has no cells to run one after the other."
-        )

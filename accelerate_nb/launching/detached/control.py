@@ -22,7 +22,7 @@ from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import plain_name
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
+from accelerate_nb.launching.detached.saved_outcome import read_error, saved_result
 from accelerate_nb.launching.nodes.node_pool import step_command
 from accelerate_nb.launching.run import LaunchFacts, RunControl
 from accelerate_nb.launching.step_requests import checked_ranks
@@ -397,7 +397,7 @@ class RemoteConductor:
             return
         with suppress(OSError):
             self.main_rank = int((status_of(self.facts.folder) or {}).get("main_rank") or 0)
-            self._rank_results = read_results(self.facts.folder, self.view)
+            self._rank_results = tuple(saved_result(self.facts.folder, rank, self.view) for rank in self.view.ranks)
             self._error = self._what_ended_it()
 
     def _what_ended_it(self) -> BaseException | None:

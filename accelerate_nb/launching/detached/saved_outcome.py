@@ -83,11 +83,6 @@ def _save_result(folder: Path, rank: int, descriptor: int) -> bool:
     return True
 
 
-def read_results(folder: Path, view: RunState) -> tuple[RankResult, ...]:
-    """Each rank's result, as far as this process can unpickle it; of a rank that left none, its failure."""
-    return tuple(_result(folder, rank, view) for rank in view.ranks)
-
-
 def read_error(folder: Path, rank_results: Sequence[RankResult], view: RunState) -> BaseException | None:
     """The exception of the run's end, of the class that the worker raised where that can be found here."""
     try:
@@ -118,7 +113,8 @@ def read_error(folder: Path, rank_results: Sequence[RankResult], view: RunState)
     return error
 
 
-def _result(folder: Path, rank: int, view: RunState) -> RankResult:
+def saved_result(folder: Path, rank: int, view: RunState) -> RankResult:
+    """A rank's result, as far as this process can unpickle it; of one that left none, its failure."""
     failure = view.rank(rank).failure
     try:
         descriptor = os.open(folder / f"rank_{rank}.result", os.O_RDONLY)

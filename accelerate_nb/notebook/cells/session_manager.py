@@ -11,7 +11,7 @@ from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.run import Run
-from accelerate_nb.launching.session import Session, check_not_launched
+from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.display.text_output import print_message
@@ -84,7 +84,6 @@ class NotebookSession:
         return True
 
     def _start(self, settings: dict[str, Any], why: str) -> Session:
-        check_not_launched()
         if why:
             print_message(why)
         self.stop()

@@ -19,7 +19,7 @@ from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch
 from accelerate_nb.events.event_types import HostSample, NodeRanks
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.detached.control import ControlServer, apply_live, connect, live_events
-from accelerate_nb.launching.detached.saved_outcome import read_results
+from accelerate_nb.launching.detached.saved_outcome import saved_result
 from accelerate_nb.transport.memory_file import write_entries
 from tests.launching.detached.trainings import (
     SETTINGS,
@@ -126,7 +126,7 @@ def test_a_value_of_a_class_of_the_callers_comes_back(folder):
 def test_a_result_that_an_earlier_version_wrote_is_left_out_with_the_reason(tmp_path):
     with (tmp_path / "rank_0.result").open("wb") as file:
         write_entries(file.fileno(), [b"caccelerate_nb.transport.outcome\nReturned\n."])
-    (found,) = read_results(tmp_path, RunState(1))
+    found = saved_result(tmp_path, 0, RunState(1))
     assert (found.value, found.failure) == (None, None)
     assert "earlier version" in found.left_out
 
