@@ -110,20 +110,21 @@ def test_much_output_does_not_wait() -> None:
         assert [report.number for report in received.message.reports] == [0, 1, 2]  # type: ignore[attr-defined]
 
 
-def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
+def test_reports_about_another_agent_s_ranks_and_what_is_no_report_are_refused() -> None:
     near, far = socket.socketpair()
     reports: list[messages.Message] = []
     with closing(AgentLoop()) as loop, closing(Channel(near)) as channel, closing(Channel(far)) as node:
         agent = RemoteAgent(channel, loop, lambda report, _: reports.append(report))
         spec = WorkerSpec(RankInfo(0, 1, 0, 1, NetworkAddress("", 0), "run"), current_environment({}, None))
         agent.start(messages.StartWorkers((spec,)), ())
-        strange = (messages.RankOutput(7, 0, b"", ()), state(1))
-        node.send(messages.RankReports(strange))
+        node.send(messages.RankExited(7, 0, 0, 1.0))
+        node.send(messages.KillGroup())
+        node.send(messages.RankReports((messages.RankOutput(7, 0, b"", ()), state(1))))
         node.shutdown()
         assert agent._closed.wait(30)
         agent.tick(0.0, 0.0)
         assert reports[0] == state(1)
-        assert channel.refused == 1
+        assert channel.refused == 3
         agent.close()
 
 

@@ -19,8 +19,6 @@ from accelerate_nb.events.event_types import LogLine
 from accelerate_nb.events.line_reader import LineAssembler
 from accelerate_nb.launching.node_agent import node_logs
 from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, OutputPart, RankLog
-from accelerate_nb.launching.nodes import node_pool, run_nodes
-from accelerate_nb.launching.nodes.node_pool import LocalNodes
 from tests.nodes.trainings import TWO_NODES
 from tests.waiting import until
 
@@ -181,12 +179,6 @@ def test_old_folders_of_logs_are_removed_and_those_in_use_are_not(tmp_path: Path
 # ---------------------------------------------------------------------------------------------------- agents of "machines"
 
 
-class FarNodes(LocalNodes):
-    """Agents on this machine whose launching process takes them for those of others."""
-
-    inherits_environment = True
-
-
 def whole_text() -> str:
     return "".join(line_of(number).decode() for number in range(LINES)) + "the burst is over\n"
 
@@ -205,20 +197,14 @@ def bursts_and_fails() -> None:
         raise KeyError("of this rank")
 
 
-@pytest.fixture(scope="module")
-def nodes_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache of the "machines", whose agents stay for the tests that follow."""
-    cache = tmp_path_factory.mktemp("cache of the nodes")
-    node_pool.close_nodes()
-    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes.node_pool, "LocalNodes", FarNodes):
-        # agents have it from here
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        yield cache
-        node_pool.close_nodes()
+@pytest.fixture
+def logs(far_nodes: object) -> Path:
+    """The parent of the folders in which the "machines" keep the logs of runs."""
+    return Path(os.environ["XDG_CACHE_HOME"], "accelerate_nb_runs", "nodes")
 
 
 @pytest.fixture
-def start(nodes_cache: Path, tmp_path: Path) -> Callable[..., Run]:
+def start(logs: Path, tmp_path: Path) -> Callable[..., Run]:
     """Launches a function on two "machines"."""
     settings = {**TWO_NODES, "engine": "local", "config_file": "", "folder": str(tmp_path)}
     return lambda function, *args: launch(function, args, **settings)
@@ -230,7 +216,7 @@ def most_sent(run: Run) -> float:
 
 
 def test_the_whole_log_stays_on_its_node_and_a_line_names_the_node_and_the_file(
-    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path
+    start: Callable[..., Run], logs: Path, tmp_path: Path
 ) -> None:
     goes_on = tmp_path / "goes on"
     goes_on.touch()
@@ -242,7 +228,7 @@ def test_the_whole_log_stays_on_its_node_and_a_line_names_the_node_and_the_file(
         _, node, path, number = GAP.findall(bounded)[0]
         assert (node, number) == (f"node {rank}", str(rank))
         assert Path(path).read_text() == whole_text()
-        assert Path(path).is_relative_to(nodes_cache / "accelerate_nb_runs" / "nodes")
+        assert Path(path).is_relative_to(logs)
     goes_on.unlink()
     run.wait(60)
 
@@ -269,7 +255,7 @@ def steps(end: str) -> None:
 
 
 def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known(
-    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Run], logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = tmp_path / "end"
     run = start(steps, str(end))
@@ -281,7 +267,7 @@ def test_a_trace_that_a_rank_wrote_on_its_node_stays_there_and_its_path_is_known
     )
     run.profile(steps=2, ranks=[1])
     until(lambda: run.view.rank(1).profile is not None)
-    trace = nodes_cache / "accelerate_nb_runs" / "nodes" / run.folder.name / "profile_1_rank_1.json.gz"
+    trace = logs / run.folder.name / "profile_1_rank_1.json.gz"
     assert run.view.rank(1).profile.trace == str(trace)
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     end.touch()

@@ -1,6 +1,7 @@
 """Agents that no run uses stay through an interrupt, and are ended together."""
 
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -9,10 +10,12 @@ from typing import NoReturn
 
 import pytest
 
+from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.agent_process import AgentServer
 from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.nodes.node_pool import NodeConnection, PlacedAgent
 from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import VERSION
 
 # Ends once the connections of all agents have ended.
 _AGENT = "import os, sys; print(flush=True); [os.read(int(number), 1) for number in sys.argv[1:]]"
@@ -56,6 +59,19 @@ def test_no_agent_waits_for_the_end_of_another_one() -> None:
     node_pool.close_nodes()
     # one that had to wait for the end of another was killed
     assert [process.returncode for process in processes] == [0, 0, 0]
+
+
+def test_an_agent_of_another_version_is_refused_with_both_versions() -> None:
+    near, far = socket.socketpair()
+    with far:
+        # a stand-in: there is no other version of this package to install here
+        far.sendall(struct.pack("<4sHHI", b"\x93ANB", VERSION + 1, 0, 2) + b"{}")
+        connection = NodeConnection(Placed((("a", PlacedAgent(Channel(near))),)), "a")
+        with pytest.raises(
+            LaunchError, match=rf"version {VERSION + 1}.*{VERSION} .*: another release of accelerate_nb"
+        ):
+            connection.open()
+        connection.close()
 
 
 @pytest.mark.timeout(40)
