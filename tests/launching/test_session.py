@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import closing
 
 import psutil
 import pytest
@@ -28,22 +29,24 @@ def start(tmp_path, **settings):
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     """One session for all tests that leave it as they found it, which each of them promises by `works`."""
-    kept = start(tmp_path_factory.mktemp("runs"))
-    yield kept
-    kept.close()
+    with closing(start(tmp_path_factory.mktemp("runs"))) as kept:
+        yield kept
 
 
 @pytest.fixture
 def fresh_session(tmp_path):
     """A session that a test may end."""
-    kept = start(tmp_path)
-    yield kept
-    kept.close()
+    with closing(start(tmp_path)) as kept:
+        yield kept
+
+
+def shown(session, text, **settings):
+    """The text of each rank's result."""
+    return [end.result["text/plain"] for end in session.run(text, **settings).wait()]
 
 
 def works(session):
-    ends = session.run(TOGETHER).wait()
-    assert [end.result["text/plain"] for end in ends] == ["[3.0, 3.0]"] * 2
+    assert shown(session, TOGETHER) == ["[3.0, 3.0]"] * 2
 
 
 def lines(cell):
@@ -51,7 +54,7 @@ def lines(cell):
 
 
 def pids(session):
-    return [int(end.result["text/plain"]) for end in session.run("import os\nos.getpid()").wait()]
+    return [int(text) for text in shown(session, "import os\nos.getpid()")]
 
 
 def error_of(cell):
@@ -60,8 +63,7 @@ def error_of(cell):
 
 
 def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
-    session = start(tmp_path, hang_warning_after=0.5)
-    try:
+    with closing(start(tmp_path, hang_warning_after=0.5)) as session:
         # a session that has nothing to do is no silence
         time.sleep(1.5)
         assert not session.view.idle_warning
@@ -82,8 +84,6 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
         assert "rank 0 waits in gather" in str(error)
         assert "rank 1 has returned already" in str(error)
         works(session)
-    finally:
-        session.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- cells
@@ -91,8 +91,7 @@ def test_the_ranks_of_a_silent_cell_are_located(tmp_path):
 
 def test_variables_stay_from_cell_to_cell_and_some_are_there_from_the_start(session):
     session.run("kept = type(accelerator).__name__, rank, world_size, str(device)").wait()
-    found = [end.result["text/plain"] for end in session.run("kept").wait()]
-    assert found == [f"('Accelerator', {rank}, 2, 'cpu')" for rank in (0, 1)]
+    assert shown(session, "kept") == [f"('Accelerator', {rank}, 2, 'cpu')" for rank in (0, 1)]
 
 
 def test_a_session_that_goes_on_takes_another_name(session):
@@ -119,19 +118,15 @@ def test_a_cell_on_some_ranks_leaves_the_others_alone(session):
 
 
 def test_cells_have_magics_await_shells_and_results(session):
-    (end,) = session.run(
-        "import asyncio\nawait asyncio.sleep(0)\nx = %timeit -n1 -r1 -o -q 1\nx.repeat", ranks=[0]
-    ).wait()
-    assert end.result["text/plain"] == "1"
+    repeats = "import asyncio\nawait asyncio.sleep(0)\nx = %timeit -n1 -r1 -o -q 1\nx.repeat"
+    assert shown(session, repeats, ranks=[0]) == ["1"]
     cell = session.run("!echo from the shell", ranks=[0])
     cell.wait()
     assert lines(cell) == [(0, "from the shell")]
     session.run("before = %pwd\n%cd -q /\n%matplotlib inline", ranks=[0]).wait()
-    (end,) = session.run("import os\nhere = os.getcwd()\nos.chdir(before)\nhere", ranks=[0]).wait()
-    assert end.result["text/plain"] == "'/'"
+    assert shown(session, "import os\nhere = os.getcwd()\nos.chdir(before)\nhere", ranks=[0]) == ["'/'"]
     session.run("40 + 2", number=5).wait()
-    (end, _) = session.run("_ + Out[5]").wait()
-    assert end.result["text/plain"] == "84"
+    assert shown(session, "_ + Out[5]") == ["84", "84"]
 
 
 def test_displays_and_figures_arrive_and_one_with_an_id_is_replaced(session):
@@ -181,8 +176,7 @@ def test_ranks_without_a_cell_are_not_queried_where_they_are(session):
 def test_steps_are_counted_anew_in_each_cell(session):
     imports = "from accelerate_nb.rank.step_hold import current_step_hold\n"
     session.run(f"{imports}current_step_hold().steps = 5").wait()
-    found = [end.result["text/plain"] for end in session.run(f"{imports}current_step_hold().steps").wait()]
-    assert found == ["0", "0"]
+    assert shown(session, f"{imports}current_step_hold().steps") == ["0", "0"]
 
 
 def test_what_is_written_while_nothing_runs_arrives(session):
@@ -192,12 +186,11 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
-    (agent,), pause = session.conductor._worker_group._agents, threading.Event()
-    while agent._pipes.fileno() not in agent._loop._selector.get_map():
-        pause.wait(0.01)  # until the pipes are watched, and not looked into
+    (agent,) = session.conductor._worker_group._agents
+    # the pipes are watched, and not looked into
+    until(lambda: agent._pipes.fileno() in agent._loop._selector.get_map())
     session.run("write_now.set()", ranks=[0]).wait()
-    while "late" not in [entry.text for entry in session.view.since(cursor).items]:
-        pause.wait(0.01)
+    until(lambda: "late" in [entry.text for entry in session.view.since(cursor).items])
 
 
 def test_an_error_and_its_cause_name_the_cell_and_its_line(session):
@@ -334,19 +327,16 @@ def test_an_interrupt_ends_the_cell_and_not_the_session(session, how):
     session.run(PREPARED).wait()
     before = pids(session)
     cell = session.run(f"print('there')\nif rank == 0:\n    {WAITS[how].replace(chr(10), chr(10) + '    ')}")
-    reached(cell, 0)
+    reached(cell)
     cell.interrupt()
     assert isinstance(error_of(cell), KeyboardInterrupt)
     works(session)
     assert pids(session) == before
 
 
-def reached(cell, rank):
-    """Wait until a rank of the cell has written its first line."""
-    pause = threading.Event()
-    while (rank, "there") not in lines(cell):
-        assert not cell.done
-        pause.wait(0.01)
+def reached(cell):
+    """Wait until rank 0 of the cell has written its first line."""
+    until(lambda: (0, "there") in lines(cell), cell)
 
 
 def test_training_goes_on_with_right_gradients_after_groups_were_renewed(session):
@@ -369,18 +359,14 @@ def test_a_collective_that_some_ranks_never_began_spoils_nothing_later(session):
     works(session)
 
 
-def test_a_group_of_the_persons_own_that_a_renewal_ended_is_reported(session):
+def test_groups_of_the_persons_own_outlive_an_error_on_all_ranks_and_are_missed_after_a_renewal(session):
     session.run("import torch, torch.distributed as dist\nmine = dist.new_group([0, 1])").wait()
+    error_of(session.run("1 / 0"))
+    session.run("dist.all_reduce(torch.ones(1), group=mine)").wait()
     error_of(session.run("if rank == 1: raise LookupError\ndist.barrier()"))
     error = error_of(session.run("dist.all_reduce(torch.ones(1), group=mine)"))
     assert "your own groups (new_group, device meshes) are gone" in str(error)
     works(session)
-
-
-def test_an_error_on_all_ranks_keeps_groups_of_the_persons_own(session):
-    session.run("import torch.distributed as dist\ngroup = dist.new_group([0, 1])").wait()
-    error_of(session.run("1 / 0"))
-    session.run("import torch\ndist.all_reduce(torch.ones(1), group=group)").wait()
 
 
 HOLDS = """
@@ -402,8 +388,7 @@ def fails_after_that():
 def test_what_a_failed_cell_held_is_free_when_the_next_begins(session, call):
     session.run(HOLDS).wait()
     assert error_of(session.run(call)) is not None
-    ends = session.run("(len(held), held[0]() is None)").wait()
-    assert [end.result["text/plain"] for end in ends] == ["(1, True)"] * 2
+    assert shown(session, "(len(held), held[0]() is None)") == ["(1, True)"] * 2
     works(session)
 
 
@@ -437,7 +422,7 @@ def test_a_rank_that_follows_no_interrupt_ends_the_session(fresh_session):
     cell = fresh_session.run(
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nwhile True: time.sleep(1)"
     )
-    reached(cell, 0)
+    reached(cell)
     cell.interrupt()
     error = error_of(cell)
     assert isinstance(error, HangError)
@@ -451,7 +436,7 @@ def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
             raise KeyboardInterrupt
 
     cell = session.run("print('there')\nwhile True: pass", front_end=Pressed())
-    reached(cell, 0)
+    reached(cell)
     with pytest.raises(KeyboardInterrupt, match="the session goes on"):
         cell.wait()
     works(session)
@@ -513,8 +498,8 @@ def batches(how):
 
 @pytest.mark.parametrize("how", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow), "fork"])
 def test_pools_and_loader_workers_of_any_start_method_find_what_a_cell_defines(session, how):
-    ends = session.run(f"{POOL}{LOADER}\nsquares({how!r}), batches({how!r})").wait()
-    assert [end.result["text/plain"] for end in ends] == ["([4, 9, 5], [[3.5, 2.5], [1.5, 0.5]])"] * 2
+    found = shown(session, f"{POOL}{LOADER}\nsquares({how!r}), batches({how!r})")
+    assert found == ["([4, 9, 5], [[3.5, 2.5], [1.5, 0.5]])"] * 2
 
 
 def test_what_a_cell_s_function_captures_and_a_new_process_can_t_get_is_named(session):

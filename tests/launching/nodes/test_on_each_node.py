@@ -42,6 +42,14 @@ def launched(
     return sorted(runs, key=lambda run: run.main_rank)
 
 
+def begun(function: Callable[..., Any], **settings: Any) -> list[Run]:
+    """The same, where a rank of each node has written a line."""
+    runs = launched(function, **settings)
+    for run in runs:
+        until_lines(run, 1)
+    return runs
+
+
 def place() -> tuple[str, ...]:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
     print("rank", os.environ["RANK"])
@@ -74,33 +82,21 @@ def fails_once() -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
-def steps_until_stopped() -> int:
+def steps() -> tuple[int, float]:
+    """Steps until a stop is requested, or the knob was changed to 0.5: their number, and the knob's value."""
     import torch
 
     accelerator = Accelerator()
     model, steps = torch.nn.Linear(1, 1), 0
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    while not accelerator.stop_requested:
+    knob = accelerator.knob("lr", 0.1, min=0.01, max=1.0)
+    while knob.value != 0.5 and not accelerator.stop_requested:
         if not steps:
             print("begins", flush=True)
         accelerator.backward(model(torch.ones(1, 1)).sum())
         optimizer.step()
         steps += 1
-    return steps
-
-
-def steps_until_knob() -> float:
-    import torch
-
-    accelerator = Accelerator()
-    model = torch.nn.Linear(1, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    knob = accelerator.knob("lr", 0.1, min=0.01, max=1.0)
-    print("begins", flush=True)
-    while knob.value != 0.5:
-        accelerator.backward(model(torch.ones(1, 1)).sum())
-        optimizer.step()
-    return knob.value
+    return steps, knob.value
 
 
 def nodes_of(run: Run) -> Any:
@@ -145,9 +141,7 @@ def test_an_exception_has_its_class_on_its_node_and_its_name_on_the_other(tmp_pa
 
 
 def test_a_worker_that_is_killed_ends_the_ranks_of_the_other_node(tmp_path: Path) -> None:
-    host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 1)
-    until_lines(other, 1)
+    host, other = begun(waits, folder=tmp_path)
     workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank, run in enumerate((host, other))]
     workers[0].kill()
     for run in (host, other):
@@ -167,9 +161,7 @@ def test_nodes_that_are_left_go_on_and_one_that_has_come_takes_part_from_the_nex
     settings = {"num_nodes": "2:3", "rdzv_backend": "c10d", "max_restarts": 3, "restart_delay": 0.01}
     settings |= {"use_port": free_port()}
     function = waits_until_three
-    host, lost, other = launched(function, folder=tmp_path, nodes=3, **settings)
-    for run in (host, lost, other):
-        until_lines(run, 1)
+    host, lost, other = begun(function, folder=tmp_path, nodes=3, **settings)
     # the cable is out
     nodes_of(lost)._exchange._socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(LaunchError, match=r"node 0 on \S+ was lost: its connection has ended"):
@@ -181,8 +173,7 @@ def test_nodes_that_are_left_go_on_and_one_that_has_come_takes_part_from_the_nex
         launch(place, **{**comes, "rdzv_id": "other"})
     with ThreadPoolExecutor(1) as threads:
         late = threads.submit(launch, function, **comes)
-        while not nodes_of(host)._waiting:
-            time.sleep(0.01)
+        until(lambda: nodes_of(host)._waiting)
         psutil.Process(int(host.view.rank(0).detail)).kill()
         # it has the place of the lost one, whatever that was called
         assert host.wait(40) == [("0", "0", "3"), None, None]
@@ -196,30 +187,26 @@ def test_nodes_that_are_left_go_on_and_one_that_has_come_takes_part_from_the_nex
 
 
 def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None:
-    host, other = launched(steps_until_stopped, folder=tmp_path, results="main")
-    until_lines(host, 1)
-    until_lines(other, 1)
+    host, other = begun(steps, folder=tmp_path, results="main")
     other.stop(30)
     host.wait_until_over(30)
     assert host.view.state == other.view.state == "stopped"
-    assert host.wait() == other.wait() > 0
+    assert host.wait() == other.wait()
+    assert host.wait()[0] > 0
 
 
 def test_each_node_profiles_ranks_and_changes_knobs_of_all_nodes(tmp_path: Path) -> None:
-    host, other = launched(steps_until_knob, folder=tmp_path, results="main")
-    until_lines(host, 1)
-    until_lines(other, 1)
+    host, other = begun(steps, folder=tmp_path, results="main")
     until(lambda: host.view.rank(1).state == "running", host)
     host.profile(steps=2)
     until(lambda: all(run.view.rank(rank).profile for run in (host, other) for rank in range(2)), host)
     other.set_knob("lr", 0.5)
-    assert host.wait(40) == other.wait(40) == 0.5
+    assert host.wait(40)[1] == other.wait(40)[1] == 0.5
     assert (other.folder / "profile_1_rank_1.json.gz").exists()
 
 
 def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
-    host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 1)
+    host, other = begun(waits, folder=tmp_path)
     other.request_stop("interrupt")
     for run in (host, other):
         with pytest.raises(StoppedError, match="as requested"):
@@ -227,8 +214,7 @@ def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_node_s_own_process_ends_the_run_for_all(tmp_path: Path) -> None:
-    host, other = launched(waits, folder=tmp_path)
-    until_lines(host, 1)
+    host, other = begun(waits, folder=tmp_path)
 
     def fails(_: object) -> None:
         raise KeyError("within")
@@ -249,15 +235,18 @@ def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
         assert "time.sleep(600)" in str(caught.value)
 
 
-def test_nodes_that_do_not_come_are_reported_with_the_endpoint(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"after 0.5 s only 1 had come to 127\.0\.0\.1") as caught:
-        launch(place, **LAUNCH, use_port=free_port(), rdzv_conf={"join_timeout": 0.5}, folder=str(tmp_path))
-    assert "node 1 did not" in str(caught.value)
-    assert "pass master_addr" in str(caught.value)
+def test_nodes_that_do_not_come_are_reported_with_the_endpoint_and_leave_no_run_behind(tmp_path: Path) -> None:
+    settings = {**LAUNCH, "use_port": free_port(), "folder": str(tmp_path)}
+    for more in ({"rdzv_conf": {"join_timeout": 0.5}}, {"rdzv_conf": {"timeout": 0.5}, "node_rank": 0, "detach": True}):
+        with pytest.raises(LaunchError, match=r"after 0\.5 s only 1 had come to 127\.0\.0\.1") as caught:
+            launch(place, **settings, **more)
+        assert "node 1 did not" in str(caught.value)
+        assert "pass master_addr" in str(caught.value)
+        assert not [*tmp_path.iterdir()]
     with pytest.raises(
         LaunchError, match=r"after 0.5 s there was no run for this node at 127\.0\.0\.1:\d+: Connection refused"
     ):
-        launch(place, **LAUNCH, node_rank=1, use_port=free_port(), rdzv_conf={"timeout": 0.5}, folder=str(tmp_path))
+        launch(place, **settings, node_rank=1, rdzv_conf={"timeout": 0.5})
 
 
 @pytest.mark.parametrize("node_rank", [0, 1])
@@ -271,7 +260,7 @@ def test_an_endpoint_whose_name_no_host_has_is_no_wait(
 
 
 def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
-    host, other = launched(steps_until_stopped, folder=tmp_path, detach=True, results="main")
+    host, other = launched(steps, folder=tmp_path, detach=True, results="main")
     try:
         until_lines(host, 1)
         # another process of each machine can attach to it
@@ -279,22 +268,9 @@ def test_a_run_outlives_the_notebooks_of_its_nodes(tmp_path: Path) -> None:
         until(lambda: [node.first for node in again.view.nodes] == [0, 1], again)
         again.request_stop("finish")
         # each has the value of its own first rank
-        assert host.wait(40) == other.wait(40) == again.wait(40) > 0
+        assert host.wait(40) == other.wait(40) == again.wait(40)
+        assert host.wait()[0] > 0
     finally:
         host.request_stop("kill")
     place_host, place_other = launched(place, folder=tmp_path, detach=True)
     assert [run.wait(40)[rank][0] for rank, run in enumerate((place_host, place_other))] == ["0", "1"]
-
-
-def test_a_node_whose_others_do_not_come_leaves_no_run_behind(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"after 0\.5 s only 1 had come"):
-        launch(
-            place,
-            **LAUNCH,
-            node_rank=0,
-            use_port=free_port(),
-            rdzv_conf={"timeout": 0.5},
-            folder=str(tmp_path),
-            detach=True,
-        )
-    assert not [*tmp_path.iterdir()]
