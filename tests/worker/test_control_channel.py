@@ -8,6 +8,7 @@ from accelerate_nb import launch
 from accelerate_nb.failures.stack_dumps import SIGNAL
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import CollectivesReply, QueryCollectives
+from tests.waiting import until
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
@@ -19,9 +20,7 @@ def waits_for(path):
 
 
 def until_it_runs(run):
-    while run.view.rank(0).state != "running":
-        assert not run.done
-        threading.Event().wait(0.01)
+    until(lambda: run.view.rank(0).state == "running", run)
     return int(run.view.rank(0).detail)
 
 

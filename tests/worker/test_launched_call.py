@@ -3,19 +3,16 @@
 import json
 import os
 import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accelerate_nb import launch, notebook_launcher
 from accelerate_nb.errors import ConfigurationError
+from tests.processes import TORCHRUN, python
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
 import json, os, sys, warnings
@@ -235,10 +232,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complet
     folder = tmp_path_factory.mktemp("script")
     file = folder / "script.py"
     file.write_text(HEAD + CALLS + RUNS + BEFORE + LAST)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
-    command = [*torchrun, str(file), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, cwd=ROOT, check=False)
+    environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
+    done = python(*TORCHRUN, file, folder, **environment)
     files = [folder / f"{rank}.json" for rank in (0, 1)]
     assert all(item.exists() for item in files), done.stderr
     return done, [json.loads(item.read_text()) for item in files]

@@ -88,10 +88,10 @@ def trains(folder):
         def forward(self, x, labels=None):
             return {"loss": ((self.weight * x - labels) ** 2).mean(), "logits": self.weight * x}
 
-    rows = [{"x": torch.ones(1), "labels": torch.zeros(1)}] * 4
+    rows = [{"x": torch.ones(1), "labels": torch.zeros(1)}] * 16
     arguments = TrainingArguments(
-        folder, num_train_epochs=1, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_strategy="no",
-        eval_strategy="epoch", report_to=["tensorboard"],
+        folder, max_steps=4, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_strategy="no",
+        eval_strategy="steps", eval_steps=2, report_to=["tensorboard"],
     )  # fmt: skip
     os.environ["TENSORBOARD_LOGGING_DIR"] = f"{folder}/logs"
     Trainer(Model(), arguments, train_dataset=rows, eval_dataset=rows).train()
@@ -101,9 +101,9 @@ def trains(folder):
 def test_what_trainer_logs_are_metrics_once(tmp_path):
     found = metrics_of(trains, str(tmp_path))
     # TensorBoard gets the same names, from within
-    assert [step for step, _ in found["train/loss"]] == [1, 2]
-    assert [step for step, _ in found["eval/loss"]] == [2]
-    assert [value for _, value in found["epoch"]][:2] == [0.5, 1.0]
+    assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4]
+    assert [step for step, _ in found["eval/loss"]] == [2, 4]
+    assert [value for _, value in found["epoch"]][:2] == [0.125, 0.25]
     assert {"train/grad_norm", "train/learning_rate", "train/train_runtime", "eval/runtime"} <= found.keys()
     assert {name for name in found if "/" not in name} == {"epoch"}
 

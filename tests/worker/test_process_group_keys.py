@@ -1,6 +1,7 @@
 """A default process group can be made again and again, by whatever library, wherever this package started the ranks."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,9 @@ def again_and_again(times: int, *ways: Callable[[], float]) -> list[float]:
 @pytest.fixture
 def session(tmp_path):
     """A session without a group."""
-    kept = Session.start(resolve({**TWO, "folder": str(tmp_path)}, {}))
-    kept.run("import torch.distributed as dist\naccelerator.end_training()").wait()
-    yield kept
-    kept.close()
+    with closing(Session.start(resolve({**TWO, "folder": str(tmp_path)}, {}))) as kept:
+        kept.run("import torch.distributed as dist\naccelerator.end_training()").wait()
+        yield kept
 
 
 def test_groups_are_made_again_and_again_in_a_launched_function():

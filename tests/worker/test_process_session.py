@@ -34,6 +34,11 @@ def family():
     leader.stdout.close()
 
 
+def is_gone(process):
+    psutil.wait_procs([process], timeout=10)
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_session_s_members_are_found_and_no_others(family):
     leader, child = family
     assert sorted(members(leader.pid)) == sorted([leader.pid, child.pid])
@@ -44,8 +49,7 @@ def test_killing_a_session_leaves_none_of_it_and_again_is_no_error(family):
     leader, child = family
     kill_sessions(leader.pid)
     assert leader.wait(10) == -signal.SIGKILL
-    psutil.wait_procs([child], timeout=10)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(child)
     kill_sessions(leader.pid)
 
 
@@ -55,5 +59,4 @@ def test_what_a_dead_leader_left_behind_is_killed(family):
     leader.wait()
     assert members(leader.pid) == [child.pid]
     kill_sessions(leader.pid)
-    psutil.wait_procs([child], timeout=10)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(child)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from accelerate_nb.worker.program import (
     StandardInput,
     standard_input,
 )
+from tests.processes import python
 
 # Tells of everything in which one way to run a program could differ from another.
 FACTS = """
@@ -96,21 +97,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def by_python(folder: Path, *words: str) -> tuple[dict, str]:
-    """What a program tells where Python itself runs it, and what it writes."""
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=60)
-    return json.loads((folder / "told_0").read_text()), done.stdout
-
-
-def path_behind(words: list[str]) -> tuple[str, ...]:
-    """`sys.path` of a Python that runs something else, without its own entry."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    return tuple(json.loads(done.stdout))
-
-
 def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tuple[dict, str]:
     """What a program tells where workers run it, and what rank 0 writes."""
     config = resolve(
@@ -135,8 +121,11 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
 )
 def test_a_program_finds_what_python_would_give_it(folder, what, words):
     arguments = ["--lr", "3", "--", "-x"]
-    in_python, _ = by_python(folder, *words, *arguments)
-    in_worker, written = by_workers(folder, Program(what(folder), tuple(arguments), path=path_behind(words)))
+    python(*words, *arguments, limit=60, check=True)
+    in_python = json.loads((folder / "told_0").read_text())
+    # without the entry of what Python runs
+    path = json.loads(python("-c", "import json, sys; print(json.dumps(sys.path[1:]))", limit=60, check=True).stdout)
+    in_worker, written = by_workers(folder, Program(what(folder), tuple(arguments), path=tuple(path)))
     assert in_worker == in_python
     # what Python does when a program's last line has run is done, too
     assert sorted(written.splitlines()) == ["at exit", "from a pool", "from a thread"]
@@ -196,7 +185,7 @@ def test_a_closed_standard_input_is_none():
         "from accelerate_nb.worker.program import standard_input\n"
         "assert standard_input() is None"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert python("-c", code, limit=60).returncode == 0
     found = standard_input()
     if found is not None:
         found.close()
@@ -207,10 +196,7 @@ def test_a_closed_standard_input_is_none():
 )
 def test_an_executable_ends_its_worker_as_it_ended(folder, ends, message):
     program = Program(Executable("/bin/sh"), ("-c", f"echo rank $RANK of $WORLD_SIZE; {ends}"))
-    if message:
-        with pytest.raises(WorkerError, match=message):
-            by_workers(folder, program)
-    else:
+    with pytest.raises(WorkerError, match=message) if message else nullcontext():
         assert by_workers(folder, program)[1] == "rank 0 of 1\n"
 
 

@@ -1,7 +1,6 @@
 """Whatever tqdm a function uses, its bars are the rank's bars."""
 
 import multiprocessing
-import subprocess
 import sys
 import time
 from contextlib import redirect_stderr
@@ -16,8 +15,8 @@ from tqdm import tqdm, trange
 from accelerate_nb import launch
 from accelerate_nb.events.event_types import Progress
 from accelerate_nb.rank.event_sink import connect, outlet
-
-SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+from tests.processes import python
+from tests.worker.test_logging_hooks import SETTINGS, trains
 
 
 def listening(loop, *arguments):
@@ -130,11 +129,9 @@ def test_tqdm_is_not_loaded_for_its_bars_and_is_reported_when_somebody_does():
     import inspect
     inspect.getsource(tqdm)
     """
-    done_process = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "rank=3, label='late', done=0, total=5" in done_process.stdout
-    assert "closed=True" in done_process.stdout
+    printed = python("-c", dedent(code), limit=60, check=True).stdout
+    assert "rank=3, label='late', done=0, total=5" in printed
+    assert "closed=True" in printed
 
 
 def nested():
@@ -330,27 +327,6 @@ def test_bars_of_a_rank_s_own_processes_are_text():
     run.wait(60)
     assert run.view.rank(0).progress == {}
     assert "child" in run.logs(0)
-
-
-def trains(folder):
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def forward(self, x, labels=None):
-            loss = self.layer(x).square().mean()
-            return {"loss": loss, "logits": x}
-
-    data = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 16
-    arguments = TrainingArguments(
-        output_dir=folder, max_steps=4, eval_strategy="steps", eval_steps=2, per_device_train_batch_size=2,
-        report_to=[], save_strategy="no", use_cpu=True,
-    )  # fmt: skip
-    Trainer(Model(), arguments, train_dataset=data, eval_dataset=data).train()
 
 
 @pytest.mark.slow
