@@ -16,6 +16,7 @@ from accelerate_nb.config.run_config import resolve
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.session import Session
 from tests.launching.cold import Cold
+from tests.waiting import until
 
 TWO = {"num_processes": 2, "cpu": True}
 # Far less than the processes would take, which is for ever, and than the grace that ranks have which do something.
@@ -34,13 +35,6 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cold]:
     supervisor.cool()
 
 
-def starts(cold: Cold) -> None:
-    """Wait until something has started, and is held."""
-    pause = threading.Event()
-    while not cold.starts:
-        pause.wait(0.01)
-
-
 def leaves_a_trace(folder: str) -> int:
     Path(folder, f"began_{os.environ['RANK']}").touch()
     return int(os.environ["RANK"])
@@ -51,7 +45,7 @@ def test_a_run_that_has_not_begun_ends_at_once_and_the_next_one_works(cold, tmp_
     settings = {**TWO, "stop_grace_period": STOP_GRACE_PERIOD, "start_method": start_method}
     for how in ("finish", "interrupt", "kill"):
         run = launch(leaves_a_trace, (str(tmp_path),), **settings)
-        starts(cold)
+        until(lambda: cold.starts)
         began = time.monotonic()
         run.request_stop(how)
         with pytest.raises(StoppedError):
@@ -66,7 +60,7 @@ def test_a_run_that_has_not_begun_ends_at_once_and_the_next_one_works(cold, tmp_
 @pytest.mark.slow
 def test_a_session_that_has_not_begun_ends_at_once_and_the_next_one_works(cold):
     def interrupt() -> None:
-        starts(cold)
+        until(lambda: cold.starts)
         os.kill(os.getpid(), signal.SIGINT)
 
     config = resolve({**TWO, "stop_grace_period": STOP_GRACE_PERIOD}, {})
@@ -85,7 +79,7 @@ def test_an_interrupt_ends_the_command_at_once(cold, tmp_path):
     words = [sys.executable, "-m", "accelerate_nb", "launch", "--cpu", "-n", "2"]
     words += ["--grace", str(STOP_GRACE_PERIOD), str(script)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
-        starts(cold)
+        until(lambda: cold.starts)
         began = time.monotonic()
         launched.send_signal(signal.SIGINT)
         out, _ = launched.communicate(timeout=60)

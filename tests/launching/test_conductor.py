@@ -33,6 +33,7 @@ from accelerate_nb.transport import messages
 from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.worker_spec import current_environment, on_interface
 from tests.failures.test_hang_report import waits
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -229,8 +230,7 @@ def test_a_run_ends_and_is_shown_as_the_table_has_it(
     run = Run(conductor, TextFrontEnd(is_command=True))
     run.start()
     for how in scenario.stops:
-        while not (groups and groups[-1].group.begun):
-            time.sleep(0.01)
+        until(lambda: groups and groups[-1].group.begun)
         conductor.request_stop(how)
     error: BaseException | None = None
     try:

@@ -15,6 +15,7 @@ from accelerate_nb import StoppedError, WorkerError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor
 from tests.contracts import functions
 from tests.contracts.places import wait_for_ranks
+from tests.waiting import until
 
 TWO = {"num_processes": 2, "cpu": True, "results": "all"}
 # `INTERRUPTS=100 pytest tests/launching/test_interrupts.py` interrupts a hundred times.
@@ -56,11 +57,10 @@ MOMENTS = {
 
 
 @pytest.mark.timeout(60 + 5 * TIMES)
-def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path, record_property):
+def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path):
     seed = time.time_ns()
     draw = random.Random(seed)
     assert notebook_launcher(joins, **TWO) == [2.0, 2.0]
-    took = []
     for number in range(TIMES):
         moment = list(MOMENTS)[number % len(MOMENTS)]
         folder = tmp_path / str(number)
@@ -72,52 +72,38 @@ def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path, record
         run.request_stop("interrupt")
         with pytest.raises(StoppedError):
             run.wait(60)
-        began = time.monotonic()
         assert notebook_launcher(joins, **TWO) == [2.0, 2.0], f"interrupt {number} ({moment}), seed {seed}"
-        took.append(time.monotonic() - began)
-    record_property("seconds", sorted(took))
-    print(
-        f"launches after an interrupt: median {sorted(took)[TIMES // 2]:.2f} s, longest {max(took):.2f} s, seed {seed}"
-    )
 
 
 # --------------------------------------------------------------------------------------------------------- at once after
 
 IDLE_TIME = 2.0
-LATE = """
-import os, time
-open({folder!r} + "/late", "w").close()
-while not os.path.exists({folder!r} + "/done"):
-    time.sleep(0.01)
-"""
 
 
 @pytest.fixture
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A supervisor that loads a module when it has had nothing to do for a while; that takes until the test is over."""
+    """The file that a module writes which the supervisor loads when it has had nothing to do for a while."""
     supervisor.cool()
-    (tmp_path / "takes_long.py").write_text(LATE.format(folder=str(tmp_path)))
+    (tmp_path / "writes_late.py").write_text(f"open({str(tmp_path / 'late')!r}, 'w').close()")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(supervisor, "_LOADED_WHEN_IDLE", ("takes_long",))
+    monkeypatch.setattr(supervisor, "_LOADED_WHEN_IDLE", ("writes_late",))
     monkeypatch.setattr(supervisor, "_IDLE_BEFORE_LOADING", IDLE_TIME)
-    yield tmp_path
-    (tmp_path / "done").touch()
+    yield tmp_path / "late"
     supervisor.cool()
 
 
 @pytest.mark.slow
-def test_after_a_long_run_the_supervisor_waits_anew_before_it_loads_what_has_time(late):
-    run = launch(functions.waits_stubbornly, (str(late),), stop_grace_period=0.2, **TWO)
-    wait_for_ranks(run, late, 2)
+def test_after_a_long_run_the_supervisor_waits_anew_before_it_loads_what_has_time(late, tmp_path):
+    run = launch(functions.waits_stubbornly, (str(tmp_path),), stop_grace_period=0.2, **TWO)
+    wait_for_ranks(run, tmp_path, 2)
     time.sleep(IDLE_TIME)  # so long it is to be idle, and is not
     run.request_stop("interrupt")
     ended = time.time()
     with pytest.raises(StoppedError):
         run.wait(60)
-    while not (late / "late").exists():
-        time.sleep(0.01)
+    until(late.exists)
     # file systems' clocks are coarse
-    assert (late / "late").stat().st_mtime - ended > IDLE_TIME - 0.1
+    assert late.stat().st_mtime - ended > IDLE_TIME - 0.1
 
 
 class FailsWhileInterrupted(Exception):

@@ -12,6 +12,8 @@ from accelerate_nb.transport import messages
 
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
 GRACE = 2.0
+INTERRUPT_ALL, RELEASE = messages.SignalRanks(INTERRUPT, (0, 1)), messages.ReleaseRanks((0, 1))
+KILL_ALL = [messages.KillGroup(), RELEASE]
 
 
 class ScriptedAgent:
@@ -60,6 +62,9 @@ class ScriptedAgent:
         self.decided = [decision for decision in self.decided if not isinstance(decision, messages.Message)]
         return found
 
+    def is_over(self) -> bool:
+        return self.after(0.0) == [] and self.group.phase == "over"
+
 
 @pytest.fixture
 def agent() -> ScriptedAgent:
@@ -74,36 +79,33 @@ def test_a_group_whose_ranks_return_is_released_and_over_when_their_processes_ha
     agent.state("finished", 0)
     assert agent.after(1000.0) == []
     agent.state("finished", 1)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [RELEASE]
     agent.exits(0, 0)
     assert agent.after(0.0) == []
     assert agent.group.phase == "leaving"
     agent.exits(0, 1)
-    assert agent.after(0.0) == []
-    assert agent.group.phase == "over"
+    assert agent.is_over()
     assert agent.group.states == {0: "finished", 1: "finished"}
 
 
 def test_processes_that_do_not_leave_are_killed(agent: ScriptedAgent) -> None:
     agent.state("finished", 0, 1)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [RELEASE]
     assert agent.after(2.0) == []
     assert agent.after(1.0) == [messages.KillGroup()]
     agent.exits(-KILL, 0, 1, killed=True)
-    assert agent.after(0.0) == []
-    assert agent.group.phase == "over"
+    assert agent.is_over()
 
 
 def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent: ScriptedAgent) -> None:
     agent.failure(0)
     assert agent.after(0.1) == []
-    assert agent.after(0.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.1) == [INTERRUPT_ALL]
     assert agent.after(0.5) == []
-    assert agent.after(0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.2) == KILL_ALL
     agent.exits(1, 0)
     agent.exits(-KILL, 1, killed=True)
-    assert agent.after(0.0) == []
-    assert agent.group.phase == "over"
+    assert agent.is_over()
     assert 1 in agent.group.killed
 
 
@@ -115,8 +117,8 @@ def test_a_kill_from_outside_before_that_of_the_group_stays_one_whenever_it_is_r
         agent.exits(-KILL, 1)
     else:
         agent.failure(0, lost_connection=True)
-    assert agent.after(0.2 if is_before else 1.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
-    assert agent.after(0.7) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.2 if is_before else 1.1) == [INTERRUPT_ALL]
+    assert agent.after(0.7) == KILL_ALL
     if not is_before:
         agent.exits(-KILL, 1)
     agent.exits(-KILL, 0, killed=True)
@@ -128,28 +130,23 @@ def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: 
     agent.failure(1, lost_connection=True)
     assert agent.after(0.9) == []
     agent.failure(0)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [RELEASE]
 
 
 def test_a_process_that_dies_is_a_failure_with_its_exit_code(agent: ScriptedAgent) -> None:
     agent.exits(-int(signal.SIGSEGV), 1)
     assert StateChange(1, "failed", 100.0, "exit code -11") in agent.decided
-    assert agent.after(0.2) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.2) == [INTERRUPT_ALL]
     agent.state("stopped", 0)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [RELEASE]
 
 
 def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAgent) -> None:
     agent.group.stop("kill")
-    assert agent.after(0.0) == [
-        messages.SignalRanks(INTERRUPT, (0, 1)),
-        messages.KillGroup(),
-        messages.ReleaseRanks((0, 1)),
-    ]
+    assert agent.after(0.0) == [INTERRUPT_ALL, *KILL_ALL]
     agent.exits(-KILL, 0, 1, killed=True)
     assert StateChange(0, "stopped", 100.0, "ended with the others") in agent.decided
-    assert agent.after(0.0) == []
-    assert agent.group.phase == "over"
+    assert agent.is_over()
 
 
 @pytest.mark.parametrize("is_repeated", [False, True])
@@ -157,12 +154,12 @@ def test_an_interrupt_gives_the_ranks_their_time_and_then_kills_them_a_second_st
     agent: ScriptedAgent, is_repeated: bool
 ) -> None:
     agent.group.stop("interrupt")
-    assert agent.after(0.0) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.0) == [INTERRUPT_ALL]
     agent.state("stopped", 0)
     assert agent.after(GRACE - 0.1) == []
     if is_repeated:
         agent.group.stop("kill")
-    assert agent.after(0.0 if is_repeated else 0.2) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0 if is_repeated else 0.2) == KILL_ALL
 
 
 @pytest.mark.parametrize("begun", [(), (0,)])
@@ -189,7 +186,7 @@ def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent:
     agent.state("stopped", 0)
     assert agent.after(1000.0) == []
     agent.state("stopped", 1)
-    assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.0) == [RELEASE]
     assert agent.group.stopped_at == "after step 9"
 
 
@@ -198,7 +195,7 @@ def test_a_rank_that_comes_to_no_boundary_is_interrupted(agent: ScriptedAgent, s
     agent.group.stop("finish")
     assert agent.after(0.0) == [messages.ToRank(rank, messages.HoldAtStep(rank, STOP)) for rank in (0, 1)]
     agent.holds(0, steps)
-    assert agent.after(0.0 if steps is None else GRACE + 0.1) == [messages.SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.0 if steps is None else GRACE + 0.1) == [INTERRUPT_ALL]
 
 
 def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
@@ -206,7 +203,7 @@ def test_a_group_whose_time_is_over_is_killed_and_reports_it() -> None:
     agent.state("running", 0, 1)
     assert agent.after(5.0) == []
     assert agent.group.cause is None
-    assert agent.after(0.1) == [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    assert agent.after(0.1) == KILL_ALL
     assert agent.group.cause == "timed_out"
 
 
@@ -217,10 +214,10 @@ def test_lost_agents_end_the_group_at_once(
 ) -> None:
     if have_returned:
         agent.state("finished", 0, 1)
-        assert agent.after(0.0) == [messages.ReleaseRanks((0, 1))]
+        assert agent.after(0.0) == [RELEASE]
     for number, ranks in enumerate(lost, 1):
         agent.report(messages.AgentLost(ranks, f"it ended with code {number}", 100.0))
-    release = [] if have_returned else [messages.KillGroup(), messages.ReleaseRanks((0, 1))]
+    release = [] if have_returned else KILL_ALL
     assert agent.after(0.0) == [*release, messages.KillGroup()]
     assert agent.group.phase == "over"
     assert agent.group.lost == "it ended with code 1"
@@ -239,8 +236,7 @@ def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others(
     agent.state("stopped", 0, 1)
     assert agent.after(0.0) == [messages.ReleaseRanks((0, 1, 2, 3))]
     agent.exits(0, 0, 1)
-    assert agent.after(0.0) == []
-    assert agent.group.phase == "over"
+    assert agent.is_over()
     assert agent.group.lost == "its connection has ended"
 
 

@@ -21,7 +21,6 @@ import psutil
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, runs
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.detached.control import ControlClient, connect
-from accelerate_nb.reports.text_format import aligned
 from accelerate_nb.transport.messages import QueryLiveState
 from tests.launching.detached.trainings import (
     SETTINGS,
@@ -30,6 +29,7 @@ from tests.launching.detached.trainings import (
     host_of,
     launched_elsewhere,
     processes_of,
+    running,
     status,
     steps_of,
     supervisor_of,
@@ -125,23 +125,12 @@ def saves_each_step(kill_at: int, folder: str) -> list[float]:
 
 def the_kernel_is_killed(folder: Path, chance: random.Random) -> None:
     """The run goes on to its end, with all lines and results; no process is left."""
-    launcher, of_run = launched_elsewhere(20, 0.05, folder)
-    _sleep(chance, 2.0)
-    os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.wait()
-    _goes_on_to_its_end(of_run)
+    _goes_on_to_its_end(signal.SIGKILL, folder, chance)
 
 
 def the_kernel_is_suspended(folder: Path, chance: random.Random) -> None:
     """The run goes on to its end, as if nobody had watched it."""
-    launcher, of_run = launched_elsewhere(20, 0.05, folder)
-    _sleep(chance, 2.0)
-    os.killpg(launcher.pid, signal.SIGSTOP)
-    try:
-        _goes_on_to_its_end(of_run)
-    finally:
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+    _goes_on_to_its_end(signal.SIGSTOP, folder, chance)
 
 
 def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
@@ -351,20 +340,27 @@ def _fill(disk: Path) -> None:
 
 
 def _running(folder: Path, chance: random.Random) -> tuple[Any, list[psutil.Process]]:
-    run = launch(trains, (LONG, 0.02, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: min(steps_of(folder)) >= 0), "no first step came"
+    run = running(folder, LONG)
     _sleep(chance, 1.0)
     return run, processes_of(run.folder)
 
 
-def _goes_on_to_its_end(of_run: Path) -> None:
-    processes = processes_of(of_run)
-    run = attach(of_run, panel=False)
-    assert run.wait(60) == [(0, 20), (1, 20)]
-    for rank in (0, 1):
-        written = [f"step {step}" for step in range(20)]
-        assert run.logs(rank).splitlines() == written == [line.text for line in run.view.rank(rank).lines]
-    _is_over(of_run, processes, "finished")
+def _goes_on_to_its_end(number: signal.Signals, folder: Path, chance: random.Random) -> None:
+    """The run of a launcher that gets a signal."""
+    launcher, of_run = launched_elsewhere(20, 0.05, folder)
+    _sleep(chance, 2.0)
+    os.killpg(launcher.pid, number)
+    try:
+        processes = processes_of(of_run)
+        run = attach(of_run, panel=False)
+        assert run.wait(60) == [(0, 20), (1, 20)]
+        for rank in (0, 1):
+            written = [f"step {step}" for step in range(20)]
+            assert run.logs(rank).splitlines() == written == [line.text for line in run.view.rank(rank).lines]
+        _is_over(of_run, processes, "finished")
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
 
 
 def _is_over(of_run: Path, processes: list[psutil.Process], state: str, timeout: float = 10.0) -> None:
@@ -398,11 +394,13 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="the page that gets the table")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
-    rows, failed = [("fault", "right", "of", "seconds each", "first fault found")], 0
-    table = [
-        "| What was done | Rounds | As it should be | What should happen, and did not where the numbers differ |",
-        "|---|---|---|---|",
-    ]
+    failed, table = (
+        0,
+        [
+            "| What was done | Rounds | As it should be | What should happen, and did not where the numbers differ |",
+            "|---|---|---|---|",
+        ],
+    )
     for fault in FAULTS:
         if arguments.only and fault.__name__ not in arguments.only:
             continue
@@ -417,18 +415,11 @@ def main() -> int:
                 for kept in runs(folder):
                     if not kept.is_over:
                         host_of(kept.folder).kill()
-        seconds = (time.monotonic() - began) / arguments.rounds
-        right = arguments.rounds - len(complaints)
-        rows.append(
-            (fault.__name__.replace("_", " "), str(right), str(arguments.rounds), f"{seconds:.1f}", *complaints[:1])
-        )
-        rows[-1] = (*rows[-1], "")[:5]
         what = fault.__name__.replace("_", " ").capitalize()
-        promise = " ".join((fault.__doc__ or "").split())
+        promise, right = " ".join((fault.__doc__ or "").split()), arguments.rounds - len(complaints)
         table.append(f"| {what} | {arguments.rounds} | {right} | {' '.join([promise, *complaints[:1]])} |")
         failed += len(complaints)
-        print(aligned(rows)[-1], flush=True)
-    print("\n" + "\n".join(aligned(rows)))
+        print(table[-1], f"{(time.monotonic() - began) / arguments.rounds:.1f} s each", flush=True)
     if arguments.page is not None:
         before, _, rest = arguments.page.read_text(encoding="utf-8").partition(MARKS[0])
         head = f"Made on {time.strftime('%Y-%m-%d')} with torch {version('torch')} on {os.cpu_count()} cores, by `make chaos ROUNDS={arguments.rounds}`."

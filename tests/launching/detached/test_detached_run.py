@@ -29,6 +29,7 @@ from tests.launching.detached.trainings import (
     host_of,
     launched_elsewhere,
     processes_of,
+    running,
     steps_of,
     trains,
 )
@@ -95,8 +96,8 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert "finished" in repr(runs(folder))
 
 
-def test_an_interrupt_ends_the_wait_and_not_the_run(folder, monkeypatch):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+def test_an_interrupt_ends_the_wait_and_not_the_run(folder):
+    run = running(folder)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt, match="goes on"):
         run.wait()
@@ -132,8 +133,8 @@ def test_a_result_that_an_earlier_version_wrote_is_left_out_with_the_reason(tmp_
 
 
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0] and run.view.rank(1).state == "running")
+    run = running(folder, results="all")
+    assert comes(lambda: run.view.rank(1).state == "running")
     # on the way, a rank is profiled, and a knob of it is changed
     run.profile(steps=2, ranks=[1])
     assert comes(lambda: "scale" in run.view.knobs())
@@ -160,8 +161,7 @@ def adopts_orphans() -> Iterator[None]:
 
 @pytest.mark.usefixtures("adopts_orphans")
 def test_the_run_host_ends_with_the_code_of_a_run_that_can_go_on(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
+    run = running(folder)
     host = host_of(run.folder)
     host.terminate()
     assert os.waitstatus_to_exitcode(os.waitpid(host.pid, 0)[1]) == 75
@@ -183,8 +183,7 @@ def test_a_run_without_steps_whose_folder_is_deleted_stops_and_leaves_nothing(fo
 
 @pytest.mark.slow
 def test_a_run_without_its_lock_is_not_taken_to_be_over_and_ends_by_sigterm(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
+    run = running(folder)
     host, processes = host_of(run.folder), processes_of(run.folder)
     (run.folder / "host.lock").unlink()
     assert comes(lambda: (run.folder / "host.lock").exists() and not runs(folder)[0].is_over)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from accelerate_nb import launch
 from accelerate_nb.events.event_codec import from_line
 from accelerate_nb.events.event_types import StateChange
 
@@ -50,6 +51,13 @@ def writes_lines(count: int) -> int:
     for number in range(count):
         print("line", number, "of a flood")
     return count
+
+
+def running(folder: Path, steps: int = 100_000, pause: float = 0.02, **settings: Any) -> Any:
+    """A run of `trains` whose ranks have made a step."""
+    run = launch(trains, (steps, pause, str(folder)), folder=str(folder), **{**SETTINGS, **settings})
+    assert comes(lambda: min(steps_of(folder)) >= 0), "no first step came"
+    return run
 
 
 _LAUNCHES = """
@@ -132,15 +140,10 @@ def comes(condition: Callable[[], object], timeout: float = 30.0) -> bool:
     return came
 
 
-def steps_of(folder: Path, ranks: int = 2) -> list[int]:
+def steps_of(folder: Path) -> list[int]:
     """The last step of each rank; -1 before the first."""
-    return [int(text) if (text := _text(folder / f"step_{rank}")) else -1 for rank in range(ranks)]
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text()
-    return ""
+    paths = [folder / f"step_{rank}" for rank in (0, 1)]
+    return [int((path.exists() and path.read_text()) or -1) for path in paths]
 
 
 def as_another_user(code: str, *words: str) -> subprocess.CompletedProcess[str]:
