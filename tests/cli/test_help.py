@@ -1,4 +1,4 @@
-"""The command line answers at once, and every command tells what it does."""
+"""The command line answers at once, every command tells what it does, and what goes wrong in any is said in one place."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from accelerate_nb.cli.main import COMMANDS, main
+from tests.processes import python
 
 HEAVY = {"torch", "numpy", "IPython", "nbformat", "rich", "questionary", "yaml", "cloudpickle", "asyncio"}
 # Of CPU time; a machine that does other things too takes longer for the same work. Loading torch alone takes more than that.
@@ -32,9 +33,7 @@ def test_help_takes_under_a_second_of_cpu_time(words: list[str]) -> None:
     "words", [["--help"], ["launch", "--help"], ["export", "--help"], ["config", "--help"]], ids=" ".join
 )
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "accelerate_nb", *words], capture_output=True, text=True, check=True
-    )
+    done = python("-X", "importtime", "-m", "accelerate_nb", *words, check=True)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "accelerate_nb" in imported
     assert imported & HEAVY == set()
@@ -50,3 +49,15 @@ def test_every_command_that_the_help_lists_has_a_help_of_its_own(capsys: pytest.
             main([name, "--help"])
         assert end.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: accelerate-nb {name}")
+
+
+# What Python raises is the same as where torch is not installed.
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from accelerate_nb.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("words", [["estimate-memory", "model.py:Net"], ["merge-weights", "shards", "merged"]])
+def test_what_needs_torch_is_an_error_where_it_is_not_installed(words: list[str]) -> None:
+    done = python("-c", WITHOUT_TORCH, *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("accelerate-nb: This needs torch, which is not installed for ")
+    assert done.stderr.count("\n") == 1

@@ -1,9 +1,6 @@
 """What other packages import of Accelerate's command line is there under the same module paths, and does the same."""
 
-import importlib.util
 import os
-import subprocess
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -11,10 +8,11 @@ import pytest
 import yaml
 from accelerate.commands.config import load_config_from_file as load_theirs
 
-from accelerate_nb.commands.config import default_config_file, load_config_from_file
+from accelerate_nb.commands.config import load_config_from_file
 from accelerate_nb.commands.launch import launch_command, launch_command_parser
 from accelerate_nb.config import hf_files
 from accelerate_nb.errors import ConfigurationError
+from tests.processes import python
 
 CONFIG = {
     "compute_environment": "LOCAL_MACHINE",
@@ -39,7 +37,9 @@ def test_a_configuration_that_is_not_there_is_the_error_that_it_is_under_acceler
 
 
 def test_the_default_file_is_a_text_that_names_where_launches_look() -> None:
-    assert Path(default_config_file) == hf_files.default_path(os.environ)
+    # it is made by the import
+    code = "from accelerate_nb.commands.config import default_config_file as file; print(type(file).__name__, file)"
+    assert python("-c", code, check=True).stdout == f"str {hf_files.default_path(os.environ)}\n"
 
 
 def test_a_launch_by_its_parser_runs_the_script_and_ends_as_it_does(
@@ -77,11 +77,9 @@ env(sys.argv[1])
 
 @pytest.mark.slow
 def test_transformers_reports_its_environment_with_this_package_in_the_place_of_accelerate(tmp_path: Path) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
+    pytest.importorskip("transformers")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
-    words = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, str(path)]
-    output = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    output = python("-c", IN_A_PROCESS_OF_ITS_OWN, path, check=True).stdout
     assert "- mixed_precision: bf16" in output
     assert "- num_processes: 2" in output

@@ -28,8 +28,7 @@ POD = {
 
 
 @pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+def _no_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PJRT_DEVICE", "TPU_NAME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -53,9 +52,8 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_sets(tmp_path):
-    found = request_of(
-        "--tpu", "--config_file", file_of(tmp_path, distributed_type="NO", use_cpu=True, tpu_use_cluster=False)
-    )
+    path = file_of(tmp_path, distributed_type="NO", use_cpu=True, tpu_use_cluster=False)
+    found = request_of("--tpu", "--config_file", path)
     assert (found.config.launching.engine, found.config.launching.cpu) == ("xla", False)
     assert found.on_tpus
     assert not found.is_for_a_pod
@@ -92,10 +90,8 @@ def test_a_function_that_a_file_names_is_called_and_the_flag_wins(tmp_path):
 def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
     words = ["--tpu", "--mixed_precision", "bf16"]
     assert request_of(*words, "--downcast_bf16").variables["XLA_DOWNCAST_BF16"] == "1"
-    assert (
-        request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="yes")).variables["XLA_DOWNCAST_BF16"]
-        == "1"
-    )
+    yes = file_of(tmp_path, downcast_bf16="yes")
+    assert request_of(*words, "--config_file", yes).variables["XLA_DOWNCAST_BF16"] == "1"
     assert request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}
 
 
@@ -143,25 +139,17 @@ def test_what_a_pods_machines_run_requests_what_was_requested_here(tmp_path, cap
 
 def test_a_shell_takes_the_line_apart_as_it_was_written(tmp_path, capsys):
     """A stand-in for gcloud tells what it was called with: no pod is at hand."""
-    gcloud = tmp_path / "bin" / "gcloud"
-    gcloud.parent.mkdir()
-    gcloud.write_text(f"#!{sys.executable}\nimport os, sys\nos.execvp('sh', ['sh', '-c', sys.argv[-1]])\n")
-    gcloud.chmod(0o755)
-    tool = tmp_path / "bin" / "accelerate-nb"
-    tool.write_text(f"#!{sys.executable}\nimport os, sys\nprint([os.environ['A'], *sys.argv[-2:]])\n")
-    tool.chmod(0o755)
+    for name, code in (
+        ("gcloud", "os.execvp('sh', ['sh', '-c', sys.argv[-1]])"),
+        ("accelerate-nb", "print([os.environ['A'], *sys.argv[-2:]])"),
+    ):
+        (tmp_path / name).write_text(f"#!{sys.executable}\nimport os, sys\n{code}\n")
+        (tmp_path / name).chmod(0o755)
     assert main(["launch", "--tpu", "--tpu_name", "mine", "--env", "A=a b$HOME", "train.py", "it's $HOME"]) == 0
     line = capsys.readouterr().out
-    done = subprocess.run(
-        ["sh"],
-        input=line,
-        env={"PATH": f"{gcloud.parent}:/usr/bin:/bin", "HOME": "/"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == f"{['a b$HOME', 'train.py', 'it' + chr(39) + 's $HOME']}\n"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/"}
+    written = subprocess.check_output(["sh"], input=line, env=environment, text=True, timeout=60)
+    assert written == f"{['a b$HOME', 'train.py', 'it' + chr(39) + 's $HOME']}\n"
 
 
 def test_a_notebook_is_launched_on_a_pod_with_its_parameters_behind_it(capsys):
@@ -188,7 +176,7 @@ def test_a_pod_without_a_name_is_an_error(capsys):
         ["--command", "echo one; echo two", "pwd"],
         ["--command", "one", "--command", "two"],
         ["--use_alpha", "--tpu_name", "other", "--tpu_zone", "elsewhere"],
-        ["--command_file", "FILE"],
+        ["--command_file", "setup.sh"],
     ],
     ids=["file", "command", "commands", "other", "command_file"],
 )
@@ -196,8 +184,7 @@ def test_it_runs_what_accelerates_own_command_would(tmp_path, capsys, words):
     from accelerate.commands.tpu import tpu_command_launcher, tpu_command_parser
 
     (tmp_path / "setup.sh").write_text("mkdir data\nls 'a b'\n")
-    arguments = [str(tmp_path / "setup.sh") if word == "FILE" else word for word in words]
-    arguments = ["--config_file", file_of(tmp_path), *arguments, "--debug"]
+    arguments = ["--config_file", file_of(tmp_path), *words, "--debug"]
     tpu_command_launcher(tpu_command_parser().parse_args(arguments))
     theirs = capsys.readouterr().out.removeprefix("Running ").strip()
     line = printed(capsys, "tpu-config", *arguments)

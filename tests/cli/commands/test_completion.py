@@ -1,12 +1,12 @@
 """Real shells complete the commands, their flags and their choices."""
 
-import os
-import pty
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from accelerate_nb.cli.commands.completion import script
@@ -97,24 +97,9 @@ def test_the_persons_own_shell_is_used_where_none_is_named(monkeypatch, capsys):
 
 
 def test_a_terminal_shows_how_to_install_it():
-    controller, terminal = pty.openpty()
-    try:
-        program = [sys.executable, "-m", "accelerate_nb.cli.main", "completion", "bash"]
-        with subprocess.Popen(program, stdout=terminal, stderr=subprocess.PIPE, text=True) as process:
-            os.close(terminal)
-            _read_all(controller)
-            _, error = process.communicate(timeout=60)
-    finally:
-        os.close(controller)
-    assert "source <(accelerate-nb completion bash)" in error
-
-
-def _read_all(terminal: int) -> None:
-    try:
-        while os.read(terminal, 65536):
-            pass
-    except OSError:
-        return  # the terminal has gone with its last program
+    command = f"{shlex.quote(sys.executable)} -m accelerate_nb.cli.main completion bash 2> errors"
+    pexpect.spawn("bash", ["-c", command], timeout=60).expect(pexpect.EOF)
+    assert "source <(accelerate-nb completion bash)" in Path("errors").read_text()
 
 
 def test_an_unknown_shell_is_an_error_that_lists_the_known_ones(capsys):

@@ -27,10 +27,9 @@ DEFAULTS = values(resolve({}, {}))
 UP, DOWN, ENTER, SPACE, CLEAR = "\x1b[A", "\x1b[B", "\r", " ", "\x15"
 
 
-@pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    return tmp_path / "accelerate" / "default_config.yaml"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "home" / "accelerate" / "default_config.yaml"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Runs that outlive their terminal: launched, attached to, stopped and removed from the command line."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from accelerate_nb import runs
 from accelerate_nb.cli.main import main
+from tests.export.making import code, notebook
 
 TWO = ("--cpu", "-n", "2")
 COUNTS = """
@@ -24,14 +25,8 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which one works, with runs and configuration of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
-    monkeypatch.setenv("ACCELERATE_NB_TIMEOUT", "90")
-    Path("counts.py").write_text(COUNTS)
-    return tmp_path
+def _script(folder: Path) -> None:
+    (folder / "counts.py").write_text(COUNTS)
 
 
 def test_a_script_is_attached_to_and_ends_the_command_as_it_ended(capfd):
@@ -65,10 +60,7 @@ def test_an_interrupt_leaves_the_run_alone_and_a_stop_ends_it(capfd):
 
 
 def test_a_notebook_runs_detached_with_its_parameters(capfd):
-    made = nbformat.v4.new_notebook()
-    made.cells = [nbformat.v4.new_code_cell("count = 1"), nbformat.v4.new_code_cell("print('count is', count)")]
-    made.cells[0].metadata["tags"] = ["parameters"]
-    nbformat.write(made, "train.ipynb")
+    notebook(Path("train.ipynb"), code("count = 1", "parameters"), "print('count is', count)")
     assert main(["launch", "train.ipynb", "--detach", *TWO, "--", "--count", "7"]) == 0
     assert main(["runs", "attach"]) == 0
     assert "count is 7" in capfd.readouterr().out
@@ -78,13 +70,11 @@ def test_a_notebook_runs_detached_with_its_parameters(capfd):
 
 def test_runs_are_removed_by_name_by_number_or_by_age(folder, capfd):
     for age, name in ((30, "old"), (2, "newer"), (1, "newest")):
-        made = (
-            folder / "runs" / f"{time.strftime('%Y-%m-%d_%H%M%S', time.localtime(time.time() - 86_400 * age))}_{name}"
-        )
+        started = time.time() - 86_400 * age
+        made = folder / "runs" / f"{time.strftime('%Y-%m-%d_%H%M%S', time.localtime(started))}_{name}"
         made.mkdir(parents=True)
-        (made / "status.json").write_text(
-            f'{{"name": "{name}", "state": "finished", "started": {time.time() - 86_400 * age}, "ranks": 2}}'
-        )
+        facts = {"name": name, "state": "finished", "started": started, "ranks": 2}
+        (made / "status.json").write_text(json.dumps(facts))
     assert main(["runs", "prune"]) != 0
     assert "No run was named" in capfd.readouterr().err
     assert main(["runs", "prune", "--older-than", "7", "--dry-run"]) == 0

@@ -3,11 +3,11 @@
 import json
 import os
 import platform
-import pty
-import subprocess
+import shlex
 import sys
 from importlib.metadata import version
 
+import pexpect
 import psutil
 import pytest
 import torch
@@ -15,6 +15,7 @@ import torch
 from accelerate_nb.cli.commands.env import gather, variables
 from accelerate_nb.cli.main import main
 from accelerate_nb.devices import tpu_info, xla
+from tests.processes import python
 
 KEYS = {
     *("accelerate_nb", "python", "torch", "devices", "machine", "notebook"),
@@ -23,10 +24,9 @@ KEYS = {
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("HF_")]:
+def _nothing_of_the_person(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("HF_") and name != "HF_HOME"]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -66,10 +66,7 @@ def test_the_text_holds_the_same_facts(capsys):
 def test_torch_is_imported_only_where_it_is_requested():
     code = "import sys; from accelerate_nb.cli.main import main; main(['env', *{}]); print('torch' in sys.modules)"
     for words, imported in ((["--json"], "False"), (["--torch", "--json"], "True")):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True, timeout=60
-        )
-        report, _, last = done.stdout.strip().rpartition("\n")
+        report, _, last = python("-c", code.format(words), check=True).stdout.strip().rpartition("\n")
         assert last == imported
         assert ("torch_build" in json.loads(report)) == (imported == "True")
 
@@ -88,19 +85,9 @@ def test_what_may_be_a_secret_is_masked(monkeypatch, capsys, name):
 
 
 def test_only_variables_that_matter_are_reported():
-    environment = {
-        "NCCL_DEBUG": "INFO",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "RANK": "0",
-        "OMP_NUM_THREADS": "2",
-        "EDITOR": "ed",
-    }
-    assert list(variables({**environment, "MY_CUDA": "x", "HFX": "y"})) == [
-        "CUDA_VISIBLE_DEVICES",
-        "NCCL_DEBUG",
-        "OMP_NUM_THREADS",
-        "RANK",
-    ]
+    known = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "RANK"]
+    environment = dict.fromkeys([*reversed(known), "EDITOR", "MY_CUDA", "HFX"], "0")
+    assert list(variables(environment)) == known
 
 
 def test_the_configuration_is_reported_with_where_each_setting_comes_from(tmp_path, monkeypatch, capsys):
@@ -130,7 +117,7 @@ def test_what_may_be_a_secret_in_the_configuration_is_masked(tmp_path, capsys):
 
 
 def test_the_default_file_is_found(tmp_path, capsys):
-    path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    path = tmp_path / "home" / "accelerate" / "default_config.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("folder: " + str(tmp_path / "elsewhere"))
     facts = environment_report(capsys)
@@ -165,24 +152,12 @@ def test_the_notebook_service_is_named(variable, service):
 
 
 def test_a_terminal_gets_headings_that_stand_out():
-    controller, terminal = pty.openpty()
-    with os.fdopen(controller, "rb", buffering=0) as screen:
-        program = [sys.executable, "-m", "accelerate_nb.cli.main", "env"]
-        process = subprocess.Popen(program, stdout=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
-        os.close(terminal)
-        shown = b""
-        while piece := _read(screen):
-            shown += piece
-        assert process.wait(timeout=60) == 0
+    command = f"{shlex.quote(sys.executable)} -m accelerate_nb.cli.main env"
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    shown, code = pexpect.run(command, withexitstatus=True, env=environment, timeout=60)
+    assert code == 0
     assert b"\x1b[1m### torch" in shown
     assert platform.platform().encode() in shown
-
-
-def _read(screen) -> bytes:
-    try:
-        return screen.read(4096)
-    except OSError:  # the terminal has gone with its last program
-        return b""
 
 
 # ---------------------------------------------------------------------------------------------------------------- TPUs

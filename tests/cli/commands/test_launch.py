@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-import nbformat
 import psutil
 import pytest
 
@@ -17,9 +16,13 @@ from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.event_types import Failure
 from tests.cli.launch_requests import read
+from tests.export.making import code, notebook
 from tests.processes import python
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 TWO = ("--cpu", "-n", "2")
+LR = code("lr = 0.1  # how far a step goes", "parameters")
 # Scripts that know no launcher of ours, with what each of two ranks writes.
 PEERS = {
     "torch": (
@@ -125,30 +128,9 @@ while True:
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which one works, with runs and configuration of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
-    monkeypatch.setenv("ACCELERATE_NB_TIMEOUT", "90")
-    return tmp_path
-
-
 def script(text: str, name: str = "script.py") -> str:
     """A script with this text, here."""
     Path(name).write_text(text)
-    return name
-
-
-def notebook(*sources: str, name: str = "train.ipynb", tagged: str = "") -> str:
-    """A notebook with these cells, before them one with the tag `parameters`."""
-    made = nbformat.v4.new_notebook()
-    cells = [nbformat.v4.new_code_cell(source) for source in ([tagged] if tagged else []) + list(sources)]
-    if tagged:
-        cells[0].metadata["tags"] = ["parameters"]
-    made.cells = cells
-    nbformat.write(made, name)
     return name
 
 
@@ -227,7 +209,7 @@ def test_a_signal_to_the_command_leaves_no_process_behind(number, code):
     assert [item for item in alive if item.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_the_standard_input_is_read_and_the_lines_of_one_rank_are_shown(monkeypatch):
+def test_the_standard_input_is_read_and_the_lines_of_one_rank_are_shown():
     reads = "import os, sys; print('read', sys.stdin.read().strip(), 'on', os.environ['RANK'])"
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, "--only-rank", "0", "--quiet", script(reads)]
     done = subprocess.run(words, input="words\n", capture_output=True, text=True, timeout=60, check=True)
@@ -241,16 +223,22 @@ def test_modules_and_programs_run_too(capfd):
     assert lines(capfd.readouterr().out) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
-@pytest.mark.slow
-def test_a_run_that_is_stopped_saves_ends_with_a_code_of_its_own_and_goes_on_when_it_is_run_again(folder):
-    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(GOES_ON)]
+def stopped(text: str, first: str, last: str) -> int:
+    """The exit code of a launch that is stopped once both ranks have written this, and then write that."""
+    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(text)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
-        assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] resumed False\n", "[1] resumed False\n"]
+        assert sorted(launched.stdout.readline() for _ in range(2)) == [f"[0] {first}\n", f"[1] {first}\n"]
         launched.send_signal(signal.SIGTERM)
         out, _ = launched.communicate(timeout=60)
-    assert launched.returncode == 75
-    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert "[0] resumed True" in python(*words[1:], "once", check=True).stdout.splitlines()
+    assert sorted(out.splitlines()) == [f"[0] {last}", f"[1] {last}"]
+    return launched.returncode
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_saves_ends_with_a_code_of_its_own_and_goes_on_when_it_is_run_again():
+    assert stopped(GOES_ON, "resumed False", "saved") == 75
+    again = python("-m", "accelerate_nb", "launch", *TWO, "script.py", "once", check=True)
+    assert "[0] resumed True" in again.stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -265,13 +253,7 @@ def test_a_script_that_dies_is_started_again(capfd):
 
 @pytest.mark.slow
 def test_a_program_that_handles_the_signal_saves_before_it_ends(folder):
-    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(SAVES)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
-        assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
-        launched.send_signal(signal.SIGTERM)
-        out, _ = launched.communicate(timeout=60)
-    assert launched.returncode == 143
-    assert sorted(out.splitlines()) == ["[0] saves", "[1] saves"]
+    assert stopped(SAVES, "ready", "saves") == 143
     assert sorted(path.name for path in folder.glob("saved_*")) == ["saved_0", "saved_1"]
 
 
@@ -288,9 +270,12 @@ def test_a_module_that_is_not_in_its_package_is_named(folder, capfd):
 def test_a_notebook_runs_where_it_lies_with_its_parameters(folder, capfd):
     (folder / "deep").mkdir()
     (folder / "deep" / "beside.py").write_text("HERE = 'beside'")
-    cells = ["import os, sys\nfrom beside import HERE", "print(os.getcwd(), HERE, lr, epochs)", "print(missing[lr])"]
-    name = notebook(*cells, name="deep/train.ipynb", tagged="lr = 0.1  # how far\nepochs = 3")
-    assert main(["launch", name, *TWO, "--", "--lr", "0.5"]) == 1
+    # a rank that fails ends the other, which has to have written its line before
+    written = "open(os.environ['RANK'], 'w').close()\nwhile not os.path.exists('0') or not os.path.exists('1'): pass"
+    prints = f"print(os.getcwd(), HERE, lr, epochs, flush=True)\n{written}"
+    cells = ["import os, sys\nfrom beside import HERE", prints, "print(missing[lr])"]
+    notebook(Path("deep/train.ipynb"), code("lr = 0.1  # how far\nepochs = 3", "parameters"), *cells)
+    assert main(["launch", "deep/train.ipynb", *TWO, "--", "--lr", "0.5"]) == 1
     out, err = capfd.readouterr()
     assert lines(out) == [f"[{rank}] {folder / 'deep'} beside 0.5 3" for rank in range(2)]
     assert "train.ipynb failed" in err
@@ -309,8 +294,8 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(folder, capfd):
     ],
 )
 def test_wrong_parameters_are_reported_before_any_process_starts(words, message, folder, capsys):
-    name = notebook("print(lr)", tagged="lr = 0.1")
-    assert ended(["launch", name, *TWO, *words]) == 2
+    notebook(Path("train.ipynb"), LR, "print(lr)")
+    assert ended(["launch", "train.ipynb", *TWO, *words]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "runs").exists()
 
@@ -320,21 +305,19 @@ def test_a_notebooks_arguments_are_read_by_one_parser(monkeypatch, capsys):
     monkeypatch.setattr(
         CliParser, "__init__", lambda self, *args, **more: made.append(self) or init(self, *args, **more)
     )
-    assert (
-        main(["launch", "-n", "2", notebook("print(lr)", tagged="lr = 0.1"), "--cpu", "--dry-run", "--", "--lr", "1"])
-        == 0
-    )
+    notebook(Path("train.ipynb"), LR, "print(lr)")
+    assert main(["launch", "-n", "2", "train.ipynb", "--cpu", "--dry-run", "--", "--lr", "1"]) == 0
     assert len(made) == 1
     assert "--lr 1" in capsys.readouterr().out
 
 
 def test_the_help_of_a_notebook_lists_its_parameters(capsys):
-    name = notebook("print(lr)", tagged="lr = 0.1  # how far a step goes")
-    assert main(["launch", name, "--help"]) == 0
+    notebook(Path("train.ipynb"), LR, "print(lr)")
+    assert main(["launch", "train.ipynb", "--help"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("usage: accelerate-nb launch")
     assert output.endswith("parameters of train.ipynb, after `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
-    assert main(["launch", notebook("1", name="none.ipynb"), "-h"]) == 0
+    assert main(["launch", str(notebook(Path("none.ipynb"), "1")), "-h"]) == 0
     assert "none.ipynb has no parameters" in capsys.readouterr().out
 
 

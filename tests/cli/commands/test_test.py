@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 
+import psutil
 import pytest
 
 from accelerate_nb.cli.commands import test as command
@@ -16,8 +17,7 @@ CPU = ["test", "--cpu", "-n", "2"]
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -79,17 +79,11 @@ def test_an_interrupt_ends_the_workers(monkeypatch, capsys):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(command, "_show", interrupt_loader)
-    before = children()
+    # the workers are forked by this process itself; a supervisor of other tests may have new spare ones at any time
+    before = {*psutil.Process().children()}
     assert main([*CPU, "--start-method", "fork", "--stop-grace-period", "0"]) == 130
     assert capsys.readouterr().out.endswith("Interrupted. No process of the test is left.\n")
-    assert children() <= before
-
-
-def children() -> set[int]:
-    import psutil
-
-    # the workers were forked by this process itself; a supervisor of other tests may have new spare ones at any time
-    return {item.pid for item in psutil.Process().children()}
+    assert {*psutil.Process().children()} <= before
 
 
 @pytest.mark.parametrize(

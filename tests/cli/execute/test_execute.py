@@ -53,12 +53,6 @@ def printed(cell: Any) -> str:
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Variables for runs and a configuration of its own."""
-    folders = {"HF_HOME": str(folder / "home"), "ACCELERATE_NB_FOLDER": str(folder / "runs")}
-    return {**folders, "ACCELERATE_NB_TIMEOUT": "90"}
-
-
 # ------------------------------------------------------------------------------------------------------- one execution
 
 TRAIN = """
@@ -98,7 +92,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.Comp
     notebook(folder / "work" / "train.ipynb", *CELLS, metadata=metadata)
     words = ["work/train.ipynb", "--execute", "-o", "out.ipynb", "--cpu", "-n", "2"]
     words += ["--", "--lr", "3e-4", "--epochs", "5"]
-    ended = python(*COMMAND[1:], *words, folder=folder, **environment(folder))
+    folders = {"HF_HOME": str(folder / "home"), "ACCELERATE_NB_FOLDER": str(folder / "runs")}
+    ended = python(*COMMAND[1:], *words, folder=folder, **folders, ACCELERATE_NB_TIMEOUT="90")
     assert (folder / "out.ipynb").exists(), ended.stderr
     return nbformat.read(folder / "out.ipynb", as_version=4), ended, folder
 
@@ -182,8 +177,7 @@ def started(folder: Path, *cells: str) -> tuple[subprocess.Popen[str], Path]:
     """A command that executes such a notebook in place."""
     path = notebook(folder / "waits.ipynb", *cells)
     words = [*COMMAND, str(path), "--execute", "--cpu", "-n", "2"]
-    process = subprocess.Popen(words, env={**os.environ, **environment(folder)}, stdout=subprocess.PIPE, text=True)
-    return process, path
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True), path
 
 
 def line_with(process: subprocess.Popen[str], text: str) -> str:
@@ -198,18 +192,18 @@ def gone(pids: list[int]) -> bool:
     return not alive
 
 
+WAITS = """def waits():
+    import os, time
+    print('pid', os.getpid(), flush=True)
+    time.sleep(600)
+from accelerate_nb import notebook_launcher
+print('kernel', os.getpid())
+notebook_launcher(waits, panel='text', stop_grace_period=0.5)"""
+
+
 @pytest.mark.slow
-def test_an_interrupt_ends_the_ranks_and_the_kernel_and_keeps_what_was_executed(tmp_path):
-    waits = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)"
-    launches = (
-        f"def waits():\n    exec({waits!r})\nfrom accelerate_nb import notebook_launcher\nprint('kernel', os.getpid())"
-    )
-    process, path = started(
-        tmp_path,
-        "import os\n6 * 7",
-        f"{launches}\nnotebook_launcher(waits, panel='text', stop_grace_period=0.5)",
-        "print('never')",
-    )
+def test_an_interrupt_ends_the_ranks_and_the_kernel_and_keeps_what_was_executed(folder):
+    process, path = started(folder, "import os\n6 * 7", WAITS, "print('never')")
     pids = [int(line_with(process, "kernel").split()[-1])]
     pids += [int(line_with(process, "pid").split()[-1]) for _ in range(2)]
     process.send_signal(signal.SIGINT)
@@ -222,9 +216,9 @@ def test_an_interrupt_ends_the_ranks_and_the_kernel_and_keeps_what_was_executed(
 
 
 @pytest.mark.slow
-def test_a_second_signal_kills_a_kernel_that_does_not_stop(tmp_path):
+def test_a_second_signal_kills_a_kernel_that_does_not_stop(folder):
     stubborn = "import os, time\nprint('kernel', os.getpid())\nwhile True:\n    try:\n        time.sleep(600)\n"
-    process, path = started(tmp_path, stubborn + "    except KeyboardInterrupt:\n        print('no')")
+    process, path = started(folder, stubborn + "    except KeyboardInterrupt:\n        print('no')")
     kernel = int(line_with(process, "kernel").split()[-1])
     process.send_signal(signal.SIGTERM)
     line_with(process, "no")
@@ -277,8 +271,7 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-def test_settings_reach_the_kernel_as_variables_of_the_same_values(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_settings_reach_the_kernel_as_variables_of_the_same_values(tmp_path):
     settings = {"num_processes": 3, "cpu": True, "folder": "runs", "mixed_precision": "bf16"}
     found = execute.kernel_environment(settings, "file.yaml", "auto", {})
     config = resolve({}, found)
@@ -293,14 +286,12 @@ def test_a_panel_that_was_set_anywhere_stays(tmp_path, monkeypatch):
         "ACCELERATE_NB_CONFIG_FILE": "",
     }
     path = notebook(tmp_path / "a.ipynb")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert execute.request(path).environment == {"ACCELERATE_NB_PANEL": "html"}
     monkeypatch.setenv("ACCELERATE_NB_PANEL", "off")
     assert execute.request(path).environment == {}
 
 
-def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys):
     path = notebook(tmp_path / "a.ipynb", tagged("lr = 1", "parameters"))
     before = path.read_bytes()
     assert main(["launch", str(path), "--execute", "--dry-run", "-n", "2", "--", "--lr", "2"]) == 0
@@ -325,9 +316,7 @@ def test_a_dry_run_prints_and_starts_nothing(tmp_path, capsys, monkeypatch):
         (["export", "a.ipynb", "--execute", "--stdout"], "Name a file with -o"),
     ],
 )
-def test_what_can_not_be_is_refused_before_a_kernel_starts(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+def test_what_can_not_be_is_refused_before_a_kernel_starts(tmp_path, capsys, words, message):
     notebook(tmp_path / "a.ipynb", "1")
     (tmp_path / "a.py").touch()
     (tmp_path / "folder.ipynb").mkdir()

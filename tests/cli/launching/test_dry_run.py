@@ -2,27 +2,23 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pexpect
 import pytest
 
 from accelerate_nb.cli.main import main
+from tests.export.making import code, markdown, notebook
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, in which one works, with runs and configuration of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
+def _script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     # in one write, which another rank's can't cut: print makes several where PYTHONUNBUFFERED is set
-    (tmp_path / "train.py").write_text("import os, sys; sys.stdout.write(f\"{os.environ['RANK']} {sys.argv[1:]}\\n\")")
-    return tmp_path
+    (folder / "train.py").write_text("import os, sys; sys.stdout.write(f\"{os.environ['RANK']} {sys.argv[1:]}\\n\")")
 
 
 def dry_run_output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:
@@ -77,18 +73,12 @@ def test_the_line_for_torchrun_starts_the_same_processes(capsys):
 )
 def test_the_line_for_torchrun_sets_what_was_requested(words, line, capsys):
     parts, _ = dry_run_output(capsys, "--cpu", *words)
-    sh = next(
-        path for path in ("/usr/bin/sh", "/bin/sh") if path in parts["The same with torchrun"][0] or path == "/bin/sh"
-    )
-    assert parts["The same with torchrun"][0].endswith("torchrun " + line.format(sh=sh))
+    assert parts["The same with torchrun"][0].endswith("torchrun " + line.format(sh=shutil.which("sh")))
 
 
 def test_a_notebook_is_reported_with_its_cells_and_parameters(capsys):
-    made = nbformat.v4.new_notebook()
-    made.cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("lr = 0.1")]
-    made.cells += [nbformat.v4.new_code_cell("!pip install nothing\nprint(lr)"), nbformat.v4.new_code_cell("")]
-    made.cells[1].metadata["tags"] = ["parameters"]
-    nbformat.write(made, "train.ipynb")
+    cells = [markdown("# Title"), code("lr = 0.1", "parameters"), "!pip install nothing\nprint(lr)", ""]
+    notebook(Path("train.ipynb"), *cells)
     parts, _ = dry_run_output(capsys, "train.ipynb", "--cpu", "-n", "2", "--", "--lr", "0.5")
     assert parts["What is run"] == [
         "notebook train.ipynb",
@@ -103,9 +93,8 @@ def test_a_notebook_is_reported_with_its_cells_and_parameters(capsys):
 
 
 def test_flags_that_change_nothing_are_reported_with_the_reason(capsys):
-    parts, err = dry_run_output(
-        capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py"
-    )
+    words = ["--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py"]
+    parts, err = dry_run_output(capsys, *words)
     assert parts["Flags that change nothing"] == [
         "--same_network machines meet at the address of node 0, whatever network they are in",
         "--zero_stage it is an option of DeepSpeed, which --use_deepspeed requests",

@@ -14,30 +14,26 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, in which one works."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+def _script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
-    return tmp_path
 
 
-def test_a_dry_run_prints_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--nodes", "2", "--gpus-per-node", "4", "--time", "4:00", "--partition", "main", "--sbatch", "account=lab"]
-    settings = ["--mixed_precision", "bf16", "--folder", str(folder / "my runs"), "--quiet"]
+    settings = ["--mixed_precision", "bf16", "--folder", str(tmp_path / "my runs"), "--quiet"]
     assert main(["launch", "--slurm", "--dry-run", *words, *settings, "train.py", "--lr", "a b"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in ("--nodes=2", "--gpus-per-node=4", "--time=4:00", "--partition=main", "--account=lab", "--no-requeue"):
         assert f"#SBATCH {line}" in lines
     # a quarter of four minutes before the end
     assert "#SBATCH --signal=B:USR1@60" in lines
-    assert f"#SBATCH '--output={folder}/my runs/slurm_%j.log'" in lines
+    assert f"#SBATCH '--output={tmp_path}/my runs/slurm_%j.log'" in lines
     (command,) = (line for line in lines if line.endswith("&"))
     assert command == (
         f"{sys.executable} -m accelerate_nb.cli.main launch --engine slurm --config-file= --mixed-precision bf16 --quiet "
-        f"--folder '{folder}/my runs'/slurm_$SLURM_JOB_ID train.py --lr 'a b' &"
+        f"--folder '{tmp_path}/my runs'/slurm_$SLURM_JOB_ID train.py --lr 'a b' &"
     )
-    assert not (folder / "my runs").exists()
+    assert not (tmp_path / "my runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -83,9 +79,9 @@ def test_without_sbatch_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         submit("#!/bin/bash\n")
 
 
-def test_an_option_of_the_request_holds_over_the_usual_one(folder: Path) -> None:
+def test_an_option_of_the_request_holds_over_the_usual_one(tmp_path: Path) -> None:
     job = SlurmJob(more={"signal": "B:USR1@9"})
-    script = job.script(["python"], ["train.py"], name="train", folder=folder, variables={"KEY": "a b"})
+    script = job.script(["python"], ["train.py"], name="train", folder=tmp_path, variables={"KEY": "a b"})
     assert "--signal=B:USR1@9\n" in script
     assert "USR1@120" not in script
     assert "export KEY='a b'\n" in script
@@ -101,19 +97,19 @@ def test_an_option_of_the_request_holds_over_the_usual_one(folder: Path) -> None
     ],
 )
 def test_the_launch_learns_the_limit_and_the_job_comes_again_where_it_has_saved(
-    folder: Path, number: signal.Signals, code: int, requeue: bool, is_requeued: bool
+    tmp_path: Path, number: signal.Signals, code: int, requeue: bool, is_requeued: bool
 ) -> None:
-    launcher = folder / "launcher.py"
+    launcher = tmp_path / "launcher.py"
     launcher.write_text(
         "import signal, sys\n"
         f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
         "print('ready', flush=True)\nsignal.pause()\n"
     )
-    (folder / "scontrol").write_text('#!/bin/bash\necho "$@"\n')
-    (folder / "scontrol").chmod(0o755)
+    (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
     command = [sys.executable, str(launcher)]
-    script = SlurmJob(requeue=requeue).script(command, ["train.py"], name="train", folder=folder, variables={})
-    environment = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
+    script = SlurmJob(requeue=requeue).script(command, ["train.py"], name="train", folder=tmp_path, variables={})
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     job = subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
