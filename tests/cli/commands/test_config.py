@@ -165,15 +165,8 @@ def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboa
     keyboard(DOWN + ENTER + CLEAR + "train" + ENTER + about_the_pod + bf16 + ENTER * 2 + DOWN + ENTER + ENTER)
     assert main(["config"]) == 0
     content = hf_files.read(path)
-    assert hf_keys.tpus_of(content) == TpusConfig(
-        function="train",
-        downcasts=True,
-        is_pod=True,
-        name="mine",
-        zone="us-central2-b",
-        sudo=True,
-        environment=("A=1", "B=2"),
-    )
+    pod = {"is_pod": True, "name": "mine", "zone": "us-central2-b", "sudo": True, "environment": ("A=1", "B=2")}
+    assert hf_keys.tpus_of(content) == TpusConfig(function="train", downcasts=True, **pod)
     config = resolve({}, {}, content)
     assert (config.launching.engine, config.launching.num_processes) == ("xla", None)
     assert config.training.mixed_precision == "bf16"
@@ -261,9 +254,8 @@ def test_default_writes_a_file_for_this_machine_and_leaves_one_that_is_there(pat
 
 
 def test_update_writes_an_old_file_as_today_and_shows_what_changed(path, capsys):
-    written(
-        path, distributed_type="FSDP", fp16=True, dynamo_backend="INDUCTOR", fsdp_config={"fsdp_version": 2}, timeout=5
-    )
+    fsdp = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    written(path, **fsdp, fp16=True, dynamo_backend="INDUCTOR", timeout=5)
     content = hf_files.read(path)
     assert main(["config", "update"]) == 0
     output = capsys.readouterr().out

@@ -20,9 +20,9 @@ from accelerate_nb.events.run_reader import chosen_of, kept_runs
 from accelerate_nb.notebook.runs import runs
 
 
-def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None, **more):
+def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", number=0, **more):
     """A run of two ranks that a launch has left."""
-    with closing(RunRecorder(parent / (folder or f"2024-01-01_{int(started):06}_{name}"))) as record:
+    with closing(RunRecorder(parent / f"2024-01-01_{number or int(started):06}_{name}")) as record:
         record.event(StateChange(None, "running", started))
         for rank in (0, 1):
             for step in range(10):
@@ -74,21 +74,15 @@ def test_runs_are_compared_by_their_curves_metrics_and_the_settings_that_differ(
 
 def test_a_run_without_a_name_is_named_by_the_arguments_in_which_runs_of_its_function_differ(tmp_path, capsys):
     arguments = {"lr": "0.1", "epochs": "3", "model": "'resnet'", "config": "{'depth': 2}"}
+    others = {**arguments, "lr": "0.30000000000000004", "model": "'vit'"}
     keep(tmp_path, "train", 1.0, function="train", arguments=arguments)
-    keep(
-        tmp_path, "train", 2.0, function="train", arguments={**arguments, "lr": "0.30000000000000004", "model": "'vit'"}
-    )
+    keep(tmp_path, "train", 2.0, function="train", arguments=others)
     keep(tmp_path, "best", 3.0, function="train", arguments=arguments, settings={"name": "best", "tags": "a,b c"})
     keep(tmp_path, "evaluate", 4.0, function="evaluate", arguments={"lr": "7"})
     keep(tmp_path, "train", 0.5)  # of an earlier version
     table = runs(tmp_path)
-    assert [run.name for run in table] == [
-        "evaluate",
-        "best",
-        "train lr=0.3 model=vit",
-        "train lr=0.1 model=resnet",
-        "train",
-    ]
+    names = ["evaluate", "best", "train lr=0.3 model=vit", "train lr=0.1 model=resnet", "train"]
+    assert [run.name for run in table] == names
     head, *rows = [re.split(r"\s{2,}", row) for row in repr(table).splitlines()]
     assert head == ["", "when", "name", "state", "ranks", "time", "tags", "lr", "model"]
     assert rows[1][-3:] == ["a, b c", "0.1", "resnet"]
@@ -106,7 +100,7 @@ def test_a_table_shows_the_newest_runs_in_a_line_each_and_unfolds_the_others(tmp
     now = time.time()
     for number in range(17):
         name = f"run_{number}" + "_long" * number
-        keep(tmp_path, name, now - 60 * number - 5, folder=f"2024-01-01_{number:06}_{name}")
+        keep(tmp_path, name, now - 60 * number - 5, number=number + 1)
     table = runs(tmp_path)
     made = table._repr_html_()
     newest, others = made.split("<details>")
@@ -138,6 +132,11 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_co
     ]
     assert "  01:01  " in out.splitlines()[2]
     assert out.splitlines()[2].endswith("  rank 1 stopped with ValueError: bad batch")
+    # the list for programs holds the same
+    listed = json.loads(runs_command("list", "--json")[1])
+    numbered = [(str(item["number"]), item["name"], item["state"]) for item in listed]
+    assert numbered == [(row[0], row[3], row[5]) for row in rows[1:]]
+    assert all(os.path.isdir(item["folder"]) for item in listed)
 
 
 def test_restarts_are_in_the_list_and_in_the_report(parent, runs_command):
@@ -147,16 +146,6 @@ def test_restarts_are_in_the_list_and_in_the_report(parent, runs_command):
     assert "✔ finished, 1 restart  2" in runs_command()[1]
     assert "restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL" in runs_command("show", "again")[1]
     assert json.loads(runs_command("list", "--json")[1])[0]["restarts"] == 1
-
-
-def test_a_list_for_programs_holds_the_same(runs_command):
-    listed = json.loads(runs_command("list", "--json")[1])
-    assert [(item["number"], item["name"], item["state"]) for item in listed] == [
-        (1, "train", "running"),
-        (2, "evaluate", "failed"),
-        (3, "train", "finished"),
-    ]
-    assert all(os.path.isdir(item["folder"]) for item in listed)
 
 
 def test_the_newest_are_listed_and_all_where_that_is_requested(runs_command, parent):
@@ -223,9 +212,8 @@ def test_a_runs_folder_is_printed_and_is_a_name_of_it_too(runs_command, parent):
 
 
 def test_the_last_lines_of_all_ranks_or_of_one_are_shown(runs_command):
-    assert runs_command("logs")[1].splitlines() == [
-        f"[{rank}] line {number}" for rank in (0, 1) for number in range(10, 30)
-    ]
+    newest = [f"[{rank}] line {number}" for rank in (0, 1) for number in range(10, 30)]
+    assert runs_command("logs")[1].splitlines() == newest
     assert runs_command("logs", "1", "--rank", "1", "--lines", "2")[1] == "line 28\nline 29\n"
 
 
@@ -347,26 +335,18 @@ def test_whatever_is_in_a_run_s_folder_is_shown_without_a_traceback_or_what_acts
         for path, content in whole.items():
             path.write_bytes(content if number == 0 or chance.random() < 0.5 else damaged(chance, content))
         for words in (
-            ["list"],
-            ["list", "--json"],
-            ["show", str(run.folder)],
-            ["logs", str(run.folder)],
-            ["attach", str(run.folder)],
+            *(["list"], ["list", "--json"], ["show", run.folder], ["logs", run.folder], ["attach", run.folder]),
+            *(["compare", run.folder, other], ["show", run.folder, "--html", tmp_path / "page.html"]),
         ):
-            main(["runs", *words, "--folder", str(tmp_path)])
-        main(["runs", "compare", str(run.folder), str(other), "--folder", str(tmp_path)])
-        main(["runs", "show", str(run.folder), "--html", str(tmp_path / "page.html")])
+            main(["runs", *map(str, words), "--folder", str(tmp_path)])
         shown = "".join(capsys.readouterr()) + (tmp_path / "page.html").read_text() + runs(tmp_path)._repr_html_()
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
 
 
 def test_events_that_can_not_be_read_are_counted(parent, runs_command):
     folder = keep(parent, "odd", 4.0)
-    with (folder / "events.jsonl").open("ab") as file:
-        file.write(
-            b'{"type": "metric", "rank": "0", "name": "loss", "value": 1, "step": 1, "time": 1}\n[\n{"type": "of later"}\n'
-        )
-        file.write(
-            b'{"type": "restart", "attempt": 1, "max_restarts": 1, "reason": "", "delay": 1, "time": 1, "ranks": 9e99}\n'
-        )
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"type": "metric", "rank": "0", "name": "loss", "value": 1, "step": 1, "time": 1}\n[\n')
+        restart = '"attempt": 1, "max_restarts": 1, "reason": "", "delay": 1, "time": 1, "ranks": 9e99'
+        file.write(f'{{"type": "of later"}}\n{{"type": "restart", {restart}}}\n')
     assert "4 events of its folder can't be read" in runs_command("show", "odd")[1]
