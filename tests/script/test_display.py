@@ -15,28 +15,10 @@ def _outside_of_notebooks(monkeypatch):
 
 
 VALUES = [
-    1,
-    -2.5,
-    True,
-    "it's",
-    b"x",
-    1j,
-    ...,
-    [1, "a", None],
-    (1,),
-    (),
-    {"a": [1, (2, 3)]},
-    {3, 1, 2},
-    list(range(100)),
-    {"key " * 5: "value " * 9, "other": ["x" * 40, "y" * 40]},
-    "a long text " * 20,
-    "two\nlines",
-    int,
-    len,
-    range(3),
-    collections.Counter("abca"),
-    collections.OrderedDict(a=1),
-    ValueError("x"),
+    *(1, -2.5, True, "it's", b"x", 1j, ...),
+    *([1, "a", None], (1,), (), {"a": [1, (2, 3)]}, {3, 1, 2}, list(range(100))),
+    *({"key " * 5: "value " * 9, "other": ["x" * 40, "y" * 40]}, "a long text " * 20, "two\nlines"),
+    *(int, len, range(3), collections.Counter("abca"), collections.OrderedDict(a=1), ValueError("x")),
 ]
 
 
@@ -54,29 +36,21 @@ def test_a_value_is_shown_and_none_is_not(capsys):
     assert capsys.readouterr().out == "3\n'a'\n"
 
 
-def test_display_shows_each_of_its_objects(capsys):
+def test_display_shows_each_of_its_objects_and_again(capsys):
     assert display(1, "a", metadata={}) is None
     assert capsys.readouterr().out == "1\n'a'\n"
-
-
-def test_what_was_displayed_can_be_shown_again(capsys):
     handle = display("loading", display_id=True)
     handle.update("done")
     assert capsys.readouterr().out == "'loading'\n'done'\n"
 
 
-def test_a_figure_is_a_line_of_text(capsys):
+def test_what_draws_is_its_text_or_a_line_that_names_it(capsys):
+    from IPython.display import HTML, Markdown
     from matplotlib.figure import Figure
 
-    display(Figure(figsize=(2, 1)))
-    assert capsys.readouterr().out == "<Figure size 200x100 with 0 Axes>\n"
-
-
-def test_markdown_and_formulas_are_their_text(capsys):
-    from IPython.display import HTML, Markdown
-
-    display(Markdown("# Title"), HTML("<b>x</b>"))
-    assert capsys.readouterr().out == "# Title\n<IPython.core.display.HTML object>\n"
+    display(Markdown("# Title"), HTML("<b>x</b>"), Figure(figsize=(2, 1)))
+    written = "# Title\n<IPython.core.display.HTML object>\n<Figure size 200x100 with 0 Axes>\n"
+    assert capsys.readouterr().out == written
 
 
 def test_where_something_else_shows_it_does(monkeypatch, capsys):

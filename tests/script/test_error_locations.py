@@ -1,12 +1,11 @@
 """Tracebacks of a script name the notebook's cells and lines."""
 
-import subprocess
 import sys
 from pathlib import Path
 
-from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.script.error_locations import traceback_text
 from tests.export.making import exported
+from tests.processes import python
 
 
 def raised(path: Path) -> str:
@@ -70,26 +69,19 @@ def test_errors_of_this_package_show_none_of_its_lines(tmp_path):
     text = raised(exported(tmp_path, "from accelerate_nb.export.notebook import read\nread('nothing')"))
     assert "accelerate_nb/export" not in text
     assert text.endswith("but there is no such file.\n")
-    assert issubclass(ConfigurationError, Exception)
-
-
-def test_an_error_of_pythons_own_in_this_package_shows_where_it_was_raised(tmp_path):
+    # an error of Python's own shows where it was raised
     text = raised(exported(tmp_path, "from accelerate_nb.export.script import as_script\nas_script(3)"))
     assert "accelerate_nb/export/script.py" in text
     assert "train.ipynb, cell 1, line 2" in text
 
 
-def run(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
-
-
 def test_python_ends_the_script_as_ever(tmp_path):
     path = exported(tmp_path, "import sys\nprint('begun', flush=True)", "what = sys.argv[1]", "exec(what)")
-    failed = run(path.name, "1 / 0", cwd=tmp_path)
+    failed = python(path.name, "1 / 0", folder=tmp_path)
     assert failed.returncode == 1
     assert "  train.ipynb, cell 3, line 1, in <module>\n" in failed.stderr
     assert "train.py" not in failed.stderr
-    assert run(path, "sys.exit(7)").returncode == 7
-    stopped = run(path, "raise KeyboardInterrupt")
+    assert python(path, "sys.exit(7)").returncode == 7
+    stopped = python(path, "raise KeyboardInterrupt")
     assert stopped.returncode in (-2, 130)
     assert "KeyboardInterrupt" in stopped.stderr

@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.export.making import code, exported, script
+from tests.export.making import code, exported
 from tests.processes import TORCHRUN, python
 
 CELLS = [
@@ -82,11 +81,10 @@ WAYS = {
     "torchrun": [*TORCHRUN, "train.py"],
     "launch": ["-m", "accelerate_nb", "launch", "train.ipynb", "--num-processes", "2", "--cpu", "--"],
 }
-WORDS = ["--lr", "0.5", "--epochs", "3"]
+WORDS = ["--lr", "0.5", "--epochs", "3", "--fail", "here"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """What a run left: its exit code, what it wrote, and what it found."""
 
     code: int
@@ -94,21 +92,19 @@ class Ended:
     found: Mapping[str, Any]
 
 
-def run(folder: Path, way: str, *words: str) -> Ended:
-    """The notebook, run in one of the ways with these words."""
-    folder.mkdir(exist_ok=True)
-    made = script(folder, *CELLS)
-    (folder / "train.py").write_text(made.text, encoding="utf-8")
-    done = python(*WAYS[way], *words, folder=folder, limit=100, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true")
-    found = folder / "found.json"
-    return Ended(done.returncode, done.stdout + done.stderr, json.loads(found.read_text()) if found.is_file() else {})
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Each way to run it, once; all of them fail in the last cell."""
-    folder = tmp_path_factory.mktemp("everywhere")
-    return {way: run(folder / way, way, *WORDS, "--fail", "here") for way in WAYS}
+    results = {}
+    for way, words in WAYS.items():
+        folder = tmp_path_factory.mktemp(way)
+        exported(folder, *CELLS)
+        environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        done = python(*words, *WORDS, folder=folder, limit=100, **environment)
+        file = folder / "found.json"
+        found = json.loads(file.read_text()) if file.is_file() else {}
+        results[way] = Ended(done.returncode, done.stdout + done.stderr, found)
+    return results
 
 
 @pytest.mark.slow
@@ -129,7 +125,7 @@ def test_every_way_finds_the_same(ended: dict[str, Ended]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_fails_reports_it_with_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
+def test_an_error_and_a_warning_name_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
     output = ended[way].output
     assert ended[way].code == 1
     assert "  train.ipynb, cell 21, line 3, in <module>" in output
@@ -137,13 +133,7 @@ def test_a_run_that_fails_reports_it_with_notebook_cell_and_line(way: str, ended
     assert not re.search(r'train\.py", line', output)
     # torch writes the rank before each line, and anew with every process group that is made
     assert "[rank1]: [rank1]" not in output
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_warning_names_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
-    assert ended[way].output.count("train.ipynb, cell 20, line 1: UserWarning: it is nearly over") == 1
+    assert output.count("train.ipynb, cell 20, line 1: UserWarning: it is nearly over") == 1
 
 
 @pytest.mark.slow

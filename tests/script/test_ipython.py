@@ -1,7 +1,6 @@
 """Magics that a script has IPython run: in the script's names, and without a trace of a front end."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from IPython.core.getipython import get_ipython
 from accelerate_nb.script import shell
 from accelerate_nb.script.ipython import ScriptShell
 from tests.export.making import exported
+from tests.processes import python
 
 EXTENSION = """
 def load_ipython_extension(shell):
@@ -21,7 +21,7 @@ def load_ipython_extension(shell):
 
 
 def run(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, cwd=path.parent)
+    return python(path, folder=path.parent)
 
 
 def test_magics_of_an_extension_run_with_the_scripts_names(tmp_path: Path) -> None:
@@ -62,13 +62,6 @@ def test_an_error_in_a_file_ends_the_script_and_names_the_cell(tmp_path: Path) -
     ]
 
 
-def test_a_magic_that_nobody_knows_fails_with_its_cell(tmp_path: Path) -> None:
-    done = run(exported(tmp_path, "x = 1", "%sql select {x}"))
-    assert done.returncode == 1
-    assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr
-    assert "Line magic function `%sql` not found" in done.stderr
-
-
 def test_a_script_loads_ipython_for_such_magics_only(tmp_path: Path) -> None:
     ours = "!true\n%matplotlib inline\nimport sys\n'IPython' in sys.modules"
     assert run(exported(tmp_path, ours)).stdout == "False\n"
@@ -106,7 +99,11 @@ def test_libraries_find_the_shell_while_a_magic_runs_only() -> None:
         called("line('no_such_magic', '')", names)
 
 
-def test_an_error_below_a_magic_names_the_cell_and_the_line(tmp_path: Path) -> None:
+def test_an_error_of_or_below_a_magic_names_the_cell_and_the_line(tmp_path: Path) -> None:
+    done = run(exported(tmp_path, "x = 1", "%sql select {x}"))
+    assert done.returncode == 1
+    assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr
+    assert "Line magic function `%sql` not found" in done.stderr
     done = run(exported(tmp_path, "x = 0", "\n%%capture\n%%time\ny = 1\n# why\nz = [1,\n  y / x]", "print('never')"))
     assert done.returncode == 1
     frames = [line for line in done.stderr.splitlines() if line.startswith("  ") and not line.startswith("    ")]

@@ -41,6 +41,8 @@ def as_script(text: str, name: str = "__main__") -> None:
 
 
 def test_a_launched_process_receives_what_nobody_else_set(launched: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="mixed_precision"):
+        as_script("begin(__file__, mixed_precision='bf17')")
     launched.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")
     as_script("begin(__file__, cpu=True, mixed_precision='bf16', gradient_accumulation_steps=4)")
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
@@ -61,11 +63,6 @@ def test_another_number_of_processes_is_reported_once(
     launched.setenv("RANK", "1")
     as_script("begin(__file__, num_processes=4)")
     assert capsys.readouterr().err == ""
-
-
-def test_a_setting_that_can_t_be_is_reported(launched: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="mixed_precision"):
-        as_script("begin(__file__, mixed_precision='bf17')")
 
 
 @pytest.mark.parametrize("name", ["__mp_main__", "train"])
@@ -95,11 +92,7 @@ begin(__file__, **{SETTINGS})
 raise SystemExit("not reached")
 """
 # What stands in for Python: it tells how it was called, and ends with a code of its own.
-TELLING = """#!/bin/sh
-echo $$
-for word; do echo "$word"; done
-exit 7
-"""
+TELLING = '#!/bin/sh\necho $$\nfor word; do echo "$word"; done\nexit 7\n'
 
 
 def test_plain_python_becomes_the_launch_with_its_flags_and_ends_with_its_code(tmp_path: Path) -> None:
@@ -107,13 +100,8 @@ def test_plain_python_becomes_the_launch_with_its_flags_and_ends_with_its_code(t
     (tmp_path / "telling").write_text(TELLING)
     (tmp_path / "telling").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in PLACE}
-    with subprocess.Popen(
-        [sys.executable, "-O", "-W", "ignore", "-X", "dev", "train.py", "--epochs", "3"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words = [sys.executable, "-O", "-W", "ignore", "-X", "dev", "train.py", "--epochs", "3"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         out, _ = process.communicate(timeout=60)
     first, pid, *words = out.splitlines()
     assert process.returncode == 7
@@ -140,9 +128,8 @@ def test_a_notebook_that_runs_the_script_keeps_its_kernel(monkeypatch: pytest.Mo
 
 def on_two_ranks(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
     """A notebook's script under torchrun."""
-    path = exported(folder, *cells)
-    variables = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    return python(*TORCHRUN, "--redirects", "0", path.name, folder=folder, **variables)
+    words = [*TORCHRUN, "--redirects", "0", exported(folder, *cells)]
+    return python(*words, folder=folder, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
 
 
 CELLS = [
@@ -180,11 +167,8 @@ def test_the_notebook_and_the_ranks_have_names_of_their_own_and_give_each_other_
 
 @pytest.mark.slow
 def test_a_cell_that_fails_on_one_rank_names_itself_and_ends_the_script(tmp_path: Path) -> None:
-    cells = [
-        "%%accelerate -n 2\n\nif rank == 1:\n    1 / 0\naccelerator.wait_for_everyone()",
-        "print('never')\n%accelerate push x",
-    ]
-    done = on_two_ranks(tmp_path, "x = 1", *cells)
+    cell = "%%accelerate -n 2\n\nif rank == 1:\n    1 / 0\naccelerator.wait_for_everyone()"
+    done = on_two_ranks(tmp_path, "x = 1", cell, "print('never')\n%accelerate push x")
     assert done.returncode == 1
     assert "train.ipynb, cell 2, line 4, in <module>" in done.stderr
     assert "ZeroDivisionError" in done.stderr

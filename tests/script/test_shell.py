@@ -2,12 +2,13 @@
 
 import os
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from accelerate_nb.script import commands, shell
+from tests.processes import python
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "TORCHELASTIC_RUN_ID": "test"}
 
@@ -21,28 +22,9 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def on_ranks(code: str, *, ranks: int = 3, **more: str) -> list[subprocess.CompletedProcess[str]]:
     """The same file in processes that a launcher started beside each other."""
     Path("script.py").write_text(f"import os, sys\nfrom accelerate_nb.script import shell as nb_shell\n{code}\n")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "script.py"],
-            env={
-                **os.environ,
-                **LAUNCHED,
-                "TMPDIR": os.getcwd(),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "LOCAL_RANK": str(rank),
-                **more,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=60) for process in processes]
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, out, err)
-        for process, (out, err) in zip(processes, outputs, strict=True)
-    ]
+    variables = {**LAUNCHED, "TMPDIR": os.getcwd(), "LOCAL_WORLD_SIZE": str(ranks), **more}
+    with ThreadPoolExecutor(ranks) as pool:
+        return [*pool.map(lambda rank: python("script.py", **variables, LOCAL_RANK=str(rank)), range(ranks))]
 
 
 def test_a_command_runs_once_on_a_machine_and_everybody_waits_for_its_end() -> None:
@@ -100,9 +82,9 @@ def test_nobody_waits_for_a_process_that_is_gone() -> None:
 def test_another_attempt_runs_the_command_again() -> None:
     # rank 1 is never there, so what the first attempt left behind stays
     for attempt in ("0", "1"):
-        env = {**os.environ, **LAUNCHED, "TMPDIR": os.getcwd(), "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        code = "from accelerate_nb.script.shell import run\nrun('echo once >> lines')"
-        subprocess.run([sys.executable, "-c", code], env={**env, "TORCHELASTIC_RESTART_COUNT": attempt}, check=True)
+        more = {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": attempt}
+        (done,) = on_ranks("nb_shell.run('echo once >> lines')", ranks=1, **more)
+        assert done.returncode == 0
     assert Path("lines").read_text() == "once\n" * 2
 
 

@@ -1,12 +1,11 @@
 """What is awaited outside of functions runs on one loop, to the end of the script."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 
 from accelerate_nb.script.top_level_await import wait
+from tests.processes import python
 
 
 def test_tasks_of_one_cell_go_on_while_a_later_one_waits():
@@ -46,5 +45,5 @@ async def cell():
 wait(cell())
 print("the end")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    done = python("-W", "error", "-c", program)
     assert (done.stdout, done.stderr, done.returncode) == ("the end\ncancelled\n", "", 0)
