@@ -68,11 +68,10 @@ def refuse_recurrent(model: Module, requested: str) -> None:
         if any(_RECURRENT.search(base.__name__) for base in type(layer).__mro__):
             found.setdefault(type(layer).__name__, f"{type(layer).__name__} ({name or 'the model itself'})")
     if found:
-        setting = requested.partition("=")[0]
         raise ConfigurationError(
             f"{requested} was requested for {type(model).__name__}, which has recurrent layers: {', '.join(found.values())}. Their state "
             "goes along the sequence, and each process would begin it anew in its part, which gives wrong gradients. Take a model of "
-            f"attention layers, or leave {setting} out."
+            f"attention layers, or leave {requested.partition('=')[0]} out."
         )
 
 
@@ -159,28 +158,15 @@ def _attend(
 
 
 def _gradients(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    logsumexp: Tensor,
-    kept: Sequence[Any],
-    *,
-    is_causal: bool,
-    scale: float | None,
+    tensors: Sequence[Tensor], kept: Sequence[Any], *, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values; `output` and `logsumexp` are those of attention to all keys."""
+    """The gradients of queries, keys and values; `tensors` are the output's gradient, these, output and log-sum-exp over all keys."""
     found: tuple[Tensor, Tensor, Tensor]
-    if query.device.type == "cpu":
-        found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, query, key, value, output, logsumexp, 0.0, is_causal, scale=scale
-        )
+    if tensors[0].device.type == "cpu":
+        found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, is_causal, scale=scale)
         return found
     lengths, random = kept[:4], kept[4:]
-    found = _ops._scaled_dot_product_flash_attention_backward(
-        gradient, query, key, value, output, logsumexp, *lengths, 0.0, is_causal, *random, scale=scale
-    )
+    found = _ops._scaled_dot_product_flash_attention_backward(*tensors, *lengths, 0.0, is_causal, *random, scale=scale)
     return found
 
 
@@ -194,13 +180,6 @@ class Ring:
     ranks: Sequence[int]
     rank: int
     gathers: bool
-
-    def attention(
-        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None = None
-    ) -> Tensor:
-        """The output for this process's queries; all are of shape (batch, heads, length of a part, width)."""
-        output: Tensor = _Attention.apply(query, key, value, self, is_causal, scale)  # type: ignore[no-untyped-call]
-        return output
 
     def blocks(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Each process's keys, which may be stacked with values, with its index, beginning with this process's."""
@@ -241,6 +220,8 @@ def _needed(rank: int, source: int, length: int, *, is_causal: bool) -> tuple[sl
 
 
 class _Attention(torch.autograd.Function):
+    """The output for this process's queries; all are of shape (batch, heads, length of a part, width)."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring, is_causal: bool, scale: float | None
@@ -276,9 +257,8 @@ class _Attention(torch.autograd.Function):
                 tensor[:, :, queries].contiguous() for tensor in (gradient, query, output, logsumexp)
             )
             key, value = block[:, :, :, of_block].unbind()
-            of_queries, *found = _gradients(
-                *(given, own, key, value, attended, exponents, of_kernel), is_causal=causal, scale=ctx.scale
-            )
+            tensors = (given, own, key, value, attended, exponents)
+            of_queries, *found = _gradients(tensors, of_kernel, is_causal=causal, scale=ctx.scale)
             of_query[:, :, queries] += of_queries
             of_keys[source][:, :, :, of_block] = torch.stack(found).float()
         of_key, of_value = ring.to_owners(of_keys).to(keys.dtype).unbind()
@@ -378,7 +358,8 @@ class ContextParallel:
                 f"The model's attention leaves out {dropout_p:.0%} of its weights, which ring attention can't. Set its attention dropout "
                 "to 0, or pass TorchContextParallelConfig(attention='heads')."
             )
-        return self._ring.attention(query, key, value, is_causal=is_causal, scale=scale)
+        output: Tensor = _Attention.apply(query, key, value, self._ring, is_causal, scale)  # type: ignore[no-untyped-call]
+        return output
 
     def _whole(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Attention of whole sequences, as torch has it."""
@@ -421,10 +402,8 @@ class ContextParallel:
 
     def _complete_arguments(self, _model: Module, arguments: Any, keywords: dict[str, Any]) -> Any:
         """Positions in the whole sequence, and labels that are shifted over the ends of parts, where a call leaves them out."""
-        inputs = next(
-            (keywords[name] for name in ("input_ids", "inputs_embeds") if keywords.get(name) is not None), None
-        )
-        inputs = arguments[0] if inputs is None and arguments else inputs
+        given = (keywords.get("input_ids"), keywords.get("inputs_embeds"), *arguments[:1])
+        inputs = next((value for value in given if value is not None), None)
         keywords = dict(keywords)
         if isinstance(inputs, Tensor) and keywords.get("position_ids") is None:
             part = self.batches.part
@@ -450,12 +429,11 @@ class ContextParallel:
             raise ConfigurationError(
                 f"{len(buffers)} buffers were passed with {len(dims)} dimensions. Pass one in buffer_seq_dims for each."
             )
-        whole = [tensor for tensor in buffers if not self.batches.is_part(tensor)]
-        former = [(tensor, tensor.clone()) for tensor in whole if not any(tensor is other for other in kept)]
-        for tensor, dim in zip(buffers, dims, strict=True):
-            if any(tensor is other for other in whole):
-                part = self.batches.part.cut(tensor, dim).clone()
-                tensor.resize_(part.shape).copy_(part)
+        whole = [(tensor, dim) for tensor, dim in zip(buffers, dims, strict=True) if not self.batches.is_part(tensor)]
+        former = [(tensor, tensor.clone()) for tensor, _ in whole if not any(tensor is other for other in kept)]
+        for tensor, dim in whole:
+            part = self.batches.part.cut(tensor, dim).clone()
+            tensor.resize_(part.shape).copy_(part)
         self._depth += 1
         try:
             yield

@@ -138,10 +138,9 @@ def split_dimensions(model: Module) -> dict[str, int]:
         return found
     for name, style in styles.items():
         layer, made = model.get_submodule(name), _style(name, style)
-        if not isinstance(layer, (Linear, Embedding)) or not isinstance(made, (ColwiseParallel, RowwiseParallel)):
+        if (split := _split_dimension(layer, made)) is None:
             continue
-        is_first = isinstance(made, ColwiseParallel) == isinstance(layer, Linear)
-        found[f"{name}.weight"] = 0 if is_first else 1
+        found[f"{name}.weight"] = split[0]
         if isinstance(made, ColwiseParallel) and getattr(layer, "bias", None) is not None:
             found[f"{name}.bias"] = 0
     return found
@@ -172,10 +171,10 @@ def _styles(model: Module, given: Mapping[str, Any] | None, size: int) -> dict[s
 
 
 def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, weights: InitialWeights) -> None:
-    size, width = mesh.size(), _width(layer, style)
-    if width is not None and width % size:
+    size, split = mesh.size(), _split_dimension(layer, style)
+    if split is not None and split[1] % size:
         raise ConfigurationError(
-            f"tp={size} was requested, but it does not divide the width {width} of {name}. Take another degree, or leave the layer "
+            f"tp={size} was requested, but it does not divide the width {split[1]} of {name}. Take another degree, or leave the layer "
             "out of the plan."
         )
     learns = {part: weight.requires_grad for part, weight in layer.named_parameters()}
@@ -192,13 +191,12 @@ def _placed_as(placements: Sequence[Placement], gradient: DTensor) -> DTensor:
     return gradient.redistribute(placements=placements)
 
 
-def _width(layer: Module, style: ParallelStyle) -> int | None:
-    """The width that a way splits of a layer, where that is known."""
-    if isinstance(layer, Linear) and isinstance(style, (ColwiseParallel, RowwiseParallel)):
-        return layer.out_features if isinstance(style, ColwiseParallel) else layer.in_features
-    if isinstance(layer, Embedding) and isinstance(style, (ColwiseParallel, RowwiseParallel)):
-        return layer.embedding_dim if isinstance(style, ColwiseParallel) else layer.num_embeddings
-    return None
+def _split_dimension(layer: Module, style: ParallelStyle) -> tuple[int, int] | None:
+    """The dimension along which a way splits a layer's weight, and its width there, where they are known."""
+    if not isinstance(layer, (Linear, Embedding)) or not isinstance(style, (ColwiseParallel, RowwiseParallel)):
+        return None
+    dim = 0 if isinstance(style, ColwiseParallel) == isinstance(layer, Linear) else 1
+    return dim, layer.weight.shape[dim]
 
 
 def _style(pattern: str, style: Any) -> ParallelStyle:

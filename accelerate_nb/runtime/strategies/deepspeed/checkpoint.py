@@ -138,18 +138,12 @@ def _load(world: World, folder: Path, index: int, engine: Any, options: Mapping[
         raise CheckpointError(
             f"{folder / tag} holds no states of a model, and {_EXPECTED} was expected there. Load another checkpoint."
         )
-    saved_by = int(weights["dp_world_size"])
-    is_otherwise = engine.zero_optimization() and saved_by != engine.seq_dp_world_size
+    is_otherwise = engine.zero_optimization() and int(weights["dp_world_size"]) != engine.seq_dp_world_size
 
     def receive(content: dict[Path, Any]) -> None:
         if is_otherwise:
-            with _converted(world, folder, tag) as other, _collecting(engine):
-                config = engine._config
-                before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
-                try:
-                    engine.load_checkpoint(str(other), tag, **options)
-                finally:
-                    config.load_universal_checkpoint = before
+            with _converted(world, folder, tag, engine._config) as other, _collecting(engine):
+                engine.load_checkpoint(str(other), tag, **options)
         else:
             with _collecting(engine, content):
                 engine.load_checkpoint(str(folder), tag, **options)
@@ -181,16 +175,18 @@ _harmless = shared_setting(_known)
 
 
 @contextmanager
-def _converted(world: World, folder: Path, tag: str) -> Iterator[Path]:
-    """A folder beside `folder` with its engine in the universal form, until the block ends; all processes enter it."""
+def _converted(world: World, folder: Path, tag: str, config: Any) -> Iterator[Path]:
+    """A folder beside `folder` with its engine in the universal form, as which it is loaded in the block; all processes enter it."""
     other = folder.with_name(f".{folder.name}.universal")
     complaint = _convert(folder / tag, other / tag) if world.is_main else None
+    before, config.load_universal_checkpoint = config.load_universal_checkpoint, True
     try:
         complaint = next((text for text in gather_object([complaint]) if text is not None), None)
         if complaint is not None:
             raise CheckpointError(complaint)
         yield other
     finally:
+        config.load_universal_checkpoint = before
         world.barrier()
         if world.is_main:
             shutil.rmtree(other, ignore_errors=True)

@@ -1,7 +1,6 @@
 """The settings of DeepSpeed under Accelerate's names: its plugin, and DeepSpeed's own configuration, read by dotted keys."""
 
 import base64
-import binascii
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +102,7 @@ def _read(source: Any) -> dict[str, Any]:
     with suppress(ValueError):
         found = parse_json(text)
     if found is None:
-        with suppress(ValueError, binascii.Error):
+        with suppress(ValueError):
             found = parse_json(base64.urlsafe_b64decode(text).decode("utf-8"))
     if not isinstance(found, dict):
         raise ConfigurationError(
@@ -147,12 +146,9 @@ class DeepSpeedPlugin(deepspeed.DeepSpeedOptions):
             self.msamp_opt_level = os.environ.get("ACCELERATE_FP8_OPT_LEVEL", "O1")
         given = self.hf_ds_config
         # transformers' own has the methods of Accelerate's
-        if (
-            hasattr(given, "find_config_node")
-            or isinstance(given, dict)
-            or (isinstance(given, str) and given != "none")
-        ):
-            self.hf_ds_config = given if hasattr(given, "find_config_node") else HfDeepSpeedConfig(given)
+        is_read = hasattr(given, "find_config_node")
+        if is_read or isinstance(given, dict) or (isinstance(given, str) and given != "none"):
+            self.hf_ds_config = given if is_read else HfDeepSpeedConfig(given)
             self._complete_configuration()
         else:
             self.hf_ds_config = HfDeepSpeedConfig(self._own_configuration())

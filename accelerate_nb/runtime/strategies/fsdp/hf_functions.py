@@ -62,15 +62,12 @@ def load_fsdp_model(
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     parts = named_states.model_folder(model_index)
     if _parts(fsdp_plugin) and not use_dcp:
-        path, expected = (
+        loaded = _own_part(
             Path(input_dir, _process_file(accelerator, parts)),
             f"this process's part of model {model_index}",
+            sharded,
+            lambda state: sharded.load_state_dict(state, strict=not adapter_only),
         )
-
-        def receive(loaded: Mapping[str, Any]) -> None:
-            sharded.load_state_dict(loaded, strict=not adapter_only)
-
-        loaded = LoadedFile(path, expected, _own_part(path, expected, sharded.state_dict().values()), receive)
     else:
         loaded = named_states.load_model(_above(input_dir, parts), model_index, sharded, learning_only=adapter_only)
     loaded.give()
@@ -115,11 +112,11 @@ def load_fsdp_optimizer(
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
     parts = named_states.optimizer_folder(optimizer_index)
     if _parts(fsdp_plugin) and not use_dcp:
-        path = Path(input_dir, _process_file(accelerator, parts))
-        expected = f"this process's part of the state of optimizer {optimizer_index}"
-        part = _own_part(path, expected, models[0].state_dict().values())
-        loaded = LoadedFile(
-            path, expected, part, lambda state: named_states.set_optimizer_state(optimizer, models, state)
+        loaded = _own_part(
+            Path(input_dir, _process_file(accelerator, parts)),
+            f"this process's part of the state of optimizer {optimizer_index}",
+            models[0],
+            lambda state: named_states.set_optimizer_state(optimizer, models, state),
         )
     else:
         loaded = named_states.load_optimizer(_above(input_dir, parts), optimizer_index, optimizer, models)
@@ -132,12 +129,13 @@ def _process_file(accelerator: Any, stem: str) -> str:
     return f"{stem}_rank{accelerator.process_index}.bin"
 
 
-def _own_part(path: Path, expected: str, like: Any) -> Any:
-    """What a process wrote of its own part, on the mesh of the state that it is for, which may have been named otherwise."""
+def _own_part(path: Path, expected: str, model: Module, receive: Callable[[Any], Any]) -> LoadedFile:
+    """What a process wrote of its own part, on the mesh of the model that it is for, which may have been named otherwise."""
     # torch knows tensors of a mesh as data once their module is there
     from torch.distributed.tensor import DTensor
 
-    meshes = {value.device_mesh.ndim: value.device_mesh for value in like if isinstance(value, DTensor)}
+    values = model.state_dict().values()
+    meshes = {value.device_mesh.ndim: value.device_mesh for value in values if isinstance(value, DTensor)}
 
     def on_mesh(value: Any) -> Any:
         mesh = meshes.get(value.device_mesh.ndim) if isinstance(value, DTensor) else None
@@ -148,7 +146,7 @@ def _own_part(path: Path, expected: str, like: Any) -> Any:
             local, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
         )
 
-    return tree_map(on_mesh, read(path, expected))
+    return LoadedFile(path, expected, tree_map(on_mesh, read(path, expected)), receive)
 
 
 def _parts(plugin: FullyShardedDataParallelPlugin) -> bool:

@@ -191,10 +191,7 @@ class StageRanks:
         dist.broadcast_object_list(held, self.ranks[-1], group=self.group)
         if dist.get_rank() != self.ranks[-1]:
             output = tree_map(
-                lambda leaf: (
-                    torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device) if isinstance(leaf, Tensor) else leaf
-                ),
-                held[0],
+                lambda leaf: torch.empty_like(leaf, device=self.device) if isinstance(leaf, Tensor) else leaf, held[0]
             )
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor):
@@ -314,8 +311,6 @@ class PipelinedModel(ModelWrapper):
             self._runs = {key: ScheduledRun(self.schedule, self.stages, self.ranks.group, self.ranks.device, parts)}
         with self.shared.added():
             self._runs[key].step(parts, loss_of_part)
-        last = self.staged.count - 1
-        total = torch.stack(losses).mean() if losses else torch.zeros((), device=self.ranks.device)
-        total = total.float()
-        self.ranks.broadcast(total, last)
+        total = torch.stack(losses).mean().float() if losses else torch.zeros((), device=self.ranks.device)
+        self.ranks.broadcast(total, self.staged.count - 1)
         return total

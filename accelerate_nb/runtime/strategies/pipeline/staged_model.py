@@ -83,10 +83,6 @@ class OutputShape:
     leaves: Sequence[Any]
     structure: TreeSpec
 
-    @classmethod
-    def of(cls, output: Any) -> OutputShape:
-        return cls(*tree_flatten(output))
-
     @property
     def tensors(self) -> list[AbsentTensor]:
         """The tensors that a stage sends."""
@@ -152,7 +148,14 @@ class StagedModel:
 
     def key(self, inputs: Inputs) -> Any:
         """The same for inputs of the same shapes, in the same mode."""
-        return _key(inputs), self.model.training
+        leaves, structure = tree_flatten(inputs)
+        shapes = [
+            (tuple(leaf.shape), leaf.dtype)
+            if isinstance(leaf, Tensor)
+            else (leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf))
+            for leaf in leaves
+        ]
+        return str(structure), tuple(shapes), self.model.training
 
     def compute(self, stage: int, inputs: Inputs, received: Sequence[Tensor] = ()) -> Any:
         """The model's output, from the last stage; from another one the tensors for the next."""
@@ -160,7 +163,7 @@ class StagedModel:
         output = self._run_model(run, inputs)
         if stage < self.count - 1:
             # the tensors of the last layer's output, in the dtypes that the next stage expects
-            tensors = [leaf for leaf in tree_flatten(run.sent)[0] if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in tree_leaves(run.sent) if isinstance(leaf, Tensor)]
             shapes = run.shapes[self._last[stage]].tensors
             return [tensor.to(shape.dtype).contiguous() for tensor, shape in zip(tensors, shapes, strict=True)]
         if absent_in(output):
@@ -217,7 +220,7 @@ class _ShapeRun:
             ),
             output,
         )
-        self.found[index] = OutputShape.of(output)
+        self.found[index] = OutputShape(*tree_flatten(output))
         return output
 
     def _check(self, layer: Layer, taken: Collection[int]) -> None:
@@ -319,14 +322,3 @@ def _without_numbers(module: Module, device: torch.device) -> Module:
     }
     twin: Module = deepcopy(module, memo)
     return twin
-
-
-def _key(inputs: Inputs) -> Any:
-    leaves, structure = tree_flatten(inputs)
-    shapes = [
-        (tuple(leaf.shape), leaf.dtype)
-        if isinstance(leaf, Tensor)
-        else (leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf))
-        for leaf in leaves
-    ]
-    return str(structure), tuple(shapes)
